@@ -1,0 +1,245 @@
+"""MemoryBank: (feature, label) rows, exact nearest-neighbor search, and changes as values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adanpc.core.eviction import POLICIES, Eviction
+from adanpc.core.types import Append, Change, Neighbors, Origin, Veto
+from adanpc.errors import AdaNPCError, LabelError, RowError
+from adanpc.index import ExactIndex, check_features, unit
+from adanpc.index.grid import Columns, encode
+
+FREE, ACTIVE, VETOED = 0, 1, 2
+COLUMNS = {
+    "id": torch.int64,
+    "label": torch.int64,
+    "domain": torch.int64,
+    "key": torch.int64,
+    "confidence": torch.float32,
+    "origin": torch.uint8,
+    "state": torch.uint8,
+}
+
+
+class MemoryBank:
+    """Unit rows with labels, searched exactly and changed only by ``apply``.
+
+    Args:
+        dim: length of a feature vector.
+        classes: number of classes; labels are 0 … classes - 1.
+        storage: ``float32``; ``float16``, half the memory; or ``int8``, the memory of float16 and the fastest search:
+            one byte a coordinate finds candidates, a second one re-ranks them at 16 bits.
+        capacity: the most admitted rows kept; source and expert rows always stay and do not count.
+        evict: who leaves a full bank: ``fifo``, ``balanced`` (oldest of the largest class) or ``reservoir``.
+        soft: rows keep class probabilities beside their label.
+        device: any torch device with float64.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        classes: int,
+        *,
+        storage: str = "float32",
+        capacity: int | None = None,
+        evict: str = "fifo",
+        soft: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        for name, value in (("dim", dim), ("classes", classes), ("capacity", 1 if capacity is None else capacity)):
+            if value < 1:
+                raise AdaNPCError(f"{name} must be at least 1, got {value}")
+        if evict not in POLICIES:
+            raise AdaNPCError(f"evict must be one of {', '.join(POLICIES)}, got {evict!r}")
+        self.dim, self.classes, self.storage, self.soft = dim, classes, storage, soft
+        self.capacity, self.evict, self.device = capacity, evict, torch.device(device)
+        self.next_id = 0
+        self.vetoes: dict[int, Veto] = {}
+        self.admitted = torch.zeros(classes, dtype=torch.int64, device=self.device)  # admitted rows held, by class
+        self._index = ExactIndex(dim, storage, self.device)
+        self._columns = {name: torch.zeros(0, dtype=dtype, device=self.device) for name, dtype in COLUMNS.items()}
+        if soft:
+            self._columns["soft"] = torch.zeros(0, classes, device=self.device)
+        self._queue = None if capacity is None else Eviction(evict, capacity)
+        self._free: list[int] = []  # slots of evicted rows, used before new ones
+        self._used = 0
+
+    def __len__(self) -> int:
+        """How many rows are held, vetoed ones included."""
+        return self._used - len(self._free)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, room for growth included."""
+        return self._index.nbytes + sum(column.nbytes for column in self._columns.values())
+
+    def search(
+        self, queries: Tensor, k: int, *, exclude: Tensor | None = None, source: bool | None = None
+    ) -> Neighbors:
+        """The k most similar rows of each query (B, D); changes nothing.
+
+        Args:
+            exclude: (B, E) ids that may not vote for that query, such as the query's own row.
+            source: True for source rows only, False for all others only.
+        """
+        if k < 1:
+            raise AdaNPCError(f"k must be at least 1, got {k}")
+        return self.nearest(unit(check_features(queries, self.dim).to(self.device)), k, exclude, source)
+
+    def nearest(self, queries: Tensor, k: int, exclude: Tensor | None = None, source: bool | None = None) -> Neighbors:
+        """``search`` for queries that ``unit`` returned."""
+        usable = self._columns["state"] == ACTIVE  # (slots,)
+        if source is not None:
+            usable &= (self._columns["origin"] == Origin.SOURCE) == source
+        slots, similarity = self._index.search(queries, k, usable, self._columns["id"], exclude)
+        found = {name: torch.full_like(slots, -1) for name in ("id", "label")}
+        soft = torch.zeros(*slots.shape, self.classes, device=self.device) if self.soft else None
+        hit = slots >= 0
+        for name, column in found.items():
+            column[hit] = self._columns[name][slots[hit]]
+        if soft is not None:
+            soft[hit] = self._columns["soft"][slots[hit]]
+        return Neighbors(found["id"], similarity, found["label"], soft)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The stored unit rows of these ids, (n, D) float32."""
+        return self._index.rows(self._slots(ids.to(self.device)))
+
+    def stored(self, queries: Tensor) -> Tensor:
+        """What ``unit`` queries are read back as once they are appended, (B, D) float32."""
+        return self._index.stored(queries)
+
+    def label(self, row: int) -> int:
+        """The label of one row."""
+        return int(self._columns["label"][self._slots(torch.tensor([row], device=self.device))])
+
+    def _slots(self, ids: Tensor) -> Tensor:
+        held = (self._columns["state"] != FREE).nonzero()[:, 0]
+        known, order = self._columns["id"][held].sort()
+        position = torch.searchsorted(known, ids)
+        missing = ids[torch.cat([known, known.new_full((1,), -1)])[position] != ids]
+        if len(missing):
+            fate = "was evicted" if 0 <= int(missing[0]) < self.next_id else "never existed"
+            raise RowError(f"row {int(missing[0])} is not in the bank: it {fate}")
+        return held[order[position]]
+
+    def apply(self, change: Change) -> None:
+        """Carries out one change, whole or not at all."""
+        if isinstance(change, Append):
+            return self._append(change)
+        slots = self._slots(torch.tensor(change.ids, dtype=torch.int64, device=self.device))
+        self._columns["state"][slots] = VETOED if isinstance(change, Veto) else ACTIVE
+        for row in change.ids:
+            self.vetoes.pop(row, None)
+        if isinstance(change, Veto):
+            self.vetoes |= dict.fromkeys(change.ids, change)
+
+    def plan(self, labels: Sequence[int]) -> tuple[list[int], Eviction | None]:
+        """Which row leaves (-1: none) as each of these labels is admitted next, and the queue then; changes nothing."""
+        if self._queue is None:
+            return [-1] * len(labels), None
+        queue = self._queue.copy()
+        return [queue.push(self.next_id + position, label) for position, label in enumerate(labels)], queue
+
+    def _append(self, change: Append) -> None:
+        values = self._checked(change)
+        count, stay = len(values["id"]), torch.ones(len(values["id"]), dtype=torch.bool, device=self.device)
+        if change.origin == Origin.ADMITTED:
+            leaving, self._queue = self.plan(values["label"].tolist())
+            self._release([row for row in leaving if 0 <= row < self.next_id])
+            stay[[row - self.next_id for row in leaving if row >= self.next_id]] = False
+            self.admitted += values["label"][stay].bincount(minlength=self.classes)
+        self._store({name: column[stay] for name, column in values.items()})
+        self.next_id += count
+
+    def _checked(self, change: Append) -> Columns:
+        """The change as columns, ids given."""
+        features = check_features(change.features, self.dim).to(self.device)
+        count = len(features)
+
+        def column(name: str, value: Tensor | int | None, absent: int, dtype: torch.dtype) -> Tensor:
+            given = torch.as_tensor(absent if value is None else value, device=self.device)
+            if given.ndim and given.shape != (count,):
+                raise LabelError(f"{name} must have shape ({count},), one for each row, got {tuple(given.shape)}")
+            if given.is_floating_point() and not dtype.is_floating_point:
+                raise LabelError(f"{name} must be whole numbers, got {given.dtype}")
+            return given.to(dtype).expand(count)
+
+        labels = column("labels", change.labels, -1, torch.int64)
+        bad = labels[(labels < 0) | (labels >= self.classes)]
+        if len(bad):
+            raise LabelError(f"labels must lie in 0 … {self.classes - 1}, got {int(bad[0])}")
+        if change.soft is not None and (not self.soft or change.soft.shape != (count, self.classes)):
+            remedy = f"give shape {(count, self.classes)}" if self.soft else "build the bank with soft=True"
+            raise LabelError(f"soft labels of shape {tuple(change.soft.shape)} do not fit: {remedy}")
+        columns = {
+            "id": torch.arange(self.next_id, self.next_id + count, device=self.device),
+            "label": labels,
+            "domain": column("domain", change.domain, -1, torch.int64),
+            "key": column("keys", change.keys, -1, torch.int64),
+            "confidence": column("confidence", change.confidence, 1, torch.float32),
+            "origin": column("origin", int(change.origin), 0, torch.uint8),
+            "state": column("state", ACTIVE, 0, torch.uint8),
+            **encode(unit(features), self.storage),
+        }
+        if self.soft:
+            hard = torch.nn.functional.one_hot(labels, self.classes)
+            columns["soft"] = (hard if change.soft is None else change.soft.to(self.device)).float()
+        return columns
+
+    def _release(self, rows: list[int]) -> None:
+        slots = self._slots(torch.tensor(rows, dtype=torch.int64, device=self.device))
+        self.admitted -= self._columns["label"][slots].bincount(minlength=self.classes)
+        self._columns["state"][slots] = FREE
+        self._free += slots.tolist()
+        for row in rows:
+            self.vetoes.pop(row, None)
+
+    def _store(self, values: Columns) -> None:
+        count = len(values["id"])
+        reused = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        fresh = range(self._used, self._used + count - len(reused))
+        self._used += len(fresh)
+        self._index.grow(self._used)
+        slots = torch.tensor([*reused, *fresh], dtype=torch.int64, device=self.device)
+        self._index.put(slots, values)
+        for name, column in self._columns.items():
+            more = self._index.slots - len(column)
+            if more:
+                self._columns[name] = torch.cat([column, column.new_zeros(more, *column.shape[1:])])
+            self._columns[name][slots] = values[name]
+
+    def config(self) -> dict[str, Any]:
+        """The settings that belong to the bank's identity, as keyword arguments."""
+        return {name: getattr(self, name) for name in ("dim", "classes", "storage", "capacity", "evict", "soft")}
+
+    def table(self) -> Columns:
+        """All columns of all held rows in the order of ids."""
+        slots = (self._columns["state"] != FREE).nonzero()[:, 0]
+        slots = slots[self._columns["id"][slots].argsort()]
+        return {**{name: column[slots] for name, column in self._columns.items()}, **self._index.take(slots)}
+
+    def fill(self, table: Columns, next_id: int, vetoes: dict[int, Veto]) -> None:
+        """Makes this new, empty bank the one that ``table`` was read from."""
+        self._store({name: column.to(self.device) for name, column in table.items()})
+        self.next_id, self.vetoes = next_id, vetoes
+        admitted = table["origin"] == Origin.ADMITTED
+        self.admitted += table["label"][admitted].bincount(minlength=self.classes).to(self.device)
+        if self._queue is not None:
+            for row, label in zip(table["id"][admitted].tolist(), table["label"][admitted].tolist(), strict=True):
+                self._queue.push(row, label)
+
+    def digest(self) -> str:
+        """A hash of settings and rows: equal digests mean equal banks."""
+        vetoes = [[row, veto.who, veto.why] for row, veto in sorted(self.vetoes.items())]
+        total = hashlib.sha256(json.dumps([self.config(), self.next_id, vetoes]).encode())
+        for name, column in sorted(self.table().items()):
+            total.update(name.encode() + column.cpu().contiguous().numpy().tobytes())
+        return total.hexdigest()

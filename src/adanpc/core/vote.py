@@ -1,0 +1,47 @@
+"""From neighbors to class probabilities: the named vote rules. Pure and differentiable."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adanpc.core.types import Neighbors
+from adanpc.errors import AdaNPCError
+
+RULES = ("share", "paper", "published", "uniform")
+FLOOR = 1e-5  # what the published code adds to every class
+
+
+def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: float = 0.1) -> tuple[Tensor, Tensor]:
+    """Probabilities (B, C) and each neighbor's weight in them (B, K), both float64.
+
+    Rules:
+        share: weights softmax(similarity / temperature); a class gets the sum of its neighbors' weights, so
+            confidence is a share of the vote and does not saturate with k. The default.
+        paper: softmax over classes of the summed similarities (eq. 4); approaches certainty as k grows.
+        published: as share, plus 1e-5 for every class (the public code and its training loss), scaled to sum to 1.
+        uniform: every neighbor counts 1/k, as in the paper's theory.
+    """
+    if rule not in RULES:
+        raise AdaNPCError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
+    if not temperature > 0:
+        raise AdaNPCError(f"temperature must be greater than 0, got {temperature}")
+    present = neighbors.similarity > -torch.inf
+    similarity = neighbors.similarity.double()
+    if rule == "paper":
+        votes = similarity.masked_fill(~present, 0)
+        weights = votes / votes.abs().sum(1, keepdim=True).clamp(min=1e-12)
+        return tally(neighbors, votes, classes).softmax(1), weights
+    if rule == "uniform":
+        weights = present.double() / present.sum(1, keepdim=True)
+    else:
+        weights = (similarity / temperature).softmax(1)
+    probs = tally(neighbors, weights, classes)
+    return (probs + FLOOR) / (1 + classes * FLOOR) if rule == "published" else probs, weights
+
+
+def tally(neighbors: Neighbors, votes: Tensor, classes: int) -> Tensor:
+    """The sum of votes (B, K) for each class, (B, C)."""
+    if neighbors.soft is not None:
+        return (votes[:, :, None] * neighbors.soft).sum(1)
+    return votes.new_zeros(len(votes), classes).scatter_add(1, neighbors.labels.clamp(min=0), votes)

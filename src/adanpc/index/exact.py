@@ -1,0 +1,170 @@
+"""ExactIndex: unit rows in slots, and the exact nearest of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from adanpc.errors import AdaNPCError
+from adanpc.index.grid import STORAGE, Columns, decode, encode
+from adanpc.index.scan import TILE, scan
+
+BLOCK_BYTES = 32 << 20  # of a full block: large enough to scan well, small enough to copy without a stall
+SCORES = 1 << 25  # bounds held at once: 128 MiB
+COORDINATES = 1 << 20  # coordinates re-scored in float64 at once: what the cache holds
+
+
+class ExactIndex:
+    """Rows in slots 0, 1, …, kept in blocks.
+
+    A search reads every row once to bound its similarity, then scores exactly all rows whose bound could reach the
+    k-th best. The result is that of exact arithmetic, for every storage, device, batch size and scan.
+    """
+
+    def __init__(self, dim: int, storage: str, device: torch.device) -> None:
+        if storage not in STORAGE:
+            raise AdaNPCError(f"storage must be one of {', '.join(STORAGE)}, got {storage!r}")
+        self.dim, self.storage, self.device = dim, storage, device
+        self.widths = {"row": (dim, STORAGE[storage])}
+        if storage == "int8":
+            self.widths |= {"fine": (dim, torch.int8), "scale": (1, torch.float32), "residual": (1, torch.float32)}
+        self.columns: dict[str, list[Tensor]] = {name: [] for name in self.widths}
+        row_bytes = sum(width * dtype.itemsize for width, dtype in self.widths.values())
+        self.block = max(1, BLOCK_BYTES // (row_bytes * TILE)) * TILE  # slots of every block but the last
+        self.slots = 0  # how many rows there is room for, a multiple of 64
+        self.residual = 0.0  # the largest of any row
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for parts in self.columns.values() for part in parts)
+
+    def grow(self, slots: int) -> None:
+        """Makes room for this many rows.
+
+        The last block is enlarged, by a quarter or by what is asked for, until it is full; then the next one begins.
+        So growing copies one block at the most, and the room left over is a quarter of a block at the most.
+        """
+        while self.slots < slots:
+            full = self.slots % self.block == 0
+            start = self.slots if full else self.slots - self.slots % self.block
+            wanted = max(slots - start, (self.slots - start) * 5 // 4)
+            size = min(self.block, -(-wanted // TILE) * TILE)
+            for name, (width, dtype) in self.widths.items():
+                larger = torch.zeros(size, width, dtype=dtype, device=self.device)
+                if not full:
+                    old = self.columns[name].pop()
+                    larger[: len(old)] = old
+                self.columns[name].append(larger)
+            self.slots = start + size
+
+    def put(self, slots: Tensor, values: Columns) -> None:
+        """Writes encoded rows into these slots (n,)."""
+        for block, positions, offsets in self._locate(slots):
+            for name in self.widths:
+                self.columns[name][block][offsets] = values[name][positions]
+        if "residual" in values and len(slots):
+            self.residual = max(self.residual, float(values["residual"].max()))
+
+    def take(self, slots: Tensor) -> Columns:
+        """The encoded rows at these slots (n,), each column (n, width)."""
+        out = {
+            name: torch.empty(len(slots), width, dtype=dtype, device=self.device)
+            for name, (width, dtype) in self.widths.items()
+        }
+        for block, positions, offsets in self._locate(slots):
+            for name, column in out.items():
+                column.index_copy_(0, positions, self.columns[name][block].index_select(0, offsets))
+        return out
+
+    def rows(self, slots: Tensor) -> Tensor:
+        """The rows at these slots, (n, D) float32."""
+        return decode(self.take(slots))
+
+    def stored(self, queries: Tensor) -> Tensor:
+        """What unit queries are read back as once they are stored, (B, D) float32."""
+        return decode(encode(queries, self.storage))
+
+    def search(
+        self, queries: Tensor, k: int, usable: Tensor, ids: Tensor, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Slots and exact similarities (B, k) of the nearest usable rows, ties to the lowest id; changes nothing.
+
+        Args:
+            queries: (B, D) as ``unit`` returns them.
+            usable: (slots,) bool, which rows may be found.
+            ids: (slots,) the id of each row.
+            exclude: (B, E) ids that may not be found for that query.
+
+        Where fewer than k rows are found, the slot is -1 and the similarity -inf.
+        """
+        slots = torch.full((len(queries), k), -1, device=self.device)
+        similarity = torch.full((len(queries), k), -torch.inf, dtype=torch.float64, device=self.device)
+        size = max(1, SCORES // max(1, self.slots))
+        for start in range(0, len(queries) if usable.any() else 0, size):
+            part = slice(start, start + size)
+            hidden = slots.new_empty(len(slots[part]), 0) if exclude is None else exclude[part].to(self.device)
+            self._fill(queries[part], usable, ids, hidden, slots[part], similarity[part])
+        return slots, similarity
+
+    def _fill(
+        self, queries: Tensor, usable: Tensor, ids: Tensor, exclude: Tensor, slots: Tensor, similarity: Tensor
+    ) -> None:
+        """Candidates are the rows with the highest bounds. They are enough once no other bound reaches the exact k-th
+        similarity; queries for which they are not are asked again with twice as many."""
+        bounds, slack = self._bounds(queries, usable)
+        peaks = bounds.amax(2).T  # (B, tiles)
+        k = slots.shape[1]
+        width = k + exclude.shape[1] + (k + 32 if self.storage == "int8" else 16)
+        asked = torch.arange(len(queries), device=self.device)
+        while len(asked):
+            width, again = min(width, self.slots), []
+            for todo in asked.split(max(1, COORDINATES // (width * self.dim))):
+                bound, near = _highest(bounds, peaks, todo, width)
+                rows = self.rows(near.flatten()).view(*near.shape, self.dim)
+                exact = torch.bmm(rows.double(), queries[todo].double()[:, :, None])[:, :, 0]
+                hidden = bound.isneginf() | (ids[near][:, :, None] == exclude[todo][:, None]).any(2)
+                exact.masked_fill_(hidden, -torch.inf)
+                by_id = ids[near].argsort(1)
+                order = by_id.gather(1, exact.gather(1, by_id).argsort(dim=1, descending=True, stable=True))[:, :k]
+                best = exact.gather(1, order)
+                similarity[todo, : order.shape[1]] = best
+                slots[todo, : order.shape[1]] = near.gather(1, order).masked_fill(best.isneginf(), -1)
+                rest = bound[:, -1].double() + slack[todo]  # nothing outside the candidates exceeds this
+                again.append(todo[(rest >= similarity[todo, -1]) & ~rest.isneginf()])
+            asked, width = torch.cat(again) if width < self.slots else asked[:0], width * 2
+
+    def _bounds(self, queries: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
+        """Upper bounds of all similarities (tiles, B, 64), -inf for rows that are not usable, and their slack (B,)."""
+        bounds = torch.empty(self.slots // TILE, len(queries), TILE, device=self.device)
+        slack = scan(self.columns["row"], queries, bounds)
+        if self.storage == "int8":
+            for block, (scale, residual) in enumerate(
+                zip(self.columns["scale"], self.columns["residual"], strict=True)
+            ):
+                start = block * self.block // TILE
+                part = bounds[start : start + len(scale) // TILE]
+                torch.addcmul(residual.view(-1, 1, TILE), part, scale.view(-1, 1, TILE), out=part)
+        unusable = ~usable.view(-1, 1, TILE)
+        holes = unusable.any(2)[:, 0].nonzero()[:, 0]
+        bounds[holes] = bounds[holes].masked_fill(unusable[holes], -torch.inf)
+        return bounds, slack * (1 + self.residual) + 1e-6
+
+    def _locate(self, slots: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """For each block touched: its number, the positions in ``slots``, and the offsets in the block."""
+        block, offset = slots // self.block, slots % self.block
+        for number in block.unique().tolist():
+            positions = (block == number).nonzero()[:, 0]
+            yield number, positions, offset[positions]
+
+
+def _highest(bounds: Tensor, peaks: Tensor, todo: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The ``width`` highest of bounds (tiles, B, 64) for the queries ``todo`` and their slots, highest first.
+
+    They lie in the ``width`` tiles with the highest peaks, so only those are looked into.
+    """
+    tiles = peaks[todo].topk(min(width, peaks.shape[1]), sorted=False).indices  # (b, tiles)
+    inside = bounds[tiles, todo[:, None]].flatten(1)  # (b, tiles * 64)
+    best = inside.topk(width)
+    return best.values, tiles.gather(1, best.indices // TILE) * TILE + best.indices % TILE

@@ -1,0 +1,77 @@
+"""Unit rows on a grid: how features are checked, normalised and encoded.
+
+Every stored coordinate is a multiple of 2**-24, so the product of two is a multiple of 2**-48 and a cosine needs at
+most 49 bits: float64 adds it up without rounding, in any order. Exact similarities are why a batch answers as its
+queries would one by one, whatever BLAS does with shapes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adanpc.errors import FeatureError
+
+GRID = 2.0**24
+STORAGE = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
+
+Columns = dict[str, Tensor]
+
+
+def check_features(features: Tensor, dim: int) -> Tensor:
+    """Finite float32 features of shape (B, dim), none of them zero, or a FeatureError that says what is wrong."""
+    if features.ndim != 2 or features.shape[1] != dim:
+        raise FeatureError(f"features must have shape (B, {dim}), got {tuple(features.shape)}")
+    if features.is_complex():
+        raise FeatureError(f"features must be real numbers, got {features.dtype}")
+    features = features.detach().float()
+    # One pass in the common case: a finite, non-zero sum of magnitudes has neither NaN nor infinity nor only zeros.
+    size = features.abs().sum(1, dtype=torch.float64)
+    if not (size.isfinite() & (size > 0)).all():
+        row = int((~size.isfinite() | (size == 0)).nonzero()[0])
+        flaw = (
+            "is the zero vector: it has no direction" if size[row] == 0 else "holds NaN or a value infinite in float32"
+        )
+        raise FeatureError(f"feature row {row} {flaw}; drop or repair it")
+    return features
+
+
+def snap(values: Tensor) -> Tensor:
+    """The nearest multiples of 2**-24."""
+    return (values * GRID).round() / GRID
+
+
+def unit(features: Tensor) -> Tensor:
+    """Features at length one on the grid, (B, D) float32; each row a function of that row alone; zero stays zero."""
+    scaled = features.double() / features.abs().amax(1, keepdim=True).double().clamp(min=1e-300)
+    # Whole numbers up to 2**20: their squares sum without rounding up to D = 8192.
+    length = (scaled * 2.0**20).round().square().sum(1, keepdim=True).sqrt() / 2.0**20
+    return snap(scaled / length.clamp(min=1)).float()
+
+
+def encode(rows: Tensor, storage: str) -> Columns:
+    """Unit rows as stored columns.
+
+    int8 has two planes: ``row``, which is scanned, and ``fine``, read for the few candidates only; together 16 bits a
+    coordinate. ``residual`` is the length of what a scan of ``row`` cannot see.
+    """
+    if storage != "int8":
+        return {"row": rows.to(STORAGE[storage])}
+    scale = rows.abs().amax(1, keepdim=True).clamp(min=2.0**-24) / 127
+    coarse = (rows / scale).round().to(torch.int8)
+    left = rows - snap(coarse * scale)
+    columns = {"row": coarse, "fine": (left / _step(scale)).round().to(torch.int8), "scale": scale}
+    residual = (decode(columns).double() - coarse.double() * scale.double()).norm(dim=1, keepdim=True)
+    return {**columns, "residual": (residual * 1.0001).float()}
+
+
+def decode(columns: Columns) -> Tensor:
+    """The rows that stored columns stand for, (n, D) float32 on the grid."""
+    if "fine" not in columns:
+        return columns["row"].float()
+    scale = columns["scale"]
+    return snap(columns["row"] * scale) + columns["fine"] * _step(scale)
+
+
+def _step(scale: Tensor) -> Tensor:
+    return (scale / 254 * GRID).ceil() / GRID

@@ -1,0 +1,65 @@
+"""Reading all rows once for each batch of queries: approximate products, with a bound on their error.
+
+A scan never decides an answer: it only says which rows are worth an exact look.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy
+import torch
+from torch import Tensor
+
+try:
+    import numkong
+except ImportError:  # the extra `fast` is not installed
+    numkong = None
+
+THREADS = ThreadPoolExecutor(torch.get_num_threads(), "adanpc-scan")  # idle until the first block of a fast scan
+CONVERTED = 16  # tiles made float32 at once: what the cache holds
+TILE = 64  # rows scanned together; every block of rows holds whole tiles
+INPUT_ROUNDING = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # of torch's float32 matmul precisions
+
+
+def scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
+    """Writes the products of all stored codes, blocks of (n, D), and unit queries (B, D) into ``out`` (tiles, B, 64).
+
+    Returns a bound on the error of each query's products, as a share of the length of the codes (B,).
+    """
+    fast = numkong is not None and len(queries) < 8 and out.device.type == "cpu" and blocks[0].dtype != torch.float32
+    return numkong_scan(blocks, queries, out) if fast else torch_scan(blocks, queries, out)
+
+
+def torch_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
+    """Batched products, in the orientation in which BLAS reads rows at memory speed."""
+    batch, dim = queries.shape
+    done = 0
+    for block in blocks:
+        for part in block.view(-1, TILE, dim).split(len(block) if block.dtype == torch.float32 else CONVERTED):
+            target, part = out[done : done + len(part)], part.float()
+            done += len(part)
+            if batch == 1:
+                torch.bmm(part, queries.T.expand(len(part), dim, 1), out=target.transpose(1, 2))
+            elif batch < 8:
+                target.copy_(torch.bmm(part, queries.T.expand(len(part), dim, batch)).transpose(1, 2))
+            else:
+                torch.bmm(queries.expand(len(part), batch, dim), part.transpose(1, 2), out=target)
+    rounding = dim * 2.0**-24 + 2 * INPUT_ROUNDING[torch.get_float32_matmul_precision()]
+    return queries.new_full((batch,), 1.01 * rounding)
+
+
+def numkong_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
+    """The same for int8 and float16 rows by SIMD kernels; the query is rounded to the type of the rows."""
+    if blocks[0].dtype == torch.int8:
+        scale = queries.abs().amax(1, keepdim=True).clamp(min=2.0**-24) / 127
+        codes, kernel = (queries / scale).round().to(torch.int8), {"metric": "dot", "out_dtype": "float32"}
+    else:
+        scale, codes, kernel = queries.new_ones(len(queries), 1), queries.half(), {"metric": "dot"}
+    encoded = codes.numpy()
+    done = 0
+    for products in THREADS.map(lambda block: numkong.cdist(encoded, block.numpy(), **kernel), blocks):
+        found = torch.from_numpy(numpy.asarray(products)).view(len(queries), -1, TILE).transpose(0, 1)
+        torch.mul(found, scale, out=out[done : done + len(found)])
+        done += len(found)
+    return (queries - codes * scale).norm(dim=1) * 1.001 + queries.shape[1] * 2.0**-23
