@@ -68,6 +68,7 @@ class MemoryBank:
         if soft:
             self._columns["soft"] = torch.zeros(0, classes, device=self.device)
         self._queue = None if capacity is None else Eviction(evict, capacity)
+        self._where: dict[int, int] = {}  # the slots of rows that may be evicted
         self._free: list[int] = []  # slots of evicted rows, used before new ones
         self._used = 0
 
@@ -116,10 +117,6 @@ class MemoryBank:
         """What ``unit`` queries are read back as once they are appended, (B, D) float32."""
         return self._index.stored(queries)
 
-    def label(self, row: int) -> int:
-        """The label of one row."""
-        return int(self._columns["label"][self._slots(torch.tensor([row], device=self.device))])
-
     def _slots(self, ids: Tensor) -> Tensor:
         held = (self._columns["state"] != FREE).nonzero()[:, 0]
         known, order = self._columns["id"][held].sort()
@@ -133,18 +130,19 @@ class MemoryBank:
     def apply(self, change: Change) -> None:
         """Carries out one change, whole or not at all."""
         if isinstance(change, Append):
-            return self._append(change)
+            self._append(change)
+            return
         slots = self._slots(torch.tensor(change.ids, dtype=torch.int64, device=self.device))
         self._columns["state"][slots] = VETOED if isinstance(change, Veto) else ACTIVE
         for row in change.ids:
             self.vetoes.pop(row, None)
-        if isinstance(change, Veto):
-            self.vetoes |= dict.fromkeys(change.ids, change)
+            if isinstance(change, Veto):
+                self.vetoes[row] = change
 
-    def plan(self, labels: Sequence[int]) -> tuple[list[int], Eviction | None]:
-        """Which row leaves (-1: none) as each of these labels is admitted next, and the queue then; changes nothing."""
+    def plan(self, labels: Sequence[int]) -> tuple[list[tuple[int, int]], Eviction | None]:
+        """The id and label that leave (-1: none) as each of these labels is admitted next, and the queue after it."""
         if self._queue is None:
-            return [-1] * len(labels), None
+            return [(-1, -1)] * len(labels), None
         queue = self._queue.copy()
         return [queue.push(self.next_id + position, label) for position, label in enumerate(labels)], queue
 
@@ -153,9 +151,8 @@ class MemoryBank:
         count, stay = len(values["id"]), torch.ones(len(values["id"]), dtype=torch.bool, device=self.device)
         if change.origin == Origin.ADMITTED:
             leaving, self._queue = self.plan(values["label"].tolist())
-            self._release([row for row in leaving if 0 <= row < self.next_id])
-            stay[[row - self.next_id for row in leaving if row >= self.next_id]] = False
-            self.admitted += values["label"][stay].bincount(minlength=self.classes)
+            self._release([row for row, _ in leaving if 0 <= row < self.next_id])
+            stay[[row - self.next_id for row, _ in leaving if row >= self.next_id]] = False
         self._store({name: column[stay] for name, column in values.items()})
         self.next_id += count
 
@@ -195,10 +192,10 @@ class MemoryBank:
         return columns
 
     def _release(self, rows: list[int]) -> None:
-        slots = self._slots(torch.tensor(rows, dtype=torch.int64, device=self.device))
+        slots = [self._where.pop(row) for row in rows]
         self.admitted -= self._columns["label"][slots].bincount(minlength=self.classes)
         self._columns["state"][slots] = FREE
-        self._free += slots.tolist()
+        self._free += slots
         for row in rows:
             self.vetoes.pop(row, None)
 
@@ -215,24 +212,28 @@ class MemoryBank:
             if more:
                 self._columns[name] = torch.cat([column, column.new_zeros(more, *column.shape[1:])])
             self._columns[name][slots] = values[name]
+        admitted = values["origin"] == Origin.ADMITTED
+        self.admitted += values["label"][admitted].bincount(minlength=self.classes)
+        if self._queue is not None:
+            self._where.update(zip(values["id"][admitted].tolist(), slots[admitted].tolist(), strict=True))
 
     def config(self) -> dict[str, Any]:
         """The settings that belong to the bank's identity, as keyword arguments."""
         return {name: getattr(self, name) for name in ("dim", "classes", "storage", "capacity", "evict", "soft")}
 
-    def table(self) -> Columns:
-        """All columns of all held rows in the order of ids."""
+    def table(self, *names: str) -> Columns:
+        """The named columns, or all with the encoded rows, of all held rows in the order of ids."""
         slots = (self._columns["state"] != FREE).nonzero()[:, 0]
         slots = slots[self._columns["id"][slots].argsort()]
-        return {**{name: column[slots] for name, column in self._columns.items()}, **self._index.take(slots)}
+        known = {name: self._columns[name][slots] for name in names or self._columns}
+        return known if names else {**known, **self._index.take(slots)}
 
     def fill(self, table: Columns, next_id: int, vetoes: dict[int, Veto]) -> None:
         """Makes this new, empty bank the one that ``table`` was read from."""
         self._store({name: column.to(self.device) for name, column in table.items()})
         self.next_id, self.vetoes = next_id, vetoes
-        admitted = table["origin"] == Origin.ADMITTED
-        self.admitted += table["label"][admitted].bincount(minlength=self.classes).to(self.device)
         if self._queue is not None:
+            admitted = table["origin"] == Origin.ADMITTED
             for row, label in zip(table["id"][admitted].tolist(), table["label"][admitted].tolist(), strict=True):
                 self._queue.push(row, label)
 

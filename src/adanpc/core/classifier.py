@@ -160,21 +160,23 @@ class AdaNPC:
 
     def _timeline(self, joined: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
         """What the guess entails: the last turn at which each batch row votes (B,), the admitted rows of each class
-        held at each turn (B, C), and the (id, turn) at which rows of the bank leave."""
+        held at each turn (B, C), and the (id, turn) at which rows of the bank leave.
+        """
         bank, turns = self.bank, (joined >= 0).nonzero()[:, 0].tolist()
         leaving, _ = bank.plan(labels[turns].tolist())
         until = torch.full_like(joined, len(joined))
         change = torch.zeros(len(joined) + 1, bank.classes, dtype=torch.int64, device=joined.device)
         change[0] = bank.admitted
         gone = []
-        for turn, row in zip(turns, leaving, strict=True):
-            change[turn + 1, labels[turn]] += 1
+        change[1:].scatter_add_(1, labels[:, None], (joined >= 0).long()[:, None])
+        for turn, (row, label) in zip(turns, leaving, strict=True):
+            if row < 0:
+                continue
+            change[turn + 1, label] -= 1
             if row >= bank.next_id:
                 until[turns[row - bank.next_id]] = turn
-                change[turn + 1, labels[turns[row - bank.next_id]]] -= 1
-            elif row >= 0:
+            else:
                 gone.append((row, turn))
-                change[turn + 1, bank.label(row)] -= 1
         return until, change.cumsum(0)[:-1], gone
 
 
@@ -195,8 +197,12 @@ def _join(parts: list[Neighbors], dim: int = 1) -> Neighbors:
     if len(parts) == 1:
         return parts[0]
     soft = [part.soft for part in parts if part.soft is not None]
-    columns = [[p.ids for p in parts], [p.similarity for p in parts], [p.labels for p in parts]]
-    return Neighbors(*(torch.cat(column, dim) for column in columns), torch.cat(soft, dim) if soft else None)
+    return Neighbors(
+        torch.cat([part.ids for part in parts], dim),
+        torch.cat([part.similarity for part in parts], dim),
+        torch.cat([part.labels for part in parts], dim),
+        torch.cat(soft, dim) if soft else None,
+    )
 
 
 def _nearest_of(near: Neighbors, k: int) -> Neighbors:

@@ -16,21 +16,23 @@ class Eviction:
 
     def __init__(self, policy: str, capacity: int) -> None:
         self.policy, self.capacity = policy, capacity
-        self.heaps: dict[int, list[tuple[int, int]]] = {}  # by class if balanced, else one
+        self.heaps: dict[int, list[tuple[int, int, int]]] = {}  # (rank, id, label), by class if balanced, else one
 
     def __len__(self) -> int:
         return sum(map(len, self.heaps.values()))
 
-    def push(self, row: int, label: int) -> int:
-        """Takes in one row; the id of the row that leaves for it (perhaps itself), or -1."""
+    def push(self, row: int, label: int) -> tuple[int, int]:
+        """Takes in one row; the id and label of the row that leaves for it, perhaps itself, or -1 and -1."""
         rank = _random_rank(row) if self.policy == "reservoir" else row
-        heappush(self.heaps.setdefault(label if self.policy == "balanced" else 0, []), (rank, row))
+        heappush(self.heaps.setdefault(label if self.policy == "balanced" else 0, []), (rank, row, label))
         if len(self) <= self.capacity:
-            return -1
+            return -1, -1
         largest = min(self.heaps, key=lambda name: (-len(self.heaps[name]), name))
-        return heappop(self.heaps[largest])[1]
+        _, row, label = heappop(self.heaps[largest])
+        return row, label
 
     def copy(self) -> Eviction:
+        """An independent queue of the same rows."""
         other = Eviction(self.policy, self.capacity)
         other.heaps = {name: heap.copy() for name, heap in self.heaps.items()}
         return other

@@ -64,7 +64,8 @@ class Prediction:
     @cached_property
     def entropy(self) -> Tensor:
         """Entropy in nats, from 0 (certain) to ln C."""
-        return torch.special.entr(self.probs).sum(1)  # (B,)
+        entropy: Tensor = torch.special.entr(self.probs).sum(1)
+        return entropy  # (B,)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class ExactIndex:
 
     @property
     def nbytes(self) -> int:
+        """Bytes held, room for growth included."""
         return sum(part.nbytes for parts in self.columns.values() for part in parts)
 
     def grow(self, slots: int) -> None:
@@ -112,7 +113,8 @@ class ExactIndex:
         self, queries: Tensor, usable: Tensor, ids: Tensor, exclude: Tensor, slots: Tensor, similarity: Tensor
     ) -> None:
         """Candidates are the rows with the highest bounds. They are enough once no other bound reaches the exact k-th
-        similarity; queries for which they are not are asked again with twice as many."""
+        similarity; queries for which they are not are asked again with twice as many.
+        """
         bounds, slack = self._bounds(queries, usable)
         peaks = bounds.amax(2).T  # (B, tiles)
         k = slots.shape[1]

@@ -6,13 +6,15 @@ A scan never decides an answer: it only says which rows are worth an exact look.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
 
 try:
-    import numkong
+    numkong: Any = import_module("numkong")
 except ImportError:  # the extra `fast` is not installed
     numkong = None
 
@@ -62,4 +64,5 @@ def numkong_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
         found = torch.from_numpy(numpy.asarray(products)).view(len(queries), -1, TILE).transpose(0, 1)
         torch.mul(found, scale, out=out[done : done + len(found)])
         done += len(found)
-    return (queries - codes * scale).norm(dim=1) * 1.001 + queries.shape[1] * 2.0**-23
+    rounding: Tensor = (queries - codes * scale).norm(dim=1)
+    return rounding * 1.001 + queries.shape[1] * 2.0**-23

@@ -1,0 +1,143 @@
+"""The paper's training loss, over the same search and vote as at test time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from adanpc.core import Append, MemoryBank, Neighbors, Origin, vote
+from adanpc.errors import AdaNPCError, EmptyBankError, FeatureError
+
+
+class KNNLoss(nn.Module):
+    """-log of the share that a sample's own class has among its k nearest rows of a bank (eq. 3).
+
+    Queue mode (Algorithm 1): the bank is a first-in-first-out queue that ``start`` fills with real samples; each
+    ``forward`` in training mode computes the loss, then puts the batch into the queue. EM mode (``refresh=n``): who is
+    a neighbor of whom is found by ``refresh_neighbors`` and then stands still; the loop calls it whenever ``due``.
+
+    Gradients flow through the query and, with ``live_keys``, through every neighbor that is in the same batch.
+
+    Args:
+        dim, classes: of features and labels.
+        k: how many neighbors vote.
+        temperature: scales the influence of similarity; may be set anew at any time, must stay above 0.
+        size: rows in the queue.
+        refresh: EM mode: after how many steps neighbors are due to be found again.
+        live_keys: queue mode: the batch enters the queue first, and its rows answer each other (never themselves) with
+            their gradients; EM mode: neighbors that are in the batch enter with their live features.
+
+    Paper: equation 3, Algorithm 1, and the EM procedure of the Methods section.
+
+    Differs from the published code: the queue starts with real samples, not random rows of class 0; the temperature
+    is not tied to 5,000 steps; a batch larger than the queue is defined (its last rows stay). As published, 1e-5 is
+    added to every class, so that a sample with no neighbor of its class has a finite loss.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        classes: int,
+        *,
+        k: int = 10,
+        temperature: float = 0.1,
+        size: int = 1000,
+        refresh: int | None = None,
+        live_keys: bool = False,
+    ) -> None:
+        super().__init__()
+        for name, value in (("k", k), ("refresh", 1 if refresh is None else refresh)):
+            if value < 1:
+                raise AdaNPCError(f"{name} must be at least 1, got {value}")
+        self.k, self.temperature, self.refresh, self.live_keys = k, temperature, refresh, live_keys
+        self.bank = MemoryBank(dim, classes, capacity=size)
+        self.steps = 0
+        self.fixed: dict[int, list[int]] = {}  # EM mode: the neighbors of each sample's key
+
+    @property
+    def due(self) -> bool:
+        """Whether EM mode asks for ``refresh_neighbors`` before the next step."""
+        return self.refresh is not None and (not self.fixed or self.steps >= self.refresh)
+
+    def start(self, features: Tensor, labels: Tensor) -> None:
+        """Puts real samples (n, D) into the queue before the first step."""
+        self.bank.apply(Append(features, labels, Origin.ADMITTED))
+
+    def refresh_neighbors(self, features: Tensor, labels: Tensor, keys: Tensor) -> None:
+        """EM mode, the E step: makes these samples the bank and fixes each one's neighbors, itself left out."""
+        self.bank = MemoryBank(self.bank.dim, self.bank.classes, capacity=self.bank.capacity, device=self.bank.device)
+        self.bank.apply(Append(features, labels, Origin.SOURCE, keys=keys))
+        own = torch.arange(len(features), device=self.bank.device)[:, None]
+        near = self.bank.search(features, self.k, exclude=own).ids
+        self.fixed = dict(zip(keys.tolist(), near.tolist(), strict=True))
+        self.steps = 0
+
+    def forward(self, features: Tensor, labels: Tensor, keys: Tensor | None = None) -> Tensor:
+        """The mean loss of a batch (B, D); ``keys`` (B,) name the samples in EM mode."""
+        if not len(features):
+            raise FeatureError("a batch of zero rows has no loss")
+        features = features.to(self.bank.device)
+        queries = normalize(features, dim=1)
+        if self.refresh is None:
+            near, live = self._in_queue(features, labels)
+        else:
+            near, live = self._as_fixed(features, keys)
+        present = near.ids >= 0
+        rows = features.new_zeros(*near.ids.shape, features.shape[1])
+        rows[present] = self.bank.rows(near.ids[present]).to(features.dtype)
+        if self.live_keys:
+            rows = torch.where(live[:, :, None] >= 0, queries[live], rows)
+        similarity = (queries[:, None] * rows).sum(2).double().masked_fill(~present, -torch.inf)
+        probs, _ = vote(Neighbors(near.ids, similarity, near.labels), self.bank.classes, "published", self.temperature)
+        if self.training:
+            self.steps += 1
+            if self.refresh is None and not self.live_keys:
+                self.start(features, labels)
+        own = labels.to(self.bank.device)[:, None]
+        return -probs.gather(1, own).log().mean().to(features.dtype)
+
+    def _in_queue(self, features: Tensor, labels: Tensor) -> tuple[Neighbors, Tensor]:
+        """The neighbors in the queue, and the batch position of each that is live, else -1."""
+        first = self.bank.next_id
+        exclude = None
+        if self.live_keys:
+            self.start(features, labels)
+            exclude = torch.arange(first, self.bank.next_id, device=self.bank.device)[:, None]
+        near = self.bank.search(features, self.k, exclude=exclude)
+        if (near.ids < 0).all(1).any():
+            raise EmptyBankError("the queue is empty: call start(features, labels) with real samples first")
+        return near, torch.where(near.ids >= first, near.ids - first, -1)
+
+    def _as_fixed(self, features: Tensor, keys: Tensor | None) -> tuple[Neighbors, Tensor]:
+        """The neighbors that the E step found, and the batch position of each that is live, else -1."""
+        if keys is None:
+            raise AdaNPCError("EM mode needs keys: forward(features, labels, keys)")
+        try:
+            ids = torch.tensor([self.fixed[key] for key in keys.tolist()], device=self.bank.device)
+        except KeyError as error:
+            raise EmptyBankError(f"no neighbors are known for sample {error}: call refresh_neighbors first") from None
+        # Nothing is ever evicted in EM mode, so the n-th row of the table has id n.
+        table = self.bank.table("label", "key")
+        labels = torch.where(ids >= 0, table["label"][ids], -1)
+        same = table["key"][ids][:, :, None] == keys.to(ids.device)  # (B, K, B)
+        live = torch.where(same.any(2), same.long().argmax(2), -1)
+        return Neighbors(ids, ids.double(), labels), live
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The queue, the neighbors and the step: all that resuming needs."""
+        return {
+            "config": self.bank.config(),
+            "table": self.bank.table(),
+            "next_id": self.bank.next_id,
+            "steps": self.steps,
+            "fixed": self.fixed,
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Takes up where ``get_extra_state`` left off."""
+        self.bank = MemoryBank(**state["config"], device=self.bank.device)
+        self.bank.fill(state["table"], state["next_id"], {})
+        self.steps, self.fixed = state["steps"], state["fixed"]

@@ -1,0 +1,317 @@
+"""MemoryBank: changes as values, eviction, vetoes, identity."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from adanpc.core import Append, MemoryBank, Origin, Restore, Veto
+from adanpc.errors import AdaNPCError, EmptyBankError, FeatureError, LabelError, RowError
+
+
+def bank(rows: int = 4, **options: Any) -> MemoryBank:
+    made = MemoryBank(3, 2, **options)
+    made.apply(Append(torch.eye(3)[torch.arange(rows) % 3] + 0.1, torch.arange(rows) % 2))
+    return made
+
+
+class Life(RuleBasedStateMachine):
+    """Any sequence of changes keeps the bank equal to a plain list of rows."""
+
+    @initialize(
+        storage=st.sampled_from(["float32", "float16", "int8"]),
+        capacity=st.sampled_from([None, 1, 5]),
+        evict=st.sampled_from(["fifo", "balanced", "reservoir"]),
+    )
+    def start(self, storage: str, capacity: int | None, evict: str) -> None:
+        self.bank = MemoryBank(3, 4, storage=storage, capacity=capacity, evict=evict)
+        self.held: dict[int, tuple[int, Origin]] = {}
+        self.vetoed: set[int] = set()
+        self.arrived = 0
+
+    @rule(labels=st.lists(st.integers(0, 3), max_size=6), origin=st.sampled_from(list(Origin)))
+    def append(self, labels: list[int], origin: Origin) -> None:
+        for label in labels:
+            self.held[self.arrived] = (label, origin)
+            self.arrived += 1
+        self.bank.apply(Append(torch.rand(len(labels), 3) + 0.1, torch.tensor(labels, dtype=torch.int64), origin))
+        kept = set(self.bank.table("id")["id"].tolist())
+        guests = {row for row, (_, origin) in self.held.items() if origin == Origin.ADMITTED}
+        assert set(self.held) - kept <= guests, "only admitted rows are ever evicted"
+        if self.bank.capacity is not None:
+            assert len(guests & kept) == min(len(guests), self.bank.capacity)
+        else:
+            assert kept == set(self.held)
+        if self.bank.evict == "fifo" and guests - kept:
+            assert max(guests - kept) < min(guests & kept)
+        self.held = {row: known for row, known in self.held.items() if row in kept}
+        self.vetoed &= kept
+
+    @rule(data=st.data(), veto=st.booleans())
+    def judge(self, data: st.DataObject, veto: bool) -> None:
+        if self.held:
+            rows = tuple(data.draw(st.lists(st.sampled_from(sorted(self.held)), max_size=3)))
+            self.bank.apply(Veto(rows, "me", "why") if veto else Restore(rows))
+            self.vetoed = self.vetoed | set(rows) if veto else self.vetoed - set(rows)
+
+    @rule()
+    def unknown_rows_change_nothing(self) -> None:
+        before = self.bank.digest()
+        with pytest.raises(RowError, match="never existed"):
+            self.bank.apply(Veto((self.arrived + 3,)))
+        assert self.bank.digest() == before
+
+    @invariant()
+    def is_the_list(self) -> None:
+        if not hasattr(self, "bank"):
+            return
+        table = self.bank.table()
+        assert table["id"].tolist() == sorted(self.held)
+        assert table["label"].tolist() == [self.held[row][0] for row in sorted(self.held)]
+        assert set(self.bank.vetoes) == self.vetoed
+        assert len(self.bank) == len(self.held)
+        assert self.bank.next_id == self.arrived
+        near = self.bank.search(torch.ones(1, 3), len(self.held) + 2)
+        assert {row for row in near.ids[0].tolist() if row >= 0} == set(self.held) - self.vetoed
+        admitted = [label for label, origin in self.held.values() if origin == Origin.ADMITTED]
+        assert self.bank.admitted.tolist() == [admitted.count(label) for label in range(4)]
+
+    @invariant()
+    def survives_a_round_trip(self) -> None:
+        if not hasattr(self, "bank"):
+            return
+        other = MemoryBank(**self.bank.config())
+        other.fill(self.bank.table(), self.bank.next_id, dict(self.bank.vetoes))
+        assert other.digest() == self.bank.digest()
+        assert other.plan([0, 1, 2, 3, 0, 0])[0] == self.bank.plan([0, 1, 2, 3, 0, 0])[0]
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+
+
+def test_a_bank_starts_empty() -> None:
+    made = MemoryBank(3, 2)
+    near = made.search(torch.ones(2, 3), 4)
+    assert len(made) == 0
+    assert near.ids.tolist() == [[-1] * 4] * 2
+    assert near.labels.tolist() == [[-1] * 4] * 2
+    assert near.similarity.isneginf().all()
+    assert near.soft is None
+    soft = MemoryBank(3, 2, soft=True).search(torch.ones(2, 3), 4).soft
+    assert soft is not None
+    assert soft.shape == (2, 4, 2)
+
+
+def test_search_is_pure() -> None:
+    made = bank()
+    before = made.digest()
+    made.search(torch.rand(5, 3), 2)
+    made.search(torch.rand(5, 3), 9, exclude=torch.zeros(5, 1, dtype=torch.int64), source=True)
+    assert made.digest() == before
+
+
+def test_source_rows_and_others_can_be_asked_for_alone() -> None:
+    made = bank(3)
+    made.apply(Append(torch.ones(1, 3), torch.tensor([1]), Origin.ADMITTED))
+    made.apply(Append(torch.ones(1, 3), torch.tensor([1]), Origin.EXPERT))
+    assert sorted(made.search(torch.ones(1, 3), 3, source=True).ids[0].tolist()) == [0, 1, 2]
+    assert made.search(torch.ones(1, 3), 3, source=False).ids[0].tolist() == [3, 4, -1]
+
+
+def test_rows_come_back_by_id_after_their_slots_were_reused() -> None:
+    made = MemoryBank(3, 2, capacity=2)
+    vectors = torch.rand(7, 3) + 0.1
+    for vector in vectors:
+        made.apply(Append(vector[None], torch.tensor([0]), Origin.ADMITTED))
+    expected = torch.nn.functional.normalize(vectors[[6, 5]], dim=1)
+    torch.testing.assert_close(made.rows(torch.tensor([6, 5])), expected, atol=1e-6, rtol=0)
+    with pytest.raises(RowError, match="row 4 is not in the bank: it was evicted"):
+        made.rows(torch.tensor([6, 4]))
+    with pytest.raises(RowError, match="row 7 is not in the bank: it never existed"):
+        made.rows(torch.tensor([7]))
+
+
+def test_balanced_eviction_protects_the_rare_class() -> None:
+    made = MemoryBank(2, 3, capacity=4, evict="balanced")
+    for label in [2, 0, 0, 0, 0, 1, 0]:
+        made.apply(Append(torch.rand(1, 2) + 0.1, torch.tensor([label]), Origin.ADMITTED))
+    assert sorted(made.table()["label"].tolist()) == [0, 0, 1, 2]
+    assert made.table()["id"].tolist() == [0, 4, 5, 6]
+
+
+def test_reservoir_keeps_a_uniform_sample() -> None:
+    kept: list[int] = []
+    for seed in range(40):  # ids decide, so different sections of the id sequence stand in for different seeds
+        made = MemoryBank(1, 1, capacity=20, evict="reservoir")
+        made.next_id = seed * 1000
+        made.apply(Append(torch.ones(200, 1), torch.zeros(200, dtype=torch.int64), Origin.ADMITTED))
+        kept += [row % 1000 for row in made.table("id")["id"].tolist()]
+    quarters = [sum(start <= row < start + 50 for row in kept) for start in range(0, 200, 50)]
+    assert sum(quarters) == 800
+    assert all(150 < count < 250 for count in quarters), quarters  # 200 expected, standard deviation about 12
+
+
+def test_a_batch_larger_than_the_capacity_leaves_its_last_rows() -> None:
+    made = MemoryBank(2, 2, capacity=3)
+    made.apply(Append(torch.rand(10, 2) + 0.1, torch.arange(10) % 2, Origin.ADMITTED))
+    assert made.table()["id"].tolist() == [7, 8, 9]
+    assert made.next_id == 10
+
+
+def test_a_veto_keeps_who_and_why_until_it_is_lifted() -> None:
+    made = bank()
+    made.apply(Veto((1, 2), "Ada", "blurred"))
+    assert made.vetoes[1].who == "Ada"
+    assert made.vetoes[2].why == "blurred"
+    assert len(made) == 4
+    made.apply(Restore((1,)))
+    assert set(made.vetoes) == {2}
+
+
+def test_equal_banks_have_equal_digests_however_they_came_about() -> None:
+    features, labels = torch.rand(9, 3) + 0.1, torch.arange(9) % 2
+    whole, pieces = MemoryBank(3, 2), MemoryBank(3, 2)
+    whole.apply(Append(features, labels))
+    for i in range(9):
+        pieces.apply(Append(features[i : i + 1], labels[i : i + 1]))
+    assert whole.digest() == pieces.digest()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Append(torch.ones(1, 3), torch.tensor([0])),
+        Veto((0,)),
+    ],
+)
+def test_every_change_changes_the_digest(change: Append | Veto) -> None:
+    made = bank()
+    before = made.digest()
+    made.apply(change)
+    assert made.digest() != before
+
+
+def test_the_digest_sees_every_column() -> None:
+    rows, digests = torch.ones(1, 3), set()
+    for extra in (
+        {},
+        {"domain": 1},
+        {"keys": torch.tensor([5])},
+        {"confidence": torch.tensor([0.5])},
+        {"origin": Origin.EXPERT},
+    ):
+        made = MemoryBank(3, 2)
+        made.apply(Append(rows, torch.tensor([0]), **extra))
+        digests.add(made.digest())
+    vetoed = MemoryBank(3, 2)
+    vetoed.apply(Append(rows, torch.tensor([0])))
+    vetoed.apply(Veto((0,), "a"))
+    digests.add(vetoed.digest())
+    assert len(digests) == 6
+
+
+def test_a_copy_lives_its_own_life() -> None:
+    made = bank(capacity=5)
+    twin = copy.deepcopy(made)
+    twin.apply(Append(torch.ones(9, 3), torch.zeros(9, dtype=torch.int64), Origin.ADMITTED))
+    assert made.digest() == bank(capacity=5).digest()
+
+
+def test_the_caller_may_reuse_its_tensors() -> None:
+    features, labels = torch.rand(2, 3) + 0.1, torch.tensor([0, 1])
+    made = MemoryBank(3, 2)
+    made.apply(Append(features, labels))
+    before = made.digest()
+    features.zero_()
+    labels.zero_()
+    assert made.digest() == before
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+def test_bytes_per_row(storage: str) -> None:
+    made = MemoryBank(512, 10, storage=storage)
+    made.apply(Append(torch.rand(6400, 512), torch.zeros(6400, dtype=torch.int64)))
+    coordinate = {"float32": 4, "float16": 2, "int8": 2}[storage]  # int8: one to scan, one to re-rank
+    assert made.nbytes / 6400 == pytest.approx(512 * coordinate + 64, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (Append(torch.ones(1, 3), torch.tensor([2])), LabelError, r"labels must lie in 0 … 1, got 2"),
+        (Append(torch.ones(1, 3), torch.tensor([-1])), LabelError, "got -1"),
+        (Append(torch.ones(1, 3), torch.tensor([0.0])), LabelError, "whole numbers, got torch.float32"),
+        (Append(torch.ones(2, 3), torch.tensor([0])), LabelError, r"labels must have shape \(2,\)"),
+        (Append(torch.ones(1, 3), torch.tensor([0]), domain=torch.tensor([1, 2])), LabelError, "domain must have"),
+        (Append(torch.ones(1, 3), torch.tensor([0]), keys=torch.tensor([0.5])), LabelError, "keys must be whole"),
+        (Append(torch.ones(1, 3), torch.tensor([0]), soft=torch.ones(1, 2)), LabelError, "build the bank with soft"),
+        (Append(torch.ones(1, 4), torch.tensor([0])), FeatureError, r"shape \(B, 3\), got \(1, 4\)"),
+        (Append(torch.zeros(1, 3), torch.tensor([0])), FeatureError, "zero vector"),
+        (Append(torch.full((1, 3), float("nan")), torch.tensor([0])), FeatureError, "NaN"),
+        (Veto((9,)), RowError, "row 9 is not in the bank: it never existed"),
+        (Restore((-1,)), RowError, "row -1 is not in the bank"),
+    ],
+)
+def test_a_refused_change_says_why_and_changes_nothing(
+    change: Append | Veto | Restore, error: type[AdaNPCError], message: str
+) -> None:
+    made = bank()
+    before = made.digest()
+    with pytest.raises(error, match=message):
+        made.apply(change)
+    assert made.digest() == before
+
+
+def test_soft_labels_must_fit() -> None:
+    with pytest.raises(LabelError, match=r"soft labels of shape \(1, 3\) do not fit: give shape \(1, 2\)"):
+        MemoryBank(3, 2, soft=True).apply(Append(torch.ones(1, 3), torch.tensor([0]), soft=torch.ones(1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dim": 0}, "dim must be at least 1, got 0"),
+        ({"classes": 0}, "classes must be at least 1, got 0"),
+        ({"capacity": 0}, "capacity must be at least 1, got 0"),
+        ({"evict": "random"}, "evict must be one of fifo, balanced, reservoir, got 'random'"),
+        ({"storage": "float8"}, "storage must be one of"),
+    ],
+)
+def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AdaNPCError, match=message):
+        MemoryBank(**{"dim": 3, "classes": 2, **options})
+
+
+def test_k_must_be_at_least_one() -> None:
+    with pytest.raises(AdaNPCError, match="k must be at least 1, got 0"):
+        bank().search(torch.ones(1, 3), 0)
+
+
+def test_int8_votes_agree_with_float32() -> None:
+    # Classes that overlap, so that many votes are close: the hard case for a coarser storage.
+    torch.manual_seed(0)
+    random.seed(0)
+    centres = torch.randn(40, 64)
+    near = torch.randint(0, 40, (6000,))
+    features, labels = centres[near] + 2.5 * torch.randn(6000, 64), near % 10
+    queries = centres[torch.randint(0, 40, (2000,))] + 2.5 * torch.randn(2000, 64) + torch.randn(64)
+    votes = {}
+    for storage in ("float32", "int8"):
+        made = MemoryBank(64, 10, storage=storage)
+        made.apply(Append(features, labels))
+        near_labels = made.search(queries, 25).labels
+        votes[storage] = torch.nn.functional.one_hot(near_labels, 10).sum(1).argmax(1)
+    assert float((votes["int8"] == votes["float32"]).float().mean()) >= 0.995
+
+
+def test_empty_bank_error_is_an_adanpc_error_and_a_value_error() -> None:
+    assert issubclass(EmptyBankError, AdaNPCError)
+    assert issubclass(AdaNPCError, ValueError)

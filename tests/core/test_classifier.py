@@ -1,0 +1,292 @@
+"""AdaNPC: against a plain-Python oracle, and the same for every way of cutting a stream into batches."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import oracles
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from adanpc.core import AdaNPC, Admission, MemoryBank, Veto, everyone, nobody
+from adanpc.core import classifier as module
+from adanpc.errors import AdaNPCError, EmptyBankError, FeatureError
+from adanpc.index import unit
+
+ADMISSIONS = [
+    everyone,
+    nobody,
+    Admission(min_confidence=0.6),
+    Admission(min_margin=0.2) & Admission(class_quota=4),
+    Admission(max_entropy=0.5),
+    Admission(min_confidence=0.4, class_quota=2),
+]
+
+
+@st.composite
+def settings_of_a_run(draw: st.DrawFn) -> dict[str, Any]:
+    """Everything that AdaNPC can be set to, and the sizes of the problem."""
+    split = draw(st.booleans())
+    return {
+        "dim": draw(st.sampled_from([1, 2, 5, 33])),
+        "classes": draw(st.sampled_from([1, 2, 6])),
+        "rows": draw(st.sampled_from([1, 4, 70, 130])),
+        "stream": draw(st.sampled_from([1, 6, 40, 90])),
+        "seed": draw(st.integers(0, 10_000)),
+        "coarse": draw(st.booleans()),  # few directions, many ties
+        "bank": {
+            "storage": draw(st.sampled_from(["float32", "float16", "int8"])),
+            "capacity": draw(st.sampled_from([None, 1, 3, 20])),
+            "evict": draw(st.sampled_from(["fifo", "balanced", "reservoir"])),
+            "soft": draw(st.booleans()),
+        },
+        "model": {
+            "k": draw(st.sampled_from([1, 3, 10, 200])),
+            "k_source": 2 if split else None,
+            "k_target": draw(st.sampled_from([1, 4])) if split else None,
+            "rule": draw(st.sampled_from(["share", "paper", "published", "uniform"])),
+            "admission": draw(st.sampled_from(ADMISSIONS)),
+            "centring": draw(st.sampled_from(["none", "source", "stream"])),
+        },
+        "vetoed": draw(st.booleans()),
+    }
+
+
+def data(run: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(run["seed"])
+
+    def features(count: int) -> Tensor:
+        if run["coarse"]:
+            steps = torch.randint(-1, 2, (count, run["dim"]), generator=generator).float()
+            steps[:, 0] += 0.5
+            return steps
+        return torch.randn(count, run["dim"], generator=generator)
+
+    labels = torch.randint(0, run["classes"], (run["rows"],), generator=generator)
+    domain = torch.randint(0, 3, (run["rows"],), generator=generator)
+    return features(run["rows"]), labels, domain, features(run["stream"])
+
+
+def model(run: dict[str, Any]) -> AdaNPC:
+    features, labels, domain, _ = data(run)
+    made = AdaNPC(MemoryBank(run["dim"], run["classes"], **run["bank"]), **run["model"])
+    made.learn(features, labels, domain=domain)
+    if run["vetoed"] and run["rows"] > 1:
+        made.apply(Veto((0,)))
+    return made
+
+
+def play(made: AdaNPC, stream: Tensor, sizes: list[int]) -> dict[str, Tensor]:
+    answers, start = [], 0
+    for size in sizes:
+        answers.append(made.step(stream[start : start + size], domain=7, keys=torch.arange(start, start + size)))
+        start += size
+    near = [answer.neighbors for answer in answers]
+    return {
+        "probs": torch.cat([answer.probs for answer in answers]),
+        "weights": torch.cat([answer.weights for answer in answers]),
+        "joined": torch.cat([answer.joined for answer in answers]),
+        "ids": torch.cat([part.ids for part in near]),
+        "similarity": torch.cat([part.similarity for part in near]),
+        "labels": torch.cat([part.labels for part in near]),
+    }
+
+
+@settings(max_examples=120, deadline=None)
+@given(settings_of_a_run(), st.lists(st.integers(0, 30), max_size=12))
+def test_batch_size_never_changes_an_answer(run: dict[str, Any], cuts: list[int]) -> None:
+    stream = data(run)[3]
+    cuts = [size for i, size in enumerate(cuts) if sum(cuts[: i + 1]) <= len(stream)]
+    cuts.append(len(stream) - sum(cuts))
+    one_by_one = model(run)
+    expected = play(one_by_one, stream, [1] * len(stream))
+    for sizes in (cuts, [len(stream)]):
+        made = model(run)
+        answers = play(made, stream, sizes)
+        for name, value in expected.items():
+            assert torch.equal(value, answers[name]), name
+        assert made.bank.digest() == one_by_one.bank.digest()
+        assert torch.equal(made.centring.total, one_by_one.centring.total)
+        assert made.centring.count == one_by_one.centring.count
+
+
+def test_a_long_batch_is_cut_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: dict[str, Any] = {
+        "dim": 8,
+        "classes": 3,
+        "rows": 50,
+        "stream": 90,
+        "seed": 1,
+        "coarse": False,
+        "vetoed": False,
+    }
+    run |= {"bank": {"capacity": 9}, "model": {"k": 5, "admission": everyone}}
+    whole = play(model(run), data(run)[3], [90])
+    monkeypatch.setattr(module, "CHUNK", 7)
+    cut = play(model(run), data(run)[3], [90])
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+@settings(max_examples=60, deadline=None)
+@given(settings_of_a_run())
+def test_answers_are_those_of_the_oracle(run: dict[str, Any]) -> None:
+    run["bank"] |= {"soft": False, "evict": "balanced" if run["bank"]["evict"] == "balanced" else "fifo"}
+    run["model"] |= {"centring": "none", "admission": Admission(min_confidence=0.55, class_quota=6)}
+    run["vetoed"] = False
+    features, labels, _, stream = data(run)
+    made = model(run)
+    oracle = oracles.Online(
+        run["classes"],
+        made.pools,
+        run["model"]["rule"],
+        made.temperature,
+        min_confidence=0.55,
+        quota=6,
+        capacity=run["bank"]["capacity"],
+        balanced=run["bank"]["evict"] == "balanced",
+    )
+    oracle.learn(made.bank.stored(unit(features)).double().numpy(), labels.tolist())
+    answer = made.step(stream)
+    queries, stored = unit(stream).double().numpy(), made.bank.stored(unit(stream)).double().numpy()
+    for turn in range(len(stream)):
+        near_a_threshold = abs(float(answer.confidence[turn]) - 0.55) < 1e-6
+        close_race = run["classes"] > 1 and float(answer.margin[turn]) < 1e-6
+        if near_a_threshold or close_race:
+            return  # rounding may decide here; what follows depends on it
+        probs, voters, joined = oracle.step(queries[turn], stored[turn])
+        assert answer.probs[turn].tolist() == pytest.approx(probs, abs=2e-6)
+        assert [row for row in answer.neighbors.ids[turn].tolist() if row >= 0] == voters
+        assert int(answer.joined[turn]) == joined
+
+
+@settings(max_examples=40, deadline=None)
+@given(settings_of_a_run())
+def test_predict_and_propose_change_nothing_and_agree_with_step(run: dict[str, Any]) -> None:
+    made, stream = model(run), data(run)[3]
+    made.step(stream[: len(stream) // 2])
+    before, rest = made.bank.digest(), stream[len(stream) // 2 :]
+    predicted = made.predict(rest)
+    proposed, change = made.propose(rest)
+    assert made.bank.digest() == before
+    assert predicted.joined.tolist() == [-1] * len(rest)
+    assert torch.equal(predicted.probs[:1], proposed.probs[:1])  # the next query is answered alike by all three
+    other = copy.deepcopy(made)
+    stepped = made.step(rest)
+    assert torch.equal(proposed.probs, stepped.probs)
+    if change is not None:
+        other.apply(change)
+    assert other.bank.digest() == made.bank.digest()
+
+
+@settings(max_examples=30, deadline=None)
+@given(settings_of_a_run())
+def test_probabilities_and_weights_are_what_they_say(run: dict[str, Any]) -> None:
+    answer = model(run).step(data(run)[3])
+    torch.testing.assert_close(answer.probs.sum(1), torch.ones(run["stream"]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(answer.weights.abs().sum(1), torch.ones(run["stream"]), atol=1e-5, rtol=0)
+    assert (answer.weights[answer.neighbors.ids < 0] == 0).all()
+    assert (answer.neighbors.labels[answer.neighbors.ids < 0] == -1).all()
+
+
+def small(**options: Any) -> AdaNPC:
+    made = AdaNPC(MemoryBank(2, 2), k=1, **options)
+    made.learn(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
+    return made
+
+
+def test_a_query_votes_for_the_next_one_in_the_same_batch() -> None:
+    # Along an arc from class 0 to class 1 every point's nearest neighbor is the point before it.
+    angles = torch.linspace(0.1, 1.5, 30)
+    arc = torch.stack([angles.cos(), angles.sin()], 1)
+    assert small(admission=everyone).step(arc).labels.tolist() == [0] * 30
+    assert small(admission=nobody).step(arc).labels.tolist() == [0] * 15 + [1] * 15
+
+
+def test_joined_names_the_row_that_a_query_became() -> None:
+    made = small(admission=Admission(min_confidence=0.9))
+    answer = made.step(torch.tensor([[1.0, 0.1], [0.2, 1.0]]), domain=3, keys=torch.tensor([70, 71]))
+    assert answer.joined.tolist() == [2, 3]
+    table = made.bank.table()
+    assert table["key"].tolist() == [-1, -1, 70, 71]
+    assert table["domain"].tolist() == [-1, -1, 3, 3]
+    assert table["origin"].tolist() == [0, 0, 1, 1]
+    assert table["confidence"].tolist() == [1, 1, 1, 1]
+
+
+def test_excluding_its_own_row_removes_the_self_match() -> None:
+    made = small()
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    assert made.predict(rows).labels.tolist() == [0, 1]
+    assert made.predict(rows, exclude=torch.tensor([[0], [1]])).labels.tolist() == [1, 0]
+
+
+def test_one_query_does_not_change_the_rule_for_its_batch_mates() -> None:
+    made = small()
+    calm, wild = torch.tensor([[1.0, 0.05]]), torch.tensor([[-1.0, -1.0]])
+    assert torch.equal(made.predict(torch.cat([calm, wild])).probs[:1], made.predict(calm).probs)
+
+
+def test_a_batch_of_zero_rows_gives_zero_answers() -> None:
+    answer = small().step(torch.zeros(0, 2))
+    assert answer.probs.shape == (0, 2)
+    assert answer.neighbors.ids.shape == (0, 1)
+
+
+def test_a_bad_row_anywhere_in_a_batch_leaves_the_bank_as_it_was() -> None:
+    made = small(admission=everyone)
+    before = made.bank.digest()
+    stream = torch.rand(300, 2)
+    stream[299, 0] = float("nan")
+    with pytest.raises(FeatureError, match="row 299 holds NaN"):
+        made.step(stream)
+    assert made.bank.digest() == before
+
+
+def test_an_empty_or_silenced_bank_says_so() -> None:
+    made = AdaNPC(MemoryBank(2, 2))
+    for verb in (made.predict, made.step):
+        with pytest.raises(EmptyBankError, match="no row of the bank may vote"):
+            verb(torch.ones(1, 2))
+    made.learn(torch.ones(1, 2), torch.tensor([1]))
+    made.apply(Veto((0,), "expert", "wrong label"))
+    with pytest.raises(EmptyBankError):
+        made.predict(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k must be at least 1, got 0"),
+        ({"k_source": 3}, "k_source and k_target go together"),
+        ({"k_source": 3, "k_target": 0}, "k must be at least 1, got 0"),
+        ({"rule": "loudest"}, "rule must be one of share, paper, published, uniform, got 'loudest'"),
+        ({"temperature": 0.0}, "temperature must be greater than 0, got 0.0"),
+        ({"temperature": float("nan")}, "temperature must be greater than 0, got nan"),
+        ({"centring": "median"}, "centring must be one of none, source, stream, got 'median'"),
+        ({"prior": 0}, "prior must be at least 1 query, got 0"),
+    ],
+)
+def test_bad_settings_are_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AdaNPCError, match=message):
+        AdaNPC(MemoryBank(2, 2), **options)
+
+
+def test_a_split_vote_asks_each_side_for_its_share() -> None:
+    made = AdaNPC(MemoryBank(2, 2), k_source=1, k_target=2, admission=everyone)
+    made.learn(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
+    first, second = made.step(torch.tensor([[1.0, 0.2]])), made.step(torch.tensor([[1.0, 0.1]]))
+    assert first.neighbors.ids.tolist() == [[1, -1, -1]]
+    assert second.neighbors.ids.tolist() == [[1, 3, -1]]
+
+
+def test_soft_rows_keep_the_whole_answer() -> None:
+    made = AdaNPC(MemoryBank(2, 2, soft=True), k=2, rule="uniform", admission=everyone)
+    made.learn(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
+    made.step(torch.tensor([[1.0, 1.0]]))
+    assert made.bank.table()["soft"].tolist() == [[1, 0], [0, 1], [0.5, 0.5]]
+    answer = made.predict(torch.tensor([[1.0, 0.9]]))  # row 2 and row 0: (0.5 + 1) / 2 for class 0
+    assert answer.probs.tolist() == [[0.75, 0.25]]

@@ -1,0 +1,221 @@
+"""Search is exact: for every storage, scan, batch size, tie and shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adanpc.errors import AdaNPCError, FeatureError
+from adanpc.index import STORAGE, ExactIndex, check_features, exact, unit
+from adanpc.index import scan as scans
+from adanpc.index.grid import decode, encode
+
+CPU = torch.device("cpu")
+
+
+def build(features: torch.Tensor, storage: str) -> ExactIndex:
+    index = ExactIndex(features.shape[1], storage, CPU)
+    index.grow(len(features))
+    index.put(torch.arange(len(features)), encode(unit(features), storage))
+    return index
+
+
+def oracle(index: ExactIndex, queries: torch.Tensor, k: int, usable: np.ndarray) -> list[list[int]]:
+    rows = index.rows(torch.arange(len(usable))).double().numpy()
+    answers = []
+    for query in queries.double().numpy():
+        score = [float(np.dot(row, query)) if ok else -np.inf for row, ok in zip(rows, usable, strict=True)]
+        order = sorted(range(len(rows)), key=lambda i: (-score[i], i))[:k]
+        answers.append([i if usable[i] else -1 for i in order])
+    return answers
+
+
+@pytest.fixture(params=["numkong", "torch"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setattr(scans, "numkong", None)
+    else:
+        assert scans.numkong is not None, "the tests run with the extra `fast`"
+    return str(request.param)
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("batch", [1, 3, 9])
+@pytest.mark.parametrize("spread", [1.0, 1e-4])
+def test_search_finds_what_a_loop_finds(storage: str, batch: int, spread: float, engine: str) -> None:
+    torch.manual_seed(1)
+    features = torch.randn(1, 24) + spread * torch.randn(300, 24)  # a small spread: neighbors differ in the last bits
+    queries = unit(torch.randn(1, 24) * spread + features[:batch])
+    index = build(features, storage)
+    usable = torch.rand(index.slots) < 0.8
+    usable[300:] = False
+    slots, similarity = index.search(queries, 12, usable, torch.arange(index.slots))
+    assert slots.tolist() == oracle(index, queries, 12, usable.numpy())
+    rows = index.rows(slots.flatten()).double().view(batch, 12, 24)
+    assert torch.equal(similarity, (rows * queries.double()[:, None]).sum(2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_ties_go_to_the_lowest_id(data: st.DataObject) -> None:
+    dim = data.draw(st.integers(1, 4))
+    vector = st.lists(st.integers(-1, 1), min_size=dim, max_size=dim).filter(any)
+    features = torch.tensor(data.draw(st.lists(vector, min_size=1, max_size=150)), dtype=torch.float32)
+    queries = unit(torch.tensor(data.draw(st.lists(vector, min_size=1, max_size=10)), dtype=torch.float32))
+    k = data.draw(st.integers(1, 20))
+    index = build(features, data.draw(st.sampled_from(list(STORAGE))))
+    usable = torch.arange(index.slots) < len(features)
+    slots, _ = index.search(queries, k, usable, torch.arange(index.slots))
+    expected = oracle(index, queries, k, usable.numpy())
+    assert [[slot for slot in row if slot >= 0] for row in slots.tolist()] == [
+        [slot for slot in row if slot >= 0] for row in expected
+    ]
+
+
+def test_ties_follow_ids_not_slots() -> None:
+    index = build(torch.ones(5, 3), "float32")
+    ids = torch.zeros(index.slots, dtype=torch.int64)
+    ids[:5] = torch.tensor([40, 10, 30, 0, 20])
+    slots, _ = index.search(unit(torch.ones(1, 3)), 3, torch.arange(index.slots) < 5, ids)
+    assert slots.tolist() == [[3, 1, 4]]
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_a_thousand_equal_rows_are_all_looked_at(storage: str) -> None:
+    features = torch.ones(1000, 8)
+    features[::2] *= 3.0  # the same direction
+    index = build(features, storage)
+    usable = torch.arange(index.slots) < 1000
+    usable[:990] = False
+    slots, _ = index.search(unit(torch.ones(2, 8)), 5, usable, torch.arange(index.slots))
+    assert slots.tolist() == [[990, 991, 992, 993, 994]] * 2
+
+
+def test_excluded_ids_are_not_found() -> None:
+    index = build(torch.eye(6), "float32")
+    usable = torch.arange(index.slots) < 6
+    exclude = torch.tensor([[0, 3], [-1, -1]])
+    slots, similarity = index.search(torch.eye(6)[:2], 6, usable, torch.arange(index.slots), exclude)
+    assert slots.tolist() == [[1, 2, 4, 5, -1, -1], [1, 0, 2, 3, 4, 5]]
+    assert similarity[0, 4:].isneginf().all()
+
+
+def test_many_blocks_and_small_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(2)
+    features, queries = torch.randn(1000, 16), unit(torch.randn(20, 16))
+    whole = build(features, "float32")
+    monkeypatch.setattr(exact, "BLOCK_BYTES", 64 * 16 * 4 * 2)
+    monkeypatch.setattr(exact, "SCORES", 3000)
+    monkeypatch.setattr(exact, "COORDINATES", 500)
+    cut = ExactIndex(16, "float32", CPU)
+    for start in range(0, 1000, 7):  # grow a little at a time
+        cut.grow(min(1000, start + 7))
+        slots = torch.arange(start, min(1000, start + 7))
+        cut.put(slots, encode(unit(features[slots]), "float32"))
+    assert len(cut.columns["row"]) == 8
+    found = [
+        index.search(queries, 9, torch.arange(index.slots) < 1000, torch.arange(index.slots)) for index in (whole, cut)
+    ]
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_growing_leaves_little_room_unused() -> None:
+    index = ExactIndex(4, "float32", CPU)
+    index.grow(100_000)
+    assert index.slots == 100_032  # all at once: to the next 64
+    grown = ExactIndex(4, "float32", CPU)
+    for rows in range(1, 5000):
+        grown.grow(rows)
+        assert rows <= grown.slots <= max(64, rows * 5 / 4 + 64)
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@given(st.integers(0, 2**31), st.sampled_from([1, 3, 64, 700]), st.floats(1e-30, 1e30))
+@settings(max_examples=25, deadline=None)
+def test_rows_are_on_the_grid_and_of_length_one(storage: str, seed: int, dim: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(5, dim, generator=generator).double().pow(3).mul(scale).float()
+    rows = unit(features)
+    read = decode(encode(rows, storage)).double()
+    assert torch.equal((read * 2**24).round(), read * 2**24)
+    length = {"float32": 2e-6, "float16": 2e-3, "int8": 2e-4}[storage]
+    torch.testing.assert_close(read.norm(dim=1), torch.ones(5).double(), atol=length, rtol=0)
+    torch.testing.assert_close(read, rows.double(), atol={"float32": 0.0}.get(storage, 3e-4), rtol=0)
+
+
+def test_unit_matches_the_textbook_and_ignores_batch_mates() -> None:
+    torch.manual_seed(3)
+    features = torch.randn(50, 300) * 7
+    rows = unit(features)
+    torch.testing.assert_close(rows, torch.nn.functional.normalize(features, dim=1), atol=2e-6, rtol=0)
+    assert torch.equal(rows, torch.cat([unit(feature[None]) for feature in features]))
+    assert torch.equal(unit(torch.zeros(1, 3)), torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_a_lower_matmul_precision_changes_no_answer(precision: str) -> None:
+    torch.manual_seed(4)
+    features, queries = torch.randn(1, 32) + 1e-3 * torch.randn(500, 32), unit(torch.randn(10, 32))
+    index = build(features, "float32")
+    usable = torch.arange(index.slots) < 500
+    torch.set_float32_matmul_precision(precision)
+    try:
+        slots, _ = index.search(queries, 10, usable, torch.arange(index.slots))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert slots.tolist() == oracle(index, queries, 10, usable.numpy())
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("batch", [1, 5, 12])
+def test_the_bound_of_a_scan_holds(storage: str, batch: int, engine: str) -> None:
+    torch.manual_seed(5)
+    rows, queries = unit(torch.randn(640, 200).pow(5)), unit(torch.randn(batch, 200).pow(5))  # far from even
+    columns = encode(rows, storage)
+    out = torch.empty(10, batch, 64)
+    slack = scans.scan([columns["row"][:320].contiguous(), columns["row"][320:].contiguous()], queries, out)
+    codes = columns["row"].double()
+    error = (queries.double() @ codes.T - out.transpose(0, 1).reshape(batch, 640).double()).abs()
+    assert (error / codes.norm(dim=1) <= slack.double()[:, None]).all()
+
+
+def test_the_fast_scan_is_used_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(scans, "numkong_scan", lambda *_: called.append("numkong"))
+    monkeypatch.setattr(scans, "torch_scan", lambda *_: called.append("torch"))
+    for dtype, batch in ((torch.int8, 1), (torch.float16, 7), (torch.int8, 8), (torch.float32, 1)):
+        scans.scan([torch.zeros(64, 4, dtype=dtype)], torch.zeros(batch, 4), torch.zeros(1, batch, 64))
+    assert called == ["numkong", "numkong", "torch", "torch"]
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (torch.ones(3), r"shape \(B, 4\), got \(3,\)"),
+        (torch.ones(2, 3), r"shape \(B, 4\), got \(2, 3\)"),
+        (torch.ones(1, 4, dtype=torch.complex64), "real numbers, got torch.complex64"),
+        (torch.tensor([[1.0, 1, 1, 1], [1, float("nan"), 1, 1]]), "row 1 holds NaN"),
+        (torch.tensor([[float("inf"), 1, 1, 1]]), "row 0 holds NaN or a value infinite"),
+        (torch.tensor([[1e300, 1, 1, 1]], dtype=torch.float64), "infinite in float32"),
+        (torch.tensor([[1, 0, 0, 0], [0, 0, 0, 0]]), "row 1 is the zero vector"),
+    ],
+)
+def test_features_that_cannot_be_used_are_named(features: torch.Tensor, message: str) -> None:
+    with pytest.raises(FeatureError, match=message):
+        check_features(features, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8, torch.bool])
+def test_other_number_types_are_taken_as_float32(dtype: torch.dtype) -> None:
+    checked = check_features(torch.tensor([[1, 0, 1, 1]]).to(dtype), 4)
+    assert checked.dtype == torch.float32
+    assert checked.tolist() == [[1, 0, 1, 1]]
+
+
+def test_an_unknown_storage_is_refused() -> None:
+    with pytest.raises(AdaNPCError, match="storage must be one of float32, float16, int8, got 'int4'"):
+        ExactIndex(4, "int4", CPU)

@@ -1,0 +1,369 @@
+"""The scikit-learn face: scikit-learn's own contract, its cosine neighbors as oracle, and adaptation through arrays."""
+
+from __future__ import annotations
+
+import pickle
+from math import inf
+from typing import Any
+
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+import pytest
+from numpy.typing import NDArray
+from scipy.sparse import csr_array  # type: ignore[import-untyped]
+from sklearn.base import clone
+from sklearn.datasets import load_digits, load_wine
+from sklearn.decomposition import PCA
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import accuracy_score, log_loss
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from adanpc.core import Admission, everyone, nobody
+from adanpc.errors import AdaNPCError, LabelError
+from adanpc.estimator import AdaNPCClassifier
+
+Array = NDArray[Any]
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"storage": "int8", "capacity": 30, "evict": "fifo", "centring": "source"},
+    {"storage": "float16", "capacity": 30, "evict": "balanced", "rule": "uniform"},
+    {"capacity": 30, "evict": "reservoir", "centring": "stream", "admission": Admission(min_margin=0.5)},
+]
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Array, Array, Array, Array]:
+    """400 labelled rows and a stream of 300."""
+    features, labels = load_digits(return_X_y=True)
+    return features[:400], labels[:400], features[400:700], labels[400:700]
+
+
+def digest(classifier: AdaNPCClassifier) -> str:
+    return classifier.model_.bank.digest()
+
+
+@pytest.mark.parametrize("setting", [{}, {"storage": "int8", "centring": "source"}, {"centring": "stream"}], ids=str)
+def test_every_check_of_scikit_learn_passes(setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCIPY_ARRAY_API", "1")  # else check_array_api_input is skipped
+    results = check_estimator(AdaNPCClassifier(**setting), on_skip=None, on_fail=None)
+    names = {result["check_name"] for result in results}
+    assert {"check_classifiers_train", "check_array_api_input", "check_estimators_pickle"} <= names
+    assert [(result["check_name"], result["exception"]) for result in results if result["status"] != "passed"] == []
+
+
+class TestOracle:
+    def test_neighbors_and_probabilities_are_those_of_cosine_knn(self, digits: tuple[Array, ...]) -> None:
+        features, labels, queries, _ = digits
+        k = 7
+        ours = AdaNPCClassifier(k, rule="uniform").fit(features, labels)
+        theirs = KNeighborsClassifier(k, metric="cosine").fit(features, labels)
+        distance, ids = ours.kneighbors(queries, k + 1)
+        expected, expected_ids = theirs.kneighbors(queries, k + 1)
+        np.testing.assert_allclose(distance, expected, atol=1e-6)
+        clear = expected[:, k] - expected[:, k - 1] > 1e-6
+        assert clear.mean() > 0.95
+        np.testing.assert_array_equal(np.sort(ids[clear, :k]), np.sort(expected_ids[clear, :k]))
+        np.testing.assert_allclose(ours.predict_proba(queries)[clear], theirs.predict_proba(queries)[clear], atol=1e-6)
+        np.testing.assert_array_equal(ours.predict(queries)[clear], theirs.predict(queries)[clear])
+
+    def test_share_is_a_softmax_over_the_neighbors(self, digits: tuple[Array, ...]) -> None:
+        features, labels, queries, _ = digits
+        classifier = AdaNPCClassifier(5, temperature=0.05).fit(features, labels)
+        distance, ids = classifier.kneighbors(queries)
+        expected = np.zeros((len(queries), 10))
+        for query in range(len(queries)):
+            shares = np.exp((1 - distance[query]) / 0.05)
+            for share, row in zip(shares / shares.sum(), ids[query], strict=True):
+                expected[query, labels[row]] += share
+        np.testing.assert_allclose(classifier.predict_proba(queries), expected, atol=1e-6)
+
+    def test_probabilities_sum_to_one_as_log_loss_demands(self, digits: tuple[Array, ...]) -> None:
+        features, labels, queries, truth = digits
+        probs = AdaNPCClassifier(30).fit(features, labels).predict_proba(queries)
+        assert 0 < log_loss(truth, probs) < 1  # warns, hence fails, if they do not
+
+    def test_ids_alone(self, digits: tuple[Array, ...]) -> None:
+        features, labels, queries, _ = digits
+        classifier = AdaNPCClassifier(4).fit(features, labels)
+        ids = np.asarray(classifier.kneighbors(queries, return_distance=False))
+        assert ids.shape == (300, 4)
+        np.testing.assert_array_equal(ids, classifier.kneighbors(queries)[1])
+
+    @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+    def test_a_row_is_nearest_to_itself(self, digits: tuple[Array, ...], storage: str) -> None:
+        features, labels, _, _ = digits
+        classifier = AdaNPCClassifier(1, storage=storage).fit(features, labels)
+        distance, ids = classifier.kneighbors(features)
+        np.testing.assert_array_equal(ids[:, 0], np.arange(len(features)))
+        assert distance.min() >= 0
+        assert distance.max() < 1e-3
+
+
+class TestRowsOfZeros:
+    rows = np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
+    labels = np.array(["right", "nothing", "up", "nothing"])
+
+    def test_they_are_similar_to_each_other_alone(self) -> None:
+        classifier = AdaNPCClassifier(2).fit(self.rows, self.labels)
+        distance, ids = classifier.kneighbors([[0.0, 0.0], [3.0, 0.0]], 4)
+        np.testing.assert_array_equal(ids, [[1, 3, 0, 2], [0, 1, 2, 3]])
+        np.testing.assert_array_equal(distance, [[0, 0, 1, 1], [0, 1, 1, 1]])
+        assert classifier.predict([[0.0, 0.0]]) == ["nothing"]
+
+    def test_other_similarities_stay_as_they_were(self, digits: tuple[Array, ...]) -> None:
+        features, labels, queries, _ = digits
+        with_zeros = np.vstack([features, np.zeros((5, 64))])
+        plain = AdaNPCClassifier(8).fit(features, labels).kneighbors(queries)
+        zeros = AdaNPCClassifier(8).fit(with_zeros, [*labels, 0, 0, 0, 0, 0]).kneighbors(queries)
+        for ours, theirs in zip(zeros, plain, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+    @pytest.mark.parametrize("centring", ["source", "stream"])
+    def test_with_centring_they_are_rows_like_any_other(self, centring: str) -> None:
+        rows = self.rows + np.array([5.0, 1.0])
+        rows[1] = 0
+        classifier = AdaNPCClassifier(2, centring=centring).fit(rows, self.labels)
+        distance, ids = classifier.kneighbors([[0.0, 0.0], [1e-9, 1e-9]], 4)
+        np.testing.assert_array_equal(ids[0], ids[1])
+        np.testing.assert_allclose(distance[0], distance[1], atol=1e-6)
+        assert ids[0, 0] == 1
+        assert distance[0, 1] > 1.1  # opposite, not merely apart
+
+    def test_they_join_too(self) -> None:
+        classifier = AdaNPCClassifier(1).fit(self.rows, self.labels)
+        np.testing.assert_array_equal(classifier.adapt_predict(np.zeros((3, 2))), ["nothing"] * 3)
+        assert len(classifier.model_.bank) == 7
+
+
+class TestAdapting:
+    def test_it_follows_a_drift_that_predict_cannot(self) -> None:
+        start = np.deg2rad([0.0, 5.0, 180.0, 185.0])
+        labels = np.array(["a", "a", "b", "b"])
+        drift = np.deg2rad([turn + side for turn in range(0, 150, 5) for side in (0.0, 180.0)])
+        truth = np.array(["a", "b"] * 30)
+        classifier = AdaNPCClassifier(2).fit(circle(start), labels)
+        assert accuracy_score(truth, classifier.predict(circle(drift))) < 0.75
+        assert accuracy_score(truth, classifier.adapt_predict(circle(drift))) == 1
+        assert accuracy_score(truth, classifier.predict(circle(drift))) == 1
+
+    @pytest.mark.parametrize("setting", SETTINGS, ids=str)
+    def test_one_by_one_equals_one_batch(self, digits: tuple[Array, ...], setting: dict[str, Any]) -> None:
+        features, labels, stream, _ = digits
+        batch = AdaNPCClassifier(**setting).fit(features, labels)
+        single = clone(batch).fit(features, labels)
+        answers = batch.adapt_predict(stream)
+        np.testing.assert_array_equal(answers, np.concatenate([single.adapt_predict(row[None]) for row in stream]))
+        assert digest(batch) == digest(single)
+        assert batch.model_.bank.next_id > 450  # many joined; more than the capacity, where there is one
+        np.testing.assert_array_equal(batch.predict_proba(stream), single.predict_proba(stream))
+
+    def test_pure_methods_change_nothing(self, digits: tuple[Array, ...]) -> None:
+        features, labels, stream, _ = digits
+        classifier = AdaNPCClassifier(centring="stream", admission=everyone).fit(features, labels)
+        before, fitted = pickle.dumps(classifier), digest(classifier)
+        classifier.predict(stream), classifier.predict_proba(stream), classifier.kneighbors(stream)
+        assert pickle.dumps(classifier) == before
+        classifier.adapt_predict(stream)
+        assert digest(classifier) != fitted
+
+    @pytest.mark.parametrize(("admission", "joined"), [(everyone, 300), (nobody, 0)])
+    def test_admission_decides_who_joins(self, digits: tuple[Array, ...], admission: Admission, joined: int) -> None:
+        features, labels, stream, _ = digits
+        classifier = AdaNPCClassifier(admission=admission).fit(features, labels)
+        classifier.adapt_predict(stream)
+        assert len(classifier.model_.bank) == 400 + joined
+
+    def test_the_default_admission_asks_for_confidence(self, digits: tuple[Array, ...]) -> None:
+        features, labels, stream, _ = digits
+        stated = AdaNPCClassifier(admission=Admission(min_confidence=0.9)).fit(features, labels)
+        default = AdaNPCClassifier().fit(features, labels)
+        np.testing.assert_array_equal(stated.adapt_predict(stream), default.adapt_predict(stream))
+        assert digest(stated) == digest(default)
+        assert 400 < len(default.model_.bank) < 700
+
+    @pytest.mark.parametrize("setting", SETTINGS, ids=str)
+    def test_a_pickle_in_mid_stream_goes_on(self, digits: tuple[Array, ...], setting: dict[str, Any]) -> None:
+        features, labels, stream, _ = digits
+        classifier = AdaNPCClassifier(**setting).fit(features, labels)
+        classifier.adapt_predict(stream[:150])
+        copy = pickle.loads(pickle.dumps(classifier))
+        np.testing.assert_array_equal(copy.predict_proba(stream), classifier.predict_proba(stream))
+        middle = digest(classifier)
+        answers = copy.adapt_predict(stream[150:])
+        assert digest(classifier) == middle  # the copy is one
+        np.testing.assert_array_equal(answers, classifier.adapt_predict(stream[150:]))
+        assert digest(copy) == digest(classifier) != middle
+
+
+class TestPartialFit:
+    def test_pieces_equal_fit_at_once(self, digits: tuple[Array, ...]) -> None:
+        features, labels, queries, _ = digits
+        whole, pieces = AdaNPCClassifier().fit(features, labels), AdaNPCClassifier()
+        for start in (0, 150, 151):
+            part = slice(start, {0: 150, 150: 151, 151: 400}[start])
+            pieces.partial_fit(features[part], labels[part], classes=np.arange(10)[::-1] if start == 0 else None)
+        np.testing.assert_array_equal(pieces.classes_, whole.classes_)
+        assert digest(pieces) == digest(whole)
+        np.testing.assert_array_equal(pieces.predict_proba(queries), whole.predict_proba(queries))
+
+    def test_appends_while_fit_starts_anew(self, digits: tuple[Array, ...]) -> None:
+        features, labels, queries, truth = digits
+        classifier = AdaNPCClassifier().fit(features, labels)
+        fresh = digest(classifier)
+        classifier.partial_fit(queries, truth).adapt_predict(features)
+        assert len(classifier.model_.bank) > 700
+        assert digest(classifier.fit(features, labels)) == fresh
+
+    def test_a_class_may_have_no_row_yet(self) -> None:
+        classifier = AdaNPCClassifier(1).partial_fit([[1.0, 0.0]], ["b"], classes=["c", "a", "b"])
+        np.testing.assert_array_equal(classifier.predict_proba([[0.0, 1.0]]), [[0, 1, 0]])
+        classifier.partial_fit([[0.0, 1.0]], ["c"])
+        assert classifier.predict([[0.1, 1.0]]) == ["c"]
+
+    def test_refuses_what_it_cannot_name(self) -> None:
+        with pytest.raises(LabelError, match="classes is missing: name all classes in the first call"):
+            AdaNPCClassifier().partial_fit([[1.0, 0.0]], ["a"])
+        classifier = AdaNPCClassifier().fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
+        before = digest(classifier)
+        with pytest.raises(LabelError, match=r"label 'q' is not among the classes \['a' 'b'\]"):
+            classifier.partial_fit([[1.0, 0.0], [1.0, 1.0]], ["a", "q"])
+        with pytest.raises(LabelError, match=r"classes were \['a' 'b'\] before, got \['a' 'q'\]; call fit"):
+            classifier.partial_fit([[1.0, 0.0]], ["a"], classes=["a", "q"])
+        with pytest.raises(ValueError, match="X has 3 features, but AdaNPCClassifier is expecting 2"):
+            classifier.partial_fit([[1.0, 0.0, 0.0]], ["a"])
+        assert digest(classifier) == before
+
+    def test_a_refused_first_call_leaves_it_unfitted(self) -> None:
+        classifier = AdaNPCClassifier()
+        with pytest.raises(LabelError):
+            classifier.partial_fit([[1.0, 0.0]], ["q"], classes=["a", "b"])
+        with pytest.raises(NotFittedError):
+            classifier.predict([[1.0, 0.0]])
+        assert classifier.partial_fit([[1.0, 0.0, 0.0]], ["a"], classes=["a", "b"]).n_features_in_ == 3
+
+
+class TestInScikitLearn:
+    def test_pipeline(self, digits: tuple[Array, ...]) -> None:
+        features, labels, queries, truth = digits
+        steps = StandardScaler(), PCA(16, random_state=0)
+        pipeline = make_pipeline(*steps, AdaNPCClassifier(5, rule="uniform")).fit(features, labels)
+        knn = make_pipeline(*steps, KNeighborsClassifier(5, metric="cosine")).fit(features, labels)
+        assert pipeline.score(queries, truth) == pytest.approx(knn.score(queries, truth), abs=0.01)
+        by_hand = AdaNPCClassifier(5, rule="uniform").fit(pipeline[:-1].transform(features), labels)
+        np.testing.assert_array_equal(
+            pipeline.predict_proba(queries), by_hand.predict_proba(pipeline[:-1].transform(queries))
+        )
+
+    def test_columns_of_different_units_want_a_scaler(self) -> None:
+        features, labels = load_wine(return_X_y=True)
+        raw = cross_val_score(AdaNPCClassifier(), features, labels, cv=5).mean()
+        scaled = cross_val_score(make_pipeline(StandardScaler(), AdaNPCClassifier()), features, labels, cv=5).mean()
+        assert scaled > 0.9 > raw
+
+    def test_grid_search(self, digits: tuple[Array, ...]) -> None:
+        features, labels, _, _ = digits
+        grid = {"n_neighbors": np.array([1, 40]), "rule": ["share", "uniform"], "temperature": [0.01, 1.0]}
+        search = GridSearchCV(AdaNPCClassifier(), grid, cv=3, error_score="raise").fit(features, labels)
+        scores = search.cv_results_["mean_test_score"]
+        best = cross_val_score(AdaNPCClassifier(**search.best_params_), features, labels, cv=3).mean()
+        assert search.best_score_ == pytest.approx(best)
+        assert len(scores) == 8
+        few, many = scores[:4], scores[4:]  # n_neighbors varies slowest, then rule, then temperature
+        assert len(set(few)) == 1  # a single neighbor has the whole vote
+        assert (
+            many[0] != many[1] != many[2] == many[3]
+        )  # each argument reaches the vote, and uniform has no temperature
+        assert isinstance(search.best_estimator_.model_.k, int)
+
+    def test_grid_search_over_admission_with_a_score_that_adapts(self, digits: tuple[Array, ...]) -> None:
+        features, labels, _, _ = digits
+
+        def online(classifier: AdaNPCClassifier, queries: Array, truth: Array) -> float:
+            score: float = accuracy_score(truth, classifier.adapt_predict(queries))
+            return score
+
+        grid = {"admission": [nobody, everyone, Admission(min_confidence=0.8)]}
+        search = GridSearchCV(AdaNPCClassifier(3), grid, cv=3, scoring=online, error_score="raise")
+        scores = search.fit(features, labels).cv_results_["mean_test_score"]
+        assert scores[0] == pytest.approx(cross_val_score(AdaNPCClassifier(3), features, labels, cv=3).mean())
+        assert len(set(scores)) > 1
+
+    def test_clone_keeps_arguments_and_forgets_rows(self) -> None:
+        classifier = AdaNPCClassifier(3, admission=Admission(max_entropy=0.1), capacity=5)
+        copy = clone(classifier.fit([[1.0, 0.0]], ["a"]))
+        assert copy.get_params() == classifier.get_params()
+        with pytest.raises(NotFittedError):
+            copy.predict([[1.0, 0.0]])
+
+    def test_data_frames(self) -> None:
+        frame = pd.DataFrame({"x": [1.0, 0.0], "y": [0.0, 1.0]})
+        classifier = AdaNPCClassifier(1).fit(frame, pd.Series(["a", "b"]))
+        np.testing.assert_array_equal(classifier.feature_names_in_, ["x", "y"])
+        np.testing.assert_array_equal(classifier.adapt_predict(frame), ["a", "b"])
+        with pytest.raises(ValueError, match="feature names should match"):
+            classifier.adapt_predict(frame[["y", "x"]])
+
+    def test_dtypes_agree_and_inputs_stay_untouched(self, digits: tuple[Array, ...]) -> None:
+        features, labels, stream, _ = digits
+        banks = set()
+        for dtype in (np.float64, np.float32, np.int16):
+            rows, queries = features.astype(dtype), stream.astype(dtype)
+            rows.flags.writeable = queries.flags.writeable = False
+            classifier = AdaNPCClassifier().fit(rows, labels)
+            classifier.adapt_predict(queries)
+            banks.add(digest(classifier))
+        assert len(banks) == 1
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("setting", "message"),
+        [
+            ({"n_neighbors": 0}, "n_neighbors must be a whole number of at least 1, got 0"),
+            ({"n_neighbors": 2.5}, "n_neighbors must be a whole number of at least 1, got 2.5"),
+            ({"n_neighbors": "3"}, "n_neighbors must be a whole number of at least 1, got '3'"),
+            ({"rule": "median"}, "rule must be one of share, .*, got 'median'"),
+            ({"temperature": 0}, "temperature must be greater than 0, got 0"),
+            ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+            ({"admission": 0.9}, "admission must be None or an adanpc.core.Admission, got 0.9"),
+            ({"storage": "int4"}, "storage must be one of float32, .*, got 'int4'"),
+            ({"capacity": 0}, "capacity must be a whole number of at least 1, got 0"),
+            ({"capacity": inf}, "capacity must be a whole number of at least 1, got inf"),
+            ({"evict": "worst"}, "evict must be one of fifo, .*, got 'worst'"),
+            ({"centring": "median"}, "centring must be one of none, .*, got 'median'"),
+        ],
+        ids=lambda value: str(value) if isinstance(value, dict) else "",
+    )
+    def test_bad_arguments_are_named_at_fit(self, setting: dict[str, Any], message: str) -> None:
+        classifier = AdaNPCClassifier(**setting)
+        with pytest.raises(AdaNPCError, match=message):
+            classifier.fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
+        with pytest.raises(NotFittedError):
+            classifier.predict([[1.0, 0.0]])
+
+    def test_kneighbors_of_more_rows_than_there_are(self) -> None:
+        classifier = AdaNPCClassifier(1).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
+        with pytest.raises(AdaNPCError, match="n_neighbors must be at most 2, the rows held, got 3"):
+            classifier.kneighbors([[1.0, 0.0]], 3)
+        with pytest.raises(AdaNPCError, match="n_neighbors must be a whole number of at least 1, got 0"):
+            classifier.kneighbors([[1.0, 0.0]], 0)
+
+    @pytest.mark.parametrize("method", ["predict", "predict_proba", "adapt_predict", "kneighbors"])
+    def test_unusable_queries(self, method: str) -> None:
+        ask = getattr(AdaNPCClassifier(1), method)
+        with pytest.raises(NotFittedError):
+            ask([[1.0, 0.0]])
+        ask = getattr(AdaNPCClassifier(1).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"]), method)
+        for flaw, error in (([[np.nan, 1.0]], ValueError), ([[1.0]], ValueError), (csr_array([[1.0, 0.0]]), TypeError)):
+            with pytest.raises(error):
+                ask(flaw)
+
+
+def circle(angles: Array) -> Array:
+    """Points (n, 2) of the unit circle."""
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
