@@ -7,10 +7,10 @@ from math import inf
 from typing import Any
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
-from scipy.sparse import csr_array  # type: ignore[import-untyped]
+from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.datasets import load_digits, load_wine
 from sklearn.decomposition import PCA
@@ -159,7 +159,8 @@ class TestAdapting:
         answers = batch.adapt_predict(stream)
         np.testing.assert_array_equal(answers, np.concatenate([single.adapt_predict(row[None]) for row in stream]))
         assert digest(batch) == digest(single)
-        assert batch.model_.bank.next_id > 450  # many joined; more than the capacity, where there is one
+        assert batch.model_.bank.next_id > 450  # many joined: more than the capacity, where there is one
+        assert len(batch.model_.bank) == (430 if "capacity" in setting else batch.model_.bank.next_id)
         np.testing.assert_array_equal(batch.predict_proba(stream), single.predict_proba(stream))
 
     def test_pure_methods_change_nothing(self, digits: tuple[Array, ...]) -> None:
@@ -292,6 +293,13 @@ class TestInScikitLearn:
         scores = search.fit(features, labels).cv_results_["mean_test_score"]
         assert scores[0] == pytest.approx(cross_val_score(AdaNPCClassifier(3), features, labels, cv=3).mean())
         assert len(set(scores)) > 1
+
+    def test_arguments_reach_the_bank(self) -> None:
+        classifier = AdaNPCClassifier(storage="int8", capacity=np.int64(7), evict="balanced")  # type: ignore[arg-type]
+        bank = classifier.fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"]).model_.bank
+        expected = {"dim": 3, "classes": 2, "storage": "int8", "capacity": 7, "evict": "balanced", "soft": False}
+        assert bank.config() == expected
+        assert len(bank.digest()) == 64  # NumPy's numbers are no JSON
 
     def test_clone_keeps_arguments_and_forgets_rows(self) -> None:
         classifier = AdaNPCClassifier(3, admission=Admission(max_entropy=0.1), capacity=5)

@@ -1,1 +1,12 @@
+"""Adapt a trained classifier while it is used: a bank of features, a vote of the nearest, no gradients."""
 
+from adanpc.core import AdaNPC, Admission, Append, MemoryBank, Origin, Prediction, Restore, Veto, everyone, nobody
+from adanpc.errors import AdaNPCError
+from adanpc.models import Wrapped, wrap
+from adanpc.train import KNNLoss
+from adanpc.version import __version__
+
+__all__ = [
+    "AdaNPC", "AdaNPCError", "Admission", "Append", "KNNLoss", "MemoryBank", "Origin", "Prediction", "Restore", "Veto",
+    "Wrapped", "__version__", "everyone", "nobody", "wrap",
+]  # fmt: skip

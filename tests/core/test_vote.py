@@ -74,5 +74,6 @@ def test_bad_rules_and_temperatures_are_refused() -> None:
     near = neighbors([[0.5]], [[0]])
     with pytest.raises(AdaNPCError, match="got 'best'"):
         vote(near, 2, "best")
-    with pytest.raises(AdaNPCError, match="temperature must be greater than 0, got -1"):
-        vote(near, 2, "share", -1)
+    for temperature in (-1.0, 0.0, math.nan, math.inf, 1e-320):  # the last one's inverse is infinite
+        with pytest.raises(AdaNPCError, match=f"temperature must be a finite number greater than 0, got {temperature}"):
+            vote(near, 2, "share", temperature)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -219,3 +223,21 @@ def test_other_number_types_are_taken_as_float32(dtype: torch.dtype) -> None:
 def test_an_unknown_storage_is_refused() -> None:
     with pytest.raises(AdaNPCError, match="storage must be one of float32, float16, int8, got 'int4'"):
         ExactIndex(4, "int4", CPU)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_can_search_too() -> None:
+    program = """
+import os, torch
+from adanpc import Append, MemoryBank
+bank = MemoryBank(8, 2, storage="int8")
+bank.apply(Append(torch.rand(500, 8), torch.zeros(500, dtype=torch.int64)))
+before = bank.search(torch.ones(1, 8), 3).ids.tolist()
+child = os.fork()
+if child == 0:
+    torch.set_num_threads(1)
+    os._exit(0 if bank.search(torch.ones(1, 8), 3).ids.tolist() == before else 1)
+print(os.waitpid(child, 0)[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "0", done.stderr

@@ -190,5 +190,5 @@ def test_bad_settings_and_batches_are_refused() -> None:
     with pytest.raises(FeatureError, match="a batch of zero rows has no loss"):
         loss(torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))
     loss.temperature = -0.1  # a schedule that went too far
-    with pytest.raises(AdaNPCError, match="temperature must be greater than 0, got -0.1"):
+    with pytest.raises(AdaNPCError, match="temperature must be a finite number greater than 0, got -0.1"):
         loss(*samples(4))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 import torch
 from torch import Tensor
 
@@ -24,8 +26,8 @@ def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: f
     """
     if rule not in RULES:
         raise AdaNPCError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
-    if not temperature > 0:
-        raise AdaNPCError(f"temperature must be greater than 0, got {temperature}")
+    if not (temperature > 0 and isfinite(temperature) and isfinite(1 / temperature)):
+        raise AdaNPCError(f"temperature must be a finite number greater than 0, got {temperature}")
     present = neighbors.similarity > -torch.inf
     similarity = neighbors.similarity.double()
     if rule == "paper":

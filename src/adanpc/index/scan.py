@@ -5,7 +5,9 @@ A scan never decides an answer: it only says which rows are worth an exact look.
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -18,10 +20,15 @@ try:
 except ImportError:  # the extra `fast` is not installed
     numkong = None
 
-THREADS = ThreadPoolExecutor(torch.get_num_threads(), "adanpc-scan")  # idle until the first block of a fast scan
 CONVERTED = 16  # tiles made float32 at once: what the cache holds
 TILE = 64  # rows scanned together; every block of rows holds whole tiles
 INPUT_ROUNDING = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # of torch's float32 matmul precisions
+
+
+@cache
+def _threads(process: int) -> ThreadPoolExecutor:
+    """The threads of this process: those of the parent do not survive a fork."""
+    return ThreadPoolExecutor(torch.get_num_threads(), f"adanpc-scan-{process}")
 
 
 def scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
@@ -60,7 +67,7 @@ def numkong_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
         scale, codes, kernel = queries.new_ones(len(queries), 1), queries.half(), {"metric": "dot"}
     encoded = codes.numpy()
     done = 0
-    for products in THREADS.map(lambda block: numkong.cdist(encoded, block.numpy(), **kernel), blocks):
+    for products in _threads(os.getpid()).map(lambda block: numkong.cdist(encoded, block.numpy(), **kernel), blocks):
         found = torch.from_numpy(numpy.asarray(products)).view(len(queries), -1, TILE).transpose(0, 1)
         torch.mul(found, scale, out=out[done : done + len(found)])
         done += len(found)

@@ -1,65 +1,51 @@
-"""save and load: an AdaNPC as one safetensors file. docs/bank-format.md writes the format down.
-
-The header is written and read here rather than by the safetensors library because the trailer seals the header's own
-bytes, and because columns then go from memory to disk, and one read of one open file back, without a copy between.
-"""
+"""save and load: an AdaNPC as one safetensors file. docs/bank-format.md writes the format down."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from math import isinf, prod
+from math import isinf
 from numbers import Integral
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from adanpc.core import AdaNPC, Admission, MemoryBank, Veto
 from adanpc.index.grid import Columns
-from adanpc.store.check import FORMAT, VERSION, BankFileError, Flaw, check_document, check_tensors, number, parse
+from adanpc.store.check import FORMAT, VERSION, BankFileError, ContentsError, check_document, check_tensors, number
+from adanpc.store.durable import replace
+from adanpc.store.layout import contents, read
 from adanpc.version import __version__
-
-KEY = "adanpc"  # of the one metadata entry
-TRAILER = "trailer.sha256"
-MOST_HEADER = 100_000_000  # bytes; what the safetensors library accepts
-DTYPES = {  # in the order in which columns stand in the file, so that each is aligned
-    torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.int8: "I8",
-    torch.uint8: "U8",
-}  # fmt: skip
-
-Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def save(classifier: AdaNPC, path: str | os.PathLike[str], *, recipe: Mapping[str, str] | None = None) -> None:
     """Writes bank, settings and centring; a crash at any moment leaves the old file or the new one, whole.
 
     Args:
-        classifier: what ``load`` will give back.
-        path: where to; a link is followed, an existing file replaced.
-        recipe: how features are made from inputs; kept, not read.
+        classifier: what ``load`` gives back; no other thread may change it meanwhile.
+        path: where to; a link is followed, a file that is there is replaced and its permissions are kept.
+        recipe: how features are made from inputs; only kept.
     """
     with _told(path, "was not saved", "what was there before is unchanged; mend the bank and save again"):
         document, tensors = _document(classifier, dict(recipe or {})), _tensors(classifier)
-        check_document(document)
+        check_document(document)  # a file that load would refuse is not written
         check_tensors(document, tensors)
-        header = _header(document)
-        columns = (_bytes(tensors[name]) for name in _layout(document) if name != TRAILER)
-        _replace(Path(os.path.realpath(path)), _sealed(header, columns))
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():
+            raise ContentsError("there is a folder or a device", "give the path of a file")
+        replace(target, contents(document, tensors))
 
 
 def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> tuple[AdaNPC, dict[str, str]]:
-    """The classifier that was saved, which goes on exactly where it stopped, and its recipe; no code is executed."""
-    with _told(path, "was not loaded", "the file is damaged or forged: take another copy, or build the bank again"):
-        document, tensors = _read(Path(path))
-        check_tensors(document, tensors)
-        return _rebuild(document, tensors, torch.device(device)), document["recipe"]
+    """The classifier that was saved, to go on exactly where it stopped, and its recipe; executes no code."""
+    with _told(path, "was not loaded", "the file is damaged or forged: take another copy or build the bank again"):
+        classifier, document = _read(Path(path), torch.device(device))
+        if classifier.bank.digest() != document["digest"]:
+            raise ContentsError("its rows do not have the digest that it states")
+        return classifier, document["recipe"]
 
 
 @contextmanager
@@ -67,20 +53,22 @@ def _told(path: str | os.PathLike[str], fate: str, remedy: str) -> Iterator[None
     """Turns whatever is refused inside into one BankFileError."""
     try:
         yield
-    except Flaw as flaw:
-        raise BankFileError(f"{path} {fate}: {flaw}; {flaw.remedy or remedy}") from flaw
     except OSError as error:
-        raise BankFileError(f"{path} {fate}: {error.strerror}; check the path, its rights and the disk") from error
+        raise BankFileError(
+            f"{path} {fate}: {error.strerror or error}; check the path, its rights and the disk"
+        ) from error
+    except ContentsError as flaw:
+        raise BankFileError(f"{path} {fate}: {flaw}; {flaw.remedy or remedy}") from flaw
     except ValueError as error:
         raise BankFileError(f"{path} {fate}: {error}; {remedy}") from error
 
 
 def _document(classifier: AdaNPC, recipe: dict[str, str]) -> dict[str, Any]:
-    """All that is not a tensor, as JSON knows it."""
+    """All that is not a tensor, as JSON can hold it."""
     bank, centring, admission = classifier.bank, classifier.centring, classifier.admission
     if type(admission) is not Admission:
-        raise Flaw(f"its admission is a {type(admission).__name__}, which no file can keep", "use an Admission")
-    asked = {name: value for name, value in asdict(admission).items() if value != asdict(Admission())[name]}
+        raise ContentsError(f"no file can keep an admission of type {type(admission).__name__}", "use an Admission")
+    asked = dict(asdict(admission).items() - asdict(Admission()).items())
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -93,7 +81,7 @@ def _document(classifier: AdaNPC, recipe: dict[str, str]) -> dict[str, Any]:
         "classifier": {
             **{name: _plain(getattr(classifier, name)) for name in ("k", "k_source", "k_target", "rule")},
             "temperature": _plain(float(classifier.temperature)),
-            "admission": {name: _plain(float(value)) for name, value in asked.items()},
+            "admission": {name: _plain(float(asked[name])) for name in sorted(asked)},
         },
         "centring": {
             "mode": centring.mode,
@@ -106,37 +94,37 @@ def _document(classifier: AdaNPC, recipe: dict[str, str]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON holds it: NumPy's whole numbers are made int, infinities text."""
+    """The value for JSON, which knows neither NumPy's whole numbers nor infinities."""
     if isinstance(value, Integral):
         return int(value)
     return str(value) if isinstance(value, float) and isinf(value) else value
 
 
 def _tensors(classifier: AdaNPC) -> Columns:
-    centring = {"centring.mean": classifier.centring.mean, "centring.total": classifier.centring.total}
-    given = {name: tensor for name, tensor in centring.items() if tensor is not None}
-    return {name: tensor.cpu().contiguous() for name, tensor in {**classifier.bank.table(), **given}.items()}
+    tensors = {**classifier.bank.table(), "centring.total": classifier.centring.total}
+    if classifier.centring.mean is not None:
+        tensors["centring.mean"] = classifier.centring.mean
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def _rebuild(document: dict[str, Any], tensors: Columns, device: torch.device) -> AdaNPC:
-    """The classifier of a checked document and checked tensors."""
-    bank, settings, centring = MemoryBank(**document["bank"], device=device), document["classifier"], document["centring"]
-    table = {name: tensors[name] for name in bank.table()}
-    bank.fill(table, document["next_id"], {row: Veto((row,), who, why) for row, who, why in document["vetoes"]})
-    if bank.digest() != document["digest"]:
-        raise Flaw("its rows do not have the digest that it states")
-    return bank
-
-
-def _layout(document: dict[str, Any]) -> Layout:
-    """Each column's type and shape, in the order of the file: it follows from the document alone."""
-    config = document["bank"]
-    layout = {
-        name: (column.dtype, (document["rows"], *column.shape[1:]))
-        for name, column in MemoryBank(**config).table().items()
-    }
-    names = ("centring.mean", "centring.total") if document["centring"]["mean"] else ("centring.total",)
-    layout |= dict.fromkeys(names, (torch.float64, (config["dim"],)))
-    order = list(DTYPES)
-    columns = sorted(layout.items(), key=lambda item: (order.index(item[1][0]), item[0]))
-    return {**dict(columns), TRAILER: (torch.uint8, (32,))}
+def _read(path: Path, device: torch.device) -> tuple[AdaNPC, dict[str, Any]]:
+    """The classifier and the document of a file; the buffer it was read into is gone when this returns."""
+    document, tensors = read(path)
+    check_tensors(document, tensors)
+    bank = MemoryBank(**document["bank"], device=device)
+    vetoes = {row: Veto((row,), who, why) for row, who, why in document["vetoes"]}
+    bank.fill({name: tensors[name] for name in bank.table()}, document["next_id"], vetoes)
+    settings, centring = document["classifier"], document["centring"]
+    classifier = AdaNPC(
+        bank,
+        **{name: settings[name] for name in ("k", "k_source", "k_target", "rule")},
+        temperature=number(settings["temperature"]),
+        admission=Admission(**{name: number(value) for name, value in settings["admission"].items()}),
+        centring=centring["mode"],
+        prior=centring["prior"],
+    )
+    classifier.centring.count = centring["count"]
+    classifier.centring.total = tensors["centring.total"].clone().to(device)
+    if centring["mean"]:
+        classifier.centring.mean = tensors["centring.mean"].clone().to(device)
+    return classifier, document

@@ -1,0 +1,45 @@
+"""A trained PyTorch model meets other data: wrap it, let it adapt, save it. Runs in a few seconds."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import adanpc
+
+torch.manual_seed(0)
+digits = load_digits()
+images, labels = torch.tensor(digits.images, dtype=torch.float32)[:, None], torch.tensor(digits.target)
+source, target = slice(0, 1000), slice(1000, None)
+
+# A classifier as you may have one: a network that ends in a linear layer.
+model = nn.Sequential(
+    nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(288, 64), nn.ReLU(), nn.Linear(64, 10)
+)
+optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+for _ in range(60):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(images[source]), labels[source]).backward()
+    optimizer.step()
+
+# The world changes: the camera's contrast falls and its picture is noisy.
+shifted = 0.4 * images[target] + 2.0 * torch.rand(images[target].shape)
+before = (model(shifted).argmax(1) == labels[target]).float().mean()
+
+# Three lines: a bank of the training data, answers by its nearest rows, confident answers join.
+loader = DataLoader(TensorDataset(images[source], labels[source]), batch_size=128)
+wrapped = adanpc.wrap(model, loader, k=10, centring="stream", preprocessing="pixels 0 to 16")
+answer = wrapped.step(shifted)
+
+after = (answer.labels == labels[target]).float().mean()
+print(f"linear head {before:.1%}, adapted {after:.1%}; {int((answer.joined >= 0).sum())} answers joined the bank")
+print(f"the last answer is {int(answer.labels[-1])} because of rows {answer.neighbors.ids[-1].tolist()}")
+
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder, "bank.safetensors")
+    adanpc.save(wrapped, path)
+    again = adanpc.load(path, model, preprocessing="pixels 0 to 16")
+    print("reloaded:", again.classifier.bank.digest() == wrapped.classifier.bank.digest())

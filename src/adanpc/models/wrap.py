@@ -1,0 +1,198 @@
+"""Any trained model as the encoder of a bank: ``wrap(model, loader)``."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adanpc.core import AdaNPC, MemoryBank, Prediction
+from adanpc.errors import AdaNPCError
+from adanpc.progress import track
+
+INPUT_OF = "input of "
+
+
+class RecipeError(AdaNPCError):
+    """A bank meets a model, a layer or a preprocessing other than the one that its rows were made with."""
+
+
+class Wrapped:
+    """A model whose features are answered by a bank. The model itself is never changed.
+
+    Args:
+        model: any module that takes a batch of inputs.
+        classifier: the bank and how it votes.
+        layer: the module whose output is the feature, or ``"input of NAME"``.
+        preprocessing: what turns raw data into inputs, see ``describe``.
+    """
+
+    def __init__(self, model: nn.Module, classifier: AdaNPC, layer: str, preprocessing: Any = None) -> None:
+        self.model, self.classifier, self.layer = model, classifier, layer
+        self.preprocessing = describe(preprocessing)
+
+    def features(self, inputs: Any) -> Tensor:
+        """The features (B, D) of a batch of inputs."""
+        return extract(self.model, self.layer, inputs)[0]
+
+    def predict(self, inputs: Any) -> Prediction:
+        """What each input would be answered if it came next; changes nothing."""
+        return self.classifier.predict(self.features(inputs))
+
+    def step(self, inputs: Any) -> Prediction:
+        """Answers the inputs in order and lets confident answers join the bank."""
+        return self.classifier.step(self.features(inputs))
+
+    @property
+    def recipe(self) -> dict[str, str]:
+        """How features are made: what a saved bank must meet again."""
+        return {"layer": self.layer, "preprocessing": self.preprocessing, "weights": fingerprint(self.model)}
+
+    def check(self, recipe: dict[str, str]) -> None:
+        """Refuses a bank whose recipe differs from this model's."""
+        for name, ours in self.recipe.items():
+            theirs = recipe.get(name, "")
+            if ours != theirs:
+                raise RecipeError(f"the bank was built with {name} {theirs or 'unknown'!r}, this model has {ours!r}")
+
+
+def wrap(
+    model: nn.Module,
+    loader: Iterable[Sequence[Any]],
+    *,
+    layer: str | None = None,
+    classes: int | None = None,
+    preprocessing: Any = None,
+    storage: str = "float32",
+    capacity: int | None = None,
+    evict: str = "fifo",
+    soft: bool = False,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> Wrapped:
+    """The model with a bank of the features and labels of all samples of ``loader``.
+
+    Args:
+        model: a trained classifier.
+        loader: batches (inputs, labels) or (inputs, labels, domains) of source data, already preprocessed.
+        layer: the feature layer by its name in ``model.named_modules()``: its output, or with ``"input of NAME"`` its
+            input, averaged over space or tokens if there are any. By default the input of the model's last linear
+            layer, found by running one batch.
+        classes: how many; by default the width of that linear layer.
+        preprocessing: what made the inputs, recorded with the bank and checked when it is loaded; by default the
+            ``transform`` of the loader's data set, if it has one.
+        storage, capacity, evict, soft, device: of the ``MemoryBank``.
+        **options: of ``AdaNPC``: k, rule, temperature, admission, centring, …
+    """
+    if preprocessing is None:
+        preprocessing = getattr(getattr(loader, "dataset", None), "transform", None)
+    features, labels, domains = [], [], []
+    total = len(loader) if hasattr(loader, "__len__") else None
+    for batch in track(loader, "Building the bank", total):
+        if not isinstance(batch, Sequence) or len(batch) < 2:
+            raise AdaNPCError(f"the loader must give batches (inputs, labels), got {type(batch).__name__}")
+        if layer is None:
+            layer, classes = find_head(model, batch[0], classes)
+        features.append(extract(model, layer, batch[0])[0].to(device))
+        labels.append(torch.as_tensor(batch[1]))
+        domains.append(torch.as_tensor(batch[2]) if len(batch) > 2 else torch.full_like(labels[-1], -1))
+    if layer is None or not features:
+        raise AdaNPCError("the loader gave no batch: a bank needs labelled source data")
+    bank = MemoryBank(
+        features[0].shape[1],
+        classes or 1 + max(int(label.max()) for label in labels),
+        storage=storage,
+        capacity=capacity,
+        evict=evict,
+        soft=soft,
+        device=device,
+    )
+    classifier = AdaNPC(bank, **options)
+    if classifier.centring.mode != "none":  # a mean needs all of them at once
+        features, labels, domains = [torch.cat(features)], [torch.cat(labels)], [torch.cat(domains)]
+    while features:  # let go of each batch as it is stored
+        keys = torch.arange(bank.next_id, bank.next_id + len(features[0]))
+        classifier.learn(features.pop(0), labels.pop(0), domain=domains.pop(0), keys=keys)
+    return Wrapped(model, classifier, layer, preprocessing)
+
+
+def find_head(model: nn.Module, inputs: Any, classes: int | None = None) -> tuple[str, int]:
+    """``"input of NAME"`` and the width of the linear layer whose output is the model's, found by running a batch."""
+    outputs: dict[str, Tensor] = {}
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+    def remember(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda module, given, made: outputs.__setitem__(name, made)
+
+    hooks = [module.register_forward_hook(remember(name)) for name, module in linear.items()]
+    try:
+        result = _run(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, made in reversed(outputs.items()):
+        if isinstance(result, Tensor) and made.shape == result.shape and torch.equal(made, result):
+            return INPUT_OF + name, classes or linear[name].out_features
+    names = ", ".join(name for name, _ in model.named_modules() if name)
+    raise AdaNPCError(f"no linear layer makes the model's output; name the feature layer with layer=…, one of: {names}")
+
+
+def extract(model: nn.Module, layer: str, inputs: Any) -> tuple[Tensor, Any]:
+    """The features (B, D) of a batch at a layer, and the model's own output."""
+    modules = dict(model.named_modules())
+    name, before = layer.removeprefix(INPUT_OF), layer.startswith(INPUT_OF)
+    if name not in modules:
+        raise AdaNPCError(f"the model has no layer {name!r}; it has: {', '.join(filter(None, modules))}")
+    caught: list[Any] = []
+    hook = modules[name].register_forward_hook(lambda module, given, made: caught.append(given[0] if before else made))
+    try:
+        result = _run(model, inputs)
+    finally:
+        hook.remove()
+    if not caught or not isinstance(caught[-1], Tensor):
+        raise AdaNPCError(f"layer {layer!r} gave no tensor when the model ran; name another one")
+    return _pooled(caught[-1]), result
+
+
+def _run(model: nn.Module, inputs: Any) -> Any:
+    """The model's output in evaluation mode, without gradients, on its own device; its mode is put back."""
+    place = next(model.parameters(), torch.zeros(0)).device
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            return model(inputs.to(place) if isinstance(inputs, Tensor) else inputs)
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _pooled(features: Tensor) -> Tensor:
+    """(B, D) from (B, D), from (B, D, H, W) by the mean over space, from (B, T, D) by the mean over tokens."""
+    if features.ndim == 4:
+        return features.mean((2, 3))
+    return features.mean(1) if features.ndim == 3 else features
+
+
+def describe(preprocessing: Any) -> str:
+    """A text that is the same in the next process: a string as it is, a function's name, anything else's repr."""
+    if preprocessing is None:
+        return ""
+    if isinstance(preprocessing, str):
+        return preprocessing
+    if hasattr(preprocessing, "__qualname__"):
+        return f"{preprocessing.__module__}.{preprocessing.__qualname__}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(preprocessing))
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of all parameters and buffers, names included."""
+    total = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()[:16]

@@ -1,0 +1,619 @@
+"""save and load: what comes back is what went in, and a crash at any moment leaves one of the two, whole."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from adanpc.core import AdaNPC, Admission, Append, MemoryBank, Origin, Restore, Veto, everyone, nobody
+from adanpc.store import BankFileError, load, save
+from adanpc.store import file as file_module
+from adanpc.store import layout as layout_module
+
+ROOT = Path(__file__).parents[2]
+FILES = Path(__file__).parent / "golden"
+DIM, CLASSES = 8, 3
+STORAGE, EVICT, CENTRING = (
+    ("float32", "float16", "int8"),
+    ("fifo", "balanced", "reservoir"),
+    ("none", "source", "stream"),
+)
+KINDS = [  # every pair of settings meets
+    (STORAGE[i], EVICT[j], soft, CENTRING[(i + j + soft) % 3])
+    for i in range(3)
+    for j in range(3)
+    for soft in (False, True)
+]
+
+
+def features(seed: int, count: int) -> torch.Tensor:
+    """Clusters around the axes, away from zero, so that some answers are sure and some are not."""
+    random = torch.Generator().manual_seed(seed)
+    which = torch.randint(0, CLASSES, (count,), generator=random)
+    return torch.eye(DIM)[which] + 0.4 * torch.randn(count, DIM, generator=random) + 0.5
+
+
+def in_mid_stream(
+    storage: str = "float32",
+    evict: str = "fifo",
+    soft: bool = False,
+    centring: str = "none",
+    seed: int = 0,
+    why: str = "blurred “photo” \n\0 \\",
+) -> AdaNPC:
+    """A classifier that has learnt, adapted past its capacity, and had rows vetoed, restored and corrected."""
+    bank = MemoryBank(DIM, CLASSES, storage=storage, capacity=12, evict=evict, soft=soft)
+    classifier = AdaNPC(bank, k=5, admission=Admission(min_confidence=0.5), centring=centring, prior=4)
+    source = features(seed, 24)
+    classifier.learn(source, source[:, :CLASSES].argmax(1), domain=torch.arange(24) % 2, keys=torch.arange(24) * 7)
+    classifier.step(features(seed + 1, 40), domain=5, keys=torch.arange(40))
+    admitted = bank.table()["id"][bank.table()["origin"] == Origin.ADMITTED].tolist()
+    classifier.apply(Veto((0, 3, admitted[0], admitted[-1]), "Ann", why))
+    classifier.apply(Restore((3,), "Bob", "it was fine"))
+    classifier.apply(Append(features(seed + 2, 1), torch.tensor([1]), Origin.EXPERT, confidence=torch.tensor([0.25])))
+    return classifier
+
+
+def assert_same(one: AdaNPC, two: AdaNPC) -> None:
+    assert one.bank.digest() == two.bank.digest()
+    assert one.bank.config() == two.bank.config()
+    assert torch.equal(one.bank.admitted, two.bank.admitted)
+    assert {row: (veto.who, veto.why) for row, veto in one.bank.vetoes.items()} == {
+        row: (veto.who, veto.why) for row, veto in two.bank.vetoes.items()
+    }
+    for name in ("k", "k_source", "k_target", "pools", "rule", "temperature", "admission"):
+        assert getattr(one, name) == getattr(two, name)
+    ours, theirs = one.centring, two.centring
+    assert (ours.mode, ours.prior, ours.count) == (theirs.mode, theirs.prior, theirs.count)
+    assert torch.equal(ours.total, theirs.total)
+    assert (ours.mean is None) == (theirs.mean is None)
+    assert ours.mean is None or torch.equal(ours.mean, theirs.mean)  # type: ignore[arg-type]
+
+
+def assert_same_answer(one: AdaNPC, two: AdaNPC, queries: torch.Tensor) -> None:
+    ours, theirs = one.step(queries), two.step(queries)
+    for name in ("probs", "weights", "joined"):
+        assert torch.equal(getattr(ours, name), getattr(theirs, name))
+    for name in ("ids", "similarity", "labels"):
+        assert torch.equal(getattr(ours.neighbors, name), getattr(theirs.neighbors, name))
+
+
+@pytest.mark.parametrize(("storage", "evict", "soft", "centring"), KINDS)
+def test_a_loaded_classifier_goes_on_as_if_it_had_never_stopped(
+    tmp_path: Path, storage: str, evict: str, soft: bool, centring: str
+) -> None:
+    classifier = in_mid_stream(storage, evict, soft, centring)
+    save(classifier, tmp_path / "bank", recipe={"layer": "fc", "größe": "224 × 224"})
+    loaded, recipe = load(tmp_path / "bank")
+    assert recipe == {"layer": "fc", "größe": "224 × 224"}
+    assert_same(classifier, loaded)
+    for seed in range(2):
+        assert_same_answer(classifier, loaded, features(100 + seed, 20))
+        for each in (classifier, loaded):
+            each.apply(Veto((int(each.bank.table("id")["id"][-1]),), "Cem"))
+        assert_same(classifier, loaded)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"k_source": 4, "k_target": 2, "rule": "uniform"},
+        {"k": numpy.int64(7), "temperature": numpy.float32(0.3), "rule": "paper"},
+        {"temperature": 1e300, "rule": "published"},
+        {"temperature": 1, "admission": everyone},
+        {"admission": nobody},
+        {"admission": Admission(min_confidence=inf, min_margin=-inf, max_entropy=0.1 + 0.2, class_quota=3)},
+        {"centring": "stream", "prior": numpy.int32(3)},
+    ],
+)
+def test_every_setting_comes_back(tmp_path: Path, settings: dict[str, Any]) -> None:
+    classifier = AdaNPC(MemoryBank(DIM, CLASSES), **settings)
+    save(classifier, tmp_path / "bank")
+    loaded, recipe = load(tmp_path / "bank", device=torch.device("cpu"))
+    assert recipe == {}
+    assert_same(classifier, loaded)
+
+
+def test_an_empty_bank_and_a_lone_surrogate_survive(tmp_path: Path) -> None:
+    classifier = AdaNPC(MemoryBank(1, 1, storage="int8", soft=True))
+    save(classifier, tmp_path / "bank")
+    assert_same(classifier, load(tmp_path / "bank")[0])
+    classifier.learn(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64))
+    classifier.apply(Veto((1,), "\ud800"))
+    save(classifier, str(tmp_path / "bank"))
+    assert_same(classifier, load(str(tmp_path / "bank"))[0])
+
+
+def test_saving_changes_nothing_and_says_the_same_twice(tmp_path: Path) -> None:
+    classifier = in_mid_stream("int8", centring="stream")
+    before = classifier.bank.digest()
+    save(classifier, tmp_path / "one")
+    save(load(tmp_path / "one")[0], tmp_path / "two")
+    assert classifier.bank.digest() == before
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_what_is_loaded_does_not_hold_on_to_the_file(tmp_path: Path) -> None:
+    save(in_mid_stream(centring="source"), tmp_path / "bank")
+    loaded, _ = load(tmp_path / "bank")
+    digest = loaded.bank.digest()
+    (tmp_path / "bank").write_bytes(b"\xff" * 9999)
+    assert loaded.bank.digest() == digest
+    assert loaded.centring.mean is not None
+    assert loaded.centring.mean.untyped_storage().nbytes() == DIM * 8
+    assert loaded.centring.total.untyped_storage().nbytes() == DIM * 8
+
+
+# The format
+
+
+def test_the_bytes_of_a_small_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_module, "__version__", "0.1.0")
+    classifier = AdaNPC(MemoryBank(2, 3), centring="source")
+    classifier.learn(torch.tensor([[4.0, 1.0], [0.0, 3.0]]), torch.tensor([2, 0]), keys=torch.tensor([7, -2]))
+    classifier.apply(Veto((1,), "Ann", "no"))
+    save(classifier, tmp_path / "bank", recipe={"layer": "fc"})
+    document = (
+        '{"format": "adanpc-bank", "version": 1, "adanpc": "0.1.0", "digest": "' + classifier.bank.digest() + '", '
+        '"rows": 2, "next_id": 2, "bank": {"dim": 2, "classes": 3, "storage": "float32", "capacity": null, '
+        '"evict": "fifo", "soft": false}, "vetoes": [[1, "Ann", "no"]], "classifier": {"k": 10, "k_source": null, '
+        '"k_target": null, "rule": "share", "temperature": 0.1, "admission": {"min_confidence": 0.9}}, '
+        '"centring": {"mode": "source", "prior": 16, "count": 0, "mean": true}, "recipe": {"layer": "fc"}}'
+    )
+    header = (
+        '{"__metadata__":{"adanpc":' + json.dumps(document) + "},"
+        '"domain":{"dtype":"I64","shape":[2],"data_offsets":[0,16]},'
+        '"id":{"dtype":"I64","shape":[2],"data_offsets":[16,32]},'
+        '"key":{"dtype":"I64","shape":[2],"data_offsets":[32,48]},'
+        '"label":{"dtype":"I64","shape":[2],"data_offsets":[48,64]},'
+        '"centring.mean":{"dtype":"F64","shape":[2],"data_offsets":[64,80]},'
+        '"centring.total":{"dtype":"F64","shape":[2],"data_offsets":[80,96]},'
+        '"confidence":{"dtype":"F32","shape":[2],"data_offsets":[96,104]},'
+        '"row":{"dtype":"F32","shape":[2,2],"data_offsets":[104,120]},'
+        '"origin":{"dtype":"U8","shape":[2],"data_offsets":[120,122]},'
+        '"state":{"dtype":"U8","shape":[2],"data_offsets":[122,124]},'
+        '"trailer.sha256":{"dtype":"U8","shape":[32],"data_offsets":[124,156]}}'
+    ).encode()
+    header += b" " * (-len(header) % 8)
+    columns = bytes.fromhex(
+        "ffffffffffffffff ffffffffffffffff"  # domain: -1, unknown
+        "0000000000000000 0100000000000000"  # id
+        "0700000000000000 feffffffffffffff"  # key
+        "0200000000000000 0000000000000000"  # label
+        "0000000000000040 0000000000000040"  # centring.mean: 2, 2
+        "0000000000000000 0000000000000000"  # centring.total
+        "0000803f 0000803f"  # confidence: 1, 1
+        "2ef9643f 2ef9e4be 2ef964bf 2ef9e43e"  # row: (2, -1) and (-2, 1) at length one
+        "0000"  # origin: source, source
+        "0102"  # state: active, vetoed
+    )
+    body = len(header).to_bytes(8, "little") + header + columns
+    assert (tmp_path / "bank").read_bytes() == body + hashlib.sha256(body).digest()
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_the_safetensors_library_reads_the_file(tmp_path: Path, storage: str) -> None:
+    classifier = in_mid_stream(storage, soft=True, centring="stream")
+    save(classifier, tmp_path / "bank", recipe={"layer": "fc"})
+    tensors = load_file(tmp_path / "bank")
+    assert bytes(tensors.pop("trailer.sha256")) == (tmp_path / "bank").read_bytes()[-32:]
+    assert torch.equal(tensors.pop("centring.total"), classifier.centring.total)
+    assert torch.equal(tensors.pop("centring.mean"), classifier.centring.mean)  # type: ignore[arg-type]
+    table = classifier.bank.table()
+    assert tensors.keys() == table.keys()
+    assert all(torch.equal(tensors[name], table[name]) for name in table)
+    with safe_open(tmp_path / "bank", "pt") as opened:
+        assert json.loads(opened.metadata()["adanpc"])["digest"] == classifier.bank.digest()
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of docs/bank-format.md in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / "bank-format.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_the_reader_in_the_docs_needs_no_adanpc(tmp_path: Path, storage: str) -> None:
+    classifier = in_mid_stream(storage, soft=True, centring="stream")
+    save(classifier, tmp_path / "bank", recipe={"layer": "fc"})
+    (code,) = blocks("python")
+    assert re.findall(r"import (.*)", code) == ["hashlib, json, numpy, pathlib"]
+    assert len(code.splitlines()) <= 20
+    names: dict[str, Any] = {}
+    exec(code, names)
+    document, columns, rows = names["read_bank"](tmp_path / "bank")
+    table = classifier.bank.table()
+    assert document["recipe"] == {"layer": "fc"}
+    assert columns.keys() - {"centring.mean", "centring.total", "trailer.sha256"} == table.keys()
+    assert all(numpy.array_equal(columns[name], table[name].numpy()) for name in table)
+    assert rows.dtype == numpy.float32
+    assert numpy.array_equal(rows, classifier.bank.rows(table["id"]).numpy())
+    data = bytearray((tmp_path / "bank").read_bytes())
+    data[-40] ^= 1
+    (tmp_path / "bank").write_bytes(data)
+    with pytest.raises(AssertionError, match="damaged"):
+        names["read_bank"](tmp_path / "bank")
+
+
+@pytest.mark.parametrize(
+    ("storage", "digest"),
+    [
+        ("float32", "5e79f0fbd4859d712db0c82dd5075d80cb7c351e4f5cf13489f1b3ec044d1f61"),
+        ("float16", "6fccab28bb7edc2b5fdc6379579e4afae96587e494cc81ea7d389fd0626b292e"),
+        ("int8", "8acff19e71195cf9b5d0ad610a42b8c1deffc6c478cb81abf6ef309970fe850d"),
+    ],
+)
+def test_files_of_format_1_load_for_ever(storage: str, digest: str) -> None:
+    """adanpc 0.1.0 wrote what in_mid_stream(…, why="blurred") gave: float32 with fifo; float16 with balanced, soft and
+    source; int8 with reservoir, soft and stream.
+    """
+    loaded, recipe = load(FILES / f"format-1-{storage}.safetensors")
+    assert loaded.bank.digest() == digest
+    assert recipe == {"layer": "fc"}
+    assert loaded.bank.vetoes[0].who == "Ann"
+    assert loaded.predict(torch.eye(DIM)[:CLASSES] + 0.5).labels.tolist() == [0, 1, 2]
+
+
+def test_the_document_in_the_docs_is_that_of_a_file() -> None:
+    with safe_open(FILES / "format-1-int8.safetensors", "pt") as opened:
+        (example,) = blocks("json")
+        assert json.loads(example) == json.loads(opened.metadata()["adanpc"])
+
+
+# What cannot be saved
+
+
+def refused(classifier: AdaNPC, path: Path, **options: Any) -> str:
+    with pytest.raises(BankFileError) as caught:
+        save(classifier, path, **options)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_file_that_load_would_refuse_is_not_written(tmp_path: Path) -> None:
+    classifier, path = AdaNPC(MemoryBank(2, 2, soft=True)), tmp_path / "bank"
+    save(classifier, path)
+    before = path.read_bytes()
+    one = torch.ones(1, 2)
+    for change, words in [
+        (Append(one, torch.tensor([0]), confidence=torch.tensor([torch.nan])), "row 0 has a confidence"),
+        (Append(one, torch.tensor([0]), soft=one * torch.inf), "row 0 has soft labels"),
+    ]:
+        sick = AdaNPC(MemoryBank(2, 2, soft=True))
+        sick.apply(change)
+        assert words in refused(sick, path)
+    classifier.learn(one, torch.tensor([0]))
+    assert "texts to texts" in refused(classifier, path, recipe={"size": 224})
+    assert "texts to texts" in refused(classifier, path, recipe={1: "a"})
+    classifier.apply(Veto((0,), None))  # type: ignore[arg-type]
+    assert "who and why" in refused(classifier, path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["bank"]
+
+
+def test_an_admission_of_ones_own_cannot_be_kept(tmp_path: Path) -> None:
+    class Odd(Admission):
+        pass
+
+    assert "type Odd; use an Admission" in refused(AdaNPC(MemoryBank(2, 2), admission=Odd()), tmp_path / "bank")
+
+
+def test_texts_beyond_what_a_header_may_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_module, "MOST_HEADER", 2000)
+    classifier = AdaNPC(MemoryBank(2, 2))
+    save(classifier, tmp_path / "bank", recipe={"a": "short"})
+    assert "more than 2000; shorten" in refused(classifier, tmp_path / "bank", recipe={"a": "long" * 500})
+    assert load(tmp_path / "bank")[1] == {"a": "short"}
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    classifier = AdaNPC(MemoryBank(2, 2))
+    assert "No such file or directory; check the path" in refused(classifier, tmp_path / "absent" / "bank")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe"):
+        assert "there is a folder or a device; give the path" in refused(classifier, tmp_path / name)
+    assert "too long" in refused(classifier, tmp_path / ("n" * 255))
+    assert "null byte" in refused(classifier, tmp_path / "a\0b")
+    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
+
+
+# Links, permissions, leftovers
+
+
+def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(Path("real") / "bank")
+    for seed in range(2):
+        classifier = in_mid_stream(seed=seed)
+        save(classifier, tmp_path / "link")
+        assert (tmp_path / "link").is_symlink()
+        assert os.listdir(tmp_path / "real") == ["bank"]
+        assert_same(load(tmp_path / "link")[0], classifier)
+
+
+def test_permissions_are_the_umasks_and_then_kept(tmp_path: Path) -> None:
+    classifier, path = AdaNPC(MemoryBank(2, 2)), tmp_path / "bank"
+    old = os.umask(0o027)
+    try:
+        save(classifier, path)
+    finally:
+        os.umask(old)
+    assert path.stat().st_mode & 0o777 == 0o640
+    path.chmod(0o604)
+    save(classifier, path)
+    assert path.stat().st_mode & 0o777 == 0o604
+
+
+def test_the_bytes_reach_the_disk_before_the_name_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier, path = AdaNPC(MemoryBank(2, 2)), tmp_path / "bank"
+    events: list[tuple[str, Any, Any]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def watched_fsync(number: int) -> None:
+        events.append(("fsync", os.fstat(number).st_ino, os.fstat(number).st_size))
+        fsync(number)
+
+    def watched_replace(one: Path, two: Path) -> None:
+        events.append(("replace", one.name, two.name))
+        replace(one, two)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    save(classifier, path)
+    assert events[:2] == [("fsync", path.stat().st_ino, path.stat().st_size), ("replace", ".bank.tmp", "bank")]
+    assert [event[:2] for event in events[2:]] == [("fsync", tmp_path.stat().st_ino)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_ctrl_c_or_a_full_disk_leaves_the_old_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, step: str
+) -> None:
+    old, path = in_mid_stream(), tmp_path / "bank"
+    save(old, path)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, fail)
+        with pytest.raises((KeyboardInterrupt, BankFileError), match=r"^$|No space left on device; check"):
+            save(in_mid_stream(seed=9), path)
+    assert os.listdir(tmp_path) == ["bank"]
+    assert_same(load(path)[0], old)
+
+
+def test_ctrl_c_after_the_replacement_spares_the_next_writers_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def then_interrupt(one: Path, two: Path) -> None:
+        replace(one, two)
+        one.write_text("of the next writer")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", then_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save(in_mid_stream(), tmp_path / "bank")
+    assert (tmp_path / ".bank.tmp").read_text() == "of the next writer"
+    assert_same(load(tmp_path / "bank")[0], in_mid_stream())
+
+
+def test_ctrl_c_while_waiting_for_another_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / ".bank.tmp").write_text("of another")
+    monkeypatch.setattr(fcntl, "flock", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save(in_mid_stream(), tmp_path / "bank")
+    assert (tmp_path / ".bank.tmp").read_text() == "of another"
+
+
+def test_what_a_killed_writer_left_is_used_up_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".bank.tmp").write_bytes(b"half a bank" * 10_000)
+    (tmp_path / ".other.tmp").write_text("not ours")
+    save(in_mid_stream(), tmp_path / "bank")
+    assert sorted(os.listdir(tmp_path)) == [".other.tmp", "bank"]
+    assert_same(load(tmp_path / "bank")[0], in_mid_stream())
+
+
+@pytest.mark.parametrize("fate", ["done", "interrupted"])
+def test_a_writer_waits_for_the_one_before_it(tmp_path: Path, fate: str) -> None:
+    path, temp = tmp_path / "bank", tmp_path / ".bank.tmp"
+    with temp.open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write(b"being written")
+        other.flush()
+        thread = threading.Thread(target=save, args=(in_mid_stream(), path))
+        thread.start()
+        time.sleep(0.2)
+        assert thread.is_alive()
+        assert temp.read_bytes() == b"being written"
+        assert not path.exists()
+        if fate == "done":
+            os.link(temp, tmp_path / "kept")
+            os.replace(temp, path)
+        else:
+            temp.unlink()
+    thread.join()
+    assert fate == "interrupted" or (tmp_path / "kept").read_bytes() == b"being written"
+    assert not temp.exists()
+    assert_same(load(path)[0], in_mid_stream())
+
+
+def test_two_writers_and_a_reader_at_once(tmp_path: Path) -> None:
+    classifiers, path = [in_mid_stream(seed=seed) for seed in (0, 9)], tmp_path / "bank"
+    valid = {classifier.bank.digest() for classifier in classifiers}
+    save(classifiers[0], path)
+
+    def write(classifier: AdaNPC) -> None:
+        for _ in range(15):
+            save(classifier, path)
+
+    threads = [threading.Thread(target=write, args=(classifier,)) for classifier in classifiers]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert load(path)[0].bank.digest() in valid
+    assert os.listdir(tmp_path) == ["bank"]
+
+
+# Kills
+
+HELPER = """
+import os, signal, sys
+import torch
+from adanpc.store import durable, load, save
+torch.set_num_threads(1)
+path, *files = sys.argv[1:]
+old, new = (load(file)[0] for file in files)
+
+def kill_before_line(number):
+    def trace(frame, event, _):
+        nonlocal number
+        if frame.f_code.co_filename != durable.__file__:
+            return None
+        number -= event == "line"
+        if number < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+    sys.settrace(trace)
+    save(new, path)
+    os._exit(0)
+
+def save_for_ever():
+    while True:
+        save(new, path)
+        save(old, path)
+
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        save_for_ever() if line == "ever\\n" else kill_before_line(int(line))
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@contextmanager
+def helper(*paths: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that forks a saving child for each line it is sent, and answers the child's id and its end."""
+    command = [sys.executable, "-c", HELPER, *map(str, paths)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+    with process:
+        yield process
+
+
+def ask(process: subprocess.Popen[str], line: str) -> int:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    return answer(process)
+
+
+def answer(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+def test_killed_before_every_line_of_the_replacement(tmp_path: Path) -> None:
+    folder, old, new = tmp_path / "folder", tmp_path / "old", tmp_path / "new"
+    folder.mkdir()
+    save(in_mid_stream(), old)
+    save(in_mid_stream(seed=9), new)
+    digests = [load(file)[0].bank.digest() for file in (old, new)]
+    seen, ends, line = [], [-signal.SIGKILL], 0
+    with helper(folder / "bank", old, new) as process:
+        while ends[-1] == -signal.SIGKILL:
+            shutil.copy(old, folder / "bank")
+            ask(process, str(line))
+            ends.append(answer(process))
+            seen.append(load(folder / "bank")[0].bank.digest())
+            assert set(os.listdir(folder)) <= {"bank", ".bank.tmp"}
+            line += 1
+    assert ends[-1] == 0
+    assert line > 15
+    assert seen == sorted(seen, key=digests.index)  # first the old one, and from some line on the new one
+    assert set(seen) == set(digests)
+    assert os.listdir(folder) == ["bank"]  # the last save, which nobody killed, left nothing of the others
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    """The bank is large enough for its writing to take most of the time."""
+    folder, files = tmp_path / "folder", [tmp_path / "old", tmp_path / "new"]
+    folder.mkdir()
+    for seed, file in enumerate(files):
+        classifier = AdaNPC(MemoryBank(64, CLASSES, storage="float16"))
+        rows = torch.randn(2000, 64, generator=torch.Generator().manual_seed(seed))
+        classifier.learn(rows, torch.arange(2000) % CLASSES)
+        save(classifier, file)
+    valid = {load(file)[0].bank.digest() for file in files}
+    shutil.copy(files[0], folder / "bank")
+    moments = random.Random(0)
+    with helper(folder / "bank", *files) as process:
+        for _ in range(20):
+            child = ask(process, "ever")
+            time.sleep(moments.uniform(0.005, 0.06))
+            os.kill(child, signal.SIGKILL)
+            assert answer(process) == -signal.SIGKILL
+            assert load(folder / "bank")[0].bank.digest() in valid
+            assert set(os.listdir(folder)) <= {"bank", ".bank.tmp"}
+
+
+MEASURE = """
+import sys, torch
+from adanpc.core import AdaNPC, MemoryBank
+from adanpc.store import load, save
+torch.set_num_threads(1)
+MemoryBank.digest = lambda bank: "the core's own memory is not measured here"
+
+def peak(action):
+    before = {line.split(":")[0]: int(line.split()[1]) for line in open("/proc/self/status") if line[:3] == "VmR"}
+    open("/proc/self/clear_refs", "w").write("5")
+    action()
+    after = {line.split(":")[0]: int(line.split()[1]) for line in open("/proc/self/status") if line[:3] == "VmH"}
+    return (after["VmHWM"] - before["VmRSS"]) * 1024
+
+classifier = AdaNPC(MemoryBank(256, 3))
+for _ in range(16):
+    classifier.learn(torch.randn(4096, 256), torch.zeros(4096, dtype=torch.int64))
+held = classifier.bank.nbytes
+print(peak(lambda: save(classifier, sys.argv[1])) / held)
+classifier = None
+print(peak(lambda: load(sys.argv[1])) / held)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are measured on Linux only")
+def test_memory_stays_within_twice_the_bank(tmp_path: Path) -> None:
+    """Saving needs a table beside the bank; loading needs the file and the bank; each one block of 32 MiB more."""
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}  # so that what is freed is given back
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "bank")]
+    saving, loading = subprocess.check_output(command, text=True, env=environment).split()
+    assert float(saving) < 1.8
+    assert float(loading) < 2.8

@@ -1,0 +1,173 @@
+"""What the project promises of itself: size, imports, documentation, and the defects it must not repeat."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import adanpc
+from adanpc import AdaNPC, Admission, Append, MemoryBank, Origin, everyone
+from adanpc.core import Prediction, vote
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "adanpc"
+
+
+def run(*command: str) -> str:
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_core_fits_in_one_sitting() -> None:
+    lines = sum(len(path.read_text().splitlines()) for path in (PACKAGE / "core").glob("*.py"))
+    assert lines <= 800, f"the core has {lines} lines"
+
+
+def test_no_module_is_named_for_nothing() -> None:
+    names = {path.stem for path in PACKAGE.rglob("*.py")}
+    assert not names & {"utils", "util", "misc", "common", "helpers"}
+
+
+def test_importing_adanpc_loads_torch_and_nothing_heavier() -> None:
+    heavy = ("sklearn", "scipy", "pandas", "matplotlib", "mlxtend", "torchvision", "timm", "faiss", "typer")
+    loaded = run("-c", f"import sys, adanpc; print([name for name in {heavy} if name in sys.modules])")
+    assert loaded.strip() == "[]"
+
+
+def test_every_public_name_is_used_by_a_test() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    for name in adanpc.__all__:
+        assert hasattr(adanpc, name)
+        assert re.search(rf"\b{name}\b", tests), name
+
+
+def test_the_readme_names_the_two_commands_and_its_code_runs(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert "make demo" in readme
+    assert "make test" in readme
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert blocks
+    for number, block in enumerate(blocks):
+        script = tmp_path / f"block{number}.py"
+        script.write_text(block)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        for promised in re.findall(r"# prints (.+)", block):
+            assert promised in done.stdout
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_examples_run_and_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 60
+    assert run("-W", "error", str(path)).strip()
+
+
+def test_relative_links_in_the_documentation_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_defect_is_covered() -> None:
+    rows = re.findall(r"^\| (\d+) \|.*\|([^|]*)\|$", (ROOT / "docs" / "defects.md").read_text(), re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 29))
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "tests").rglob("*.py")]
+    known = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for number, test in rows:
+        named = test.strip().strip("`")
+        assert not named or named in known, f"defect {number}: {named}"
+
+
+# Defects that no other file tests -----------------------------------------------------------------------------------
+
+
+def test_confidence_is_not_capped_by_a_second_softmax() -> None:
+    bank = MemoryBank(2, 10)
+    bank.apply(Append(torch.tensor([[1.0, 0.0]] * 5), torch.full((5,), 3)))
+    answer = AdaNPC(bank, k=5).predict(torch.tensor([[1.0, 0.0]]))
+    assert float(answer.confidence) == 1.0  # the published code cannot exceed e / (e + 9) = 0.23 here
+
+
+def test_appending_copies_one_block_at_the_most() -> None:
+    bank = MemoryBank(64, 2)
+    bank.apply(Append(torch.rand(300_000, 64), torch.zeros(300_000, dtype=torch.int64)))
+    blocks = {part.data_ptr() for part in bank._index.columns["row"]}
+    assert len(blocks) > 2
+    bank.apply(Append(torch.rand(1, 64), torch.tensor([0]), Origin.ADMITTED))
+    kept = blocks & {part.data_ptr() for part in bank._index.columns["row"]}
+    assert len(kept) >= len(blocks) - 1
+
+
+def test_no_device_is_hard_coded() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        assert not re.search(r"\.cuda\(|['\"]cuda", path.read_text()), path
+    # The meta device has no data, only places: a tensor made elsewhere would be noticed.
+    features = torch.rand(4, 3, device="meta")
+    near = adanpc.core.Neighbors(
+        torch.zeros(4, 2, dtype=torch.int64, device="meta"),
+        torch.rand(4, 2, dtype=torch.float64, device="meta"),
+        torch.zeros(4, 2, dtype=torch.int64, device="meta"),
+    )
+    assert vote(near, 3)[0].device == adanpc.index.unit(features).device == torch.device("meta")
+
+
+def test_a_query_joins_once() -> None:
+    model = AdaNPC(MemoryBank(2, 2), k=1, admission=everyone)
+    model.learn(torch.eye(2), torch.tensor([0, 1]))
+    model.step(torch.rand(7, 2))
+    assert len(model.bank) == 9
+
+
+def test_step_takes_no_labels() -> None:
+    for verb in (AdaNPC.step, AdaNPC.propose, AdaNPC.predict):
+        assert not {"label", "labels", "target", "targets", "y"} & set(verb.__annotations__)
+
+
+def test_every_option_matters() -> None:
+    torch.manual_seed(0)
+    source, labels = torch.randn(60, 4) + 0.5, torch.arange(60) % 3
+    domain, stream = torch.arange(60) % 2, torch.randn(50, 4) + 1.0
+
+    def outcome(bank: dict[str, Any], model: dict[str, Any]) -> tuple[str, list[float]]:
+        made = AdaNPC(MemoryBank(4, 3, **bank), **{"admission": everyone, **model})
+        made.learn(source, labels, domain=domain)
+        answer: Prediction = made.step(stream)
+        return made.bank.digest(), answer.probs.flatten().tolist()
+
+    plain = outcome({"capacity": 9}, {})
+    seen = [plain]
+    for bank in (
+        {"evict": "balanced"},
+        {"evict": "reservoir"},
+        {"storage": "int8"},
+        {"storage": "float16"},
+        {"soft": True},
+    ):
+        seen.append(outcome({"capacity": 9, **bank}, {}))
+    seen.append(outcome({}, {}))
+    for model in (
+        {"k": 3},
+        {"k_source": 3, "k_target": 7},
+        {"rule": "paper"},
+        {"rule": "uniform"},
+        {"rule": "published"},
+        {"temperature": 0.5},
+        {"admission": Admission(min_confidence=0.5)},
+        {"centring": "source"},
+        {"centring": "stream"},
+        {"centring": "stream", "prior": 3},
+    ):
+        seen.append(outcome({"capacity": 9}, model))
+    for one, other in pairwise(sorted(seen)):
+        assert one[1] != other[1]
