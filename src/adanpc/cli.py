@@ -92,7 +92,7 @@ def _show(result: Result, seconds: float) -> None:
 
 def _table(result: Result) -> Table:
     first, last = result.stages[0].domain, result.stages[-1].domain
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     table.title, table.title_justify, table.caption_justify = "Accuracy (%)", "left", "left"
     table.caption = (
         f"{first} … {last}: each domain as it is met ({first}: held-out digits); mean: of the rotated ones. "
@@ -101,7 +101,7 @@ def _table(result: Result) -> Table:
     )
     table.add_column("", no_wrap=True)
     for heading in (*(stage.domain for stage in result.stages), "mean", "source\ntrain", "no own\nrow", "held\nout"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", no_wrap=True, min_width=len("100.0"))
     for method in METHODS:
         table.add_row(method, *_cells(result, method))
     return table

@@ -248,11 +248,17 @@ def test_bytes_per_row(storage: str) -> None:
     [
         (Append(torch.ones(1, 3), torch.tensor([2])), LabelError, r"labels must lie in 0 … 1, got 2"),
         (Append(torch.ones(1, 3), torch.tensor([-1])), LabelError, "got -1"),
-        (Append(torch.ones(1, 3), torch.tensor([0.0])), LabelError, "whole numbers, got torch.float32"),
+        (Append(torch.ones(1, 3), torch.tensor([0.0])), LabelError, "labels must be whole numbers, got torch.float32"),
         (Append(torch.ones(2, 3), torch.tensor([0])), LabelError, r"labels must have shape \(2,\)"),
         (Append(torch.ones(1, 3), torch.tensor([0]), domain=torch.tensor([1, 2])), LabelError, "domain must have"),
         (Append(torch.ones(1, 3), torch.tensor([0]), keys=torch.tensor([0.5])), LabelError, "keys must be whole"),
-        (Append(torch.ones(1, 3), torch.tensor([0]), soft=torch.ones(1, 2)), LabelError, "build the bank with soft"),
+        (Append(torch.ones(1, 3), torch.tensor([0]), soft=torch.ones(1, 2)), LabelError, "build it with soft=True"),
+        (
+            Append(torch.ones(1, 3), torch.tensor([0]), confidence=torch.tensor([torch.nan])),
+            LabelError,
+            "confidence must be finite",
+        ),
+        (Append(torch.ones(1, 3), torch.tensor([0]), origin=7), ValueError, "7 is not a valid Origin"),  # type: ignore[arg-type]
         (Append(torch.ones(1, 4), torch.tensor([0])), FeatureError, r"shape \(B, 3\), got \(1, 4\)"),
         (Append(torch.zeros(1, 3), torch.tensor([0])), FeatureError, "zero vector"),
         (Append(torch.full((1, 3), float("nan")), torch.tensor([0])), FeatureError, "NaN"),
@@ -261,7 +267,7 @@ def test_bytes_per_row(storage: str) -> None:
     ],
 )
 def test_a_refused_change_says_why_and_changes_nothing(
-    change: Append | Veto | Restore, error: type[AdaNPCError], message: str
+    change: Append | Veto | Restore, error: type[ValueError], message: str
 ) -> None:
     made = bank()
     before = made.digest()
@@ -271,8 +277,10 @@ def test_a_refused_change_says_why_and_changes_nothing(
 
 
 def test_soft_labels_must_fit() -> None:
-    with pytest.raises(LabelError, match=r"soft labels of shape \(1, 3\) do not fit: give shape \(1, 2\)"):
+    with pytest.raises(LabelError, match=r"soft labels must have shape \(1, 2\), a row for each, got \(1, 3\)"):
         MemoryBank(3, 2, soft=True).apply(Append(torch.ones(1, 3), torch.tensor([0]), soft=torch.ones(1, 3)))
+    with pytest.raises(LabelError, match="soft labels must be finite"):
+        MemoryBank(3, 1, soft=True).apply(Append(torch.ones(1, 3), torch.tensor([0]), soft=torch.tensor([[torch.inf]])))
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,12 @@ def test_one_query_does_not_change_the_rule_for_its_batch_mates() -> None:
     assert torch.equal(made.predict(torch.cat([calm, wild])).probs[:1], made.predict(calm).probs)
 
 
+def test_k_can_be_changed_at_any_time() -> None:
+    made = small()
+    made.k = 2
+    assert made.predict(torch.ones(1, 2)).neighbors.ids.shape == (1, 2)
+
+
 def test_a_batch_of_zero_rows_gives_zero_answers() -> None:
     answer = small().step(torch.zeros(0, 2))
     assert answer.probs.shape == (0, 2)

@@ -17,15 +17,8 @@ from adanpc.index import ExactIndex, check_features, unit
 from adanpc.index.grid import Columns, encode
 
 FREE, ACTIVE, VETOED = 0, 1, 2
-COLUMNS = {
-    "id": torch.int64,
-    "label": torch.int64,
-    "domain": torch.int64,
-    "key": torch.int64,
-    "confidence": torch.float32,
-    "origin": torch.uint8,
-    "state": torch.uint8,
-}
+COLUMNS = dict.fromkeys(("id", "label", "domain", "key"), torch.int64)
+COLUMNS |= {"confidence": torch.float32, "origin": torch.uint8, "state": torch.uint8}
 
 
 class MemoryBank:
@@ -53,6 +46,7 @@ class MemoryBank:
         soft: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
+        dim, classes = int(dim), int(classes)  # NumPy's whole numbers are not JSON
         for name, value in (("dim", dim), ("classes", classes), ("capacity", 1 if capacity is None else capacity)):
             if value < 1:
                 raise AdaNPCError(f"{name} must be at least 1, got {value}")
@@ -78,8 +72,8 @@ class MemoryBank:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, room for growth included."""
-        return self._index.nbytes + sum(column.nbytes for column in self._columns.values())
+        """Bytes of the slots in use."""
+        return self._index.nbytes + sum(self._column(name).nbytes for name in self._columns)
 
     def search(
         self, queries: Tensor, k: int, *, exclude: Tensor | None = None, source: bool | None = None
@@ -96,18 +90,21 @@ class MemoryBank:
 
     def nearest(self, queries: Tensor, k: int, exclude: Tensor | None = None, source: bool | None = None) -> Neighbors:
         """``search`` for queries that ``unit`` returned."""
-        usable = self._columns["state"] == ACTIVE  # (slots,)
+        usable = self._column("state") == ACTIVE  # (slots,)
         if source is not None:
-            usable &= (self._columns["origin"] == Origin.SOURCE) == source
-        slots, similarity = self._index.search(queries, k, usable, self._columns["id"], exclude)
-        found = {name: torch.full_like(slots, -1) for name in ("id", "label")}
-        soft = torch.zeros(*slots.shape, self.classes, device=self.device) if self.soft else None
-        hit = slots >= 0
-        for name, column in found.items():
-            column[hit] = self._columns[name][slots[hit]]
-        if soft is not None:
-            soft[hit] = self._columns["soft"][slots[hit]]
-        return Neighbors(found["id"], similarity, found["label"], soft)
+            usable &= (self._column("origin") == Origin.SOURCE) == source
+        slots, similarity = self._index.search(queries, k, usable, self._column("id"), exclude)
+        if not self._used:
+            soft = similarity.new_zeros(*slots.shape, self.classes, dtype=torch.float32) if self.soft else None
+            return Neighbors(slots, similarity, slots, soft)
+        hit, at = slots >= 0, slots.clamp(min=0)
+        ids, labels = (torch.where(hit, self._columns[name][at], -1) for name in ("id", "label"))
+        soft = self._columns["soft"][at] * hit[:, :, None] if self.soft else None
+        return Neighbors(ids, similarity, labels, soft)
+
+    def _column(self, name: str) -> Tensor:
+        """A column of all slots in use; it may have room for more."""
+        return self._columns[name][: self._index.slots]
 
     def rows(self, ids: Tensor) -> Tensor:
         """The stored unit rows of these ids, (n, D) float32."""
@@ -118,7 +115,7 @@ class MemoryBank:
         return self._index.stored(queries)
 
     def _slots(self, ids: Tensor) -> Tensor:
-        held = (self._columns["state"] != FREE).nonzero()[:, 0]
+        held = (self._column("state") != FREE).nonzero()[:, 0]
         known, order = self._columns["id"][held].sort()
         position = torch.searchsorted(known, ids)
         missing = ids[torch.cat([known, known.new_full((1,), -1)])[position] != ids]
@@ -161,34 +158,35 @@ class MemoryBank:
         features = check_features(change.features, self.dim).to(self.device)
         count = len(features)
 
-        def column(name: str, value: Tensor | int | None, absent: int, dtype: torch.dtype) -> Tensor:
-            given = torch.as_tensor(absent if value is None else value, device=self.device)
-            if given.ndim and given.shape != (count,):
-                raise LabelError(f"{name} must have shape ({count},), one for each row, got {tuple(given.shape)}")
-            if given.is_floating_point() and not dtype.is_floating_point:
-                raise LabelError(f"{name} must be whole numbers, got {given.dtype}")
-            return given.to(dtype).expand(count)
+        def column(name: str, value: Tensor | int, dtype: torch.dtype, *width: int) -> Tensor:
+            if not isinstance(value, Tensor):
+                return torch.full((count, *width), value, dtype=dtype, device=self.device)
+            if value.shape != (count, *width):
+                raise LabelError(f"{name} must have shape {(count, *width)}, a row for each, got {tuple(value.shape)}")
+            if value.is_floating_point() and not (dtype.is_floating_point and value.isfinite().all()):
+                kind = "finite" if dtype.is_floating_point else "whole"
+                raise LabelError(f"{name} must be {kind} numbers, got {value.dtype} with {value[:3].tolist()}, …")
+            return value.to(self.device, dtype)
 
-        labels = column("labels", change.labels, -1, torch.int64)
+        labels = column("labels", change.labels, torch.int64)
         bad = labels[(labels < 0) | (labels >= self.classes)]
         if len(bad):
             raise LabelError(f"labels must lie in 0 … {self.classes - 1}, got {int(bad[0])}")
-        if change.soft is not None and (not self.soft or change.soft.shape != (count, self.classes)):
-            remedy = f"give shape {(count, self.classes)}" if self.soft else "build the bank with soft=True"
-            raise LabelError(f"soft labels of shape {tuple(change.soft.shape)} do not fit: {remedy}")
+        if change.soft is not None and not self.soft:
+            raise LabelError("this bank keeps hard labels: build it with soft=True to store soft ones")
         columns = {
             "id": torch.arange(self.next_id, self.next_id + count, device=self.device),
             "label": labels,
-            "domain": column("domain", change.domain, -1, torch.int64),
-            "key": column("keys", change.keys, -1, torch.int64),
-            "confidence": column("confidence", change.confidence, 1, torch.float32),
-            "origin": column("origin", int(change.origin), 0, torch.uint8),
-            "state": column("state", ACTIVE, 0, torch.uint8),
+            "domain": column("domain", change.domain, torch.int64),
+            "key": column("keys", -1 if change.keys is None else change.keys, torch.int64),
+            "confidence": column("confidence", 1 if change.confidence is None else change.confidence, torch.float32),
+            "origin": column("origin", Origin(change.origin), torch.uint8),
+            "state": column("state", ACTIVE, torch.uint8),
             **encode(unit(features), self.storage),
         }
         if self.soft:
-            hard = torch.nn.functional.one_hot(labels, self.classes)
-            columns["soft"] = (hard if change.soft is None else change.soft.to(self.device)).float()
+            soft = torch.nn.functional.one_hot(labels, self.classes) if change.soft is None else change.soft
+            columns["soft"] = column("soft labels", soft, torch.float32, self.classes)
         return columns
 
     def _release(self, rows: list[int]) -> None:
@@ -208,8 +206,8 @@ class MemoryBank:
         slots = torch.tensor([*reused, *fresh], dtype=torch.int64, device=self.device)
         self._index.put(slots, values)
         for name, column in self._columns.items():
-            more = self._index.slots - len(column)
-            if more:
+            if len(column) < self._index.slots:
+                more = max(self._index.slots - len(column), len(column) // 4)
                 self._columns[name] = torch.cat([column, column.new_zeros(more, *column.shape[1:])])
             self._columns[name][slots] = values[name]
         admitted = values["origin"] == Origin.ADMITTED
@@ -223,7 +221,7 @@ class MemoryBank:
 
     def table(self, *names: str) -> Columns:
         """The named columns, or all with the encoded rows, of all held rows in the order of ids."""
-        slots = (self._columns["state"] != FREE).nonzero()[:, 0]
+        slots = (self._column("state") != FREE).nonzero()[:, 0]
         slots = slots[self._columns["id"][slots].argsort()]
         known = {name: self._columns[name][slots] for name in names or self._columns}
         return known if names else {**known, **self._index.take(slots)}
@@ -242,5 +240,7 @@ class MemoryBank:
         vetoes = [[row, veto.who, veto.why] for row, veto in sorted(self.vetoes.items())]
         total = hashlib.sha256(json.dumps([self.config(), self.next_id, vetoes]).encode())
         for name, column in sorted(self.table().items()):
-            total.update(name.encode() + column.cpu().contiguous().numpy().tobytes())
+            array: Any = column.cpu().contiguous().numpy()
+            total.update(name.encode())
+            total.update(array)
         return total.hexdigest()

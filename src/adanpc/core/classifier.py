@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -47,14 +49,18 @@ class AdaNPC:
         self.bank, self.k, self.k_source, self.k_target = bank, k, k_source, k_target
         self.rule, self.temperature, self.admission = rule, temperature, admission
         self.centring = Centring(bank.dim, centring, prior, bank.device)
-        self.pools: list[tuple[int, bool | None]] = [(k, None)]
-        if k_source is not None and k_target is not None:
-            self.pools = [(k_source, True), (k_target, False)]
         for size, _ in self.pools:
             if size < 1:
                 raise AdaNPCError(f"k must be at least 1, got {size}")
         nothing = bank.nearest(torch.zeros(0, bank.dim, device=bank.device), 1)
         vote(nothing, bank.classes, rule, temperature)  # refuses a bad rule or temperature now, not at the first query
+
+    @property
+    def pools(self) -> list[tuple[int, bool | None]]:
+        """How many rows vote, and from which side: source rows, others, or both (None)."""
+        if self.k_source is None or self.k_target is None:
+            return [(self.k, None)]
+        return [(self.k_source, True), (self.k_target, False)]
 
     def learn(self, features: Tensor, labels: Tensor, *, domain: Tensor | int = -1, keys: Tensor | None = None) -> None:
         """Appends labelled source rows (n, D)."""
@@ -68,7 +74,7 @@ class AdaNPC:
         centred, _ = self.centring.queries(self._checked(features), sequence=False)
         queries = unit(centred)
         pools = [self.bank.nearest(queries, k, exclude, source) for k, source in self.pools]
-        return self._answer(_join(pools), torch.full((len(queries),), -1, device=self.bank.device))
+        return self._answer(_join(pools))
 
     def propose(
         self, features: Tensor, *, domain: int = -1, keys: Tensor | None = None
@@ -77,7 +83,10 @@ class AdaNPC:
 
         The change is not applied here, though each query sees the earlier ones of the batch that join.
         """
-        centred, stream = self.centring.queries(self._checked(features), sequence=True)
+        return self._propose(self._checked(features), domain, keys)
+
+    def _propose(self, features: Tensor, domain: int, keys: Tensor | None) -> tuple[Prediction, Append | None]:
+        centred, stream = self.centring.queries(features, sequence=True)
         answer = self._resolve(unit(centred))
         new = answer.joined >= 0
         if not new.any() and stream is None:
@@ -105,24 +114,25 @@ class AdaNPC:
         answers = []
         for start in range(0, max(len(features), 1), CHUNK):
             part = slice(start, start + CHUNK)
-            answer, change = self.propose(features[part], domain=domain, keys=None if keys is None else keys[part])
+            answer, change = self._propose(features[part], domain, None if keys is None else keys[part])
             if change is not None:
                 self.apply(change)
             answers.append(answer)
         if len(answers) == 1:
             return answers[0]
-        columns = [[a.probs for a in answers], [a.weights for a in answers], [a.joined for a in answers]]
-        probs, weights, joined = (torch.cat(column) for column in columns)
-        return Prediction(probs, weights, _join([a.neighbors for a in answers], dim=0), joined)
+        columns = zip(*((answer.probs, answer.weights, answer.joined) for answer in answers), strict=True)
+        probs, weights, joined = map(torch.cat, columns)
+        return Prediction(probs, weights, _join([answer.neighbors for answer in answers], dim=0), joined)
 
     def _checked(self, features: Tensor) -> Tensor:
         return check_features(features, self.bank.dim).to(self.bank.device)
 
-    def _answer(self, neighbors: Neighbors, joined: Tensor) -> Prediction:
+    def _answer(self, neighbors: Neighbors) -> Prediction:
+        """The vote of these neighbors, nobody having joined."""
         if (neighbors.ids < 0).all(1).any():
             raise EmptyBankError("no row of the bank may vote: append source rows first, or restore vetoed ones")
         probs, weights = vote(neighbors, self.bank.classes, self.rule, self.temperature)
-        return Prediction(probs.float(), weights.float(), neighbors, joined)
+        return Prediction(probs.float(), weights.float(), neighbors, neighbors.ids.new_full((len(probs),), -1))
 
     def _resolve(self, queries: Tensor) -> Prediction:
         """Answers unit queries as if one by one.
@@ -131,32 +141,33 @@ class AdaNPC:
         until it stands. An answer depends on earlier queries only, so each sweep settles at least one more query, and
         the guess that stands is the sequential result; a few sweeps do.
         """
-        bank, batch, device = self.bank, len(queries), self.bank.device
+        bank, batch = self.bank, len(queries)
         spare = 0 if bank.capacity is None else min(batch, max(0, int(bank.admitted.sum()) + batch - bank.capacity))
         found = [bank.nearest(queries, k + (0 if source else spare), None, source) for k, source in self.pools]
-        gram = queries.double() @ bank.stored(queries).double().T  # (B, B), exact
-        turn = torch.arange(batch, device=device)
-        joined, labels, probs = torch.full_like(turn, -1), torch.zeros_like(turn), gram.new_zeros(batch, bank.classes)
+        answer = guess = self._answer(
+            _join([_nearest(near, k) for near, (k, _) in zip(found, self.pools, strict=True)])
+        )
+        held, gram = bank.admitted.expand(batch, -1), None
         while True:
-            until, held, gone = self._timeline(joined, labels)
-            visible = (turn < turn[:, None]) & (joined >= 0) & (until >= turn[:, None])  # (B, B)
-            fresh = Neighbors(
-                torch.where(visible, joined, -1),
-                gram.masked_fill(~visible, -torch.inf),
-                torch.where(visible, labels, -1),
-                probs.float().expand(batch, batch, -1) if bank.soft else None,
-            )
-            pools = [
-                _nearest_of(near if source else _join([_without(near, gone), fresh]), k)
-                for near, (k, source) in zip(found, self.pools, strict=True)
-            ]
-            answer = self._answer(_join(pools), joined)
             admitted = self.admission(answer, held)
-            ids = torch.where(admitted, bank.next_id + admitted.cumsum(0) - 1, -1)
-            settled = torch.equal(ids[:-1], joined[:-1]) and torch.equal(answer.labels[:-1], labels[:-1])
-            if settled and (not bank.soft or torch.equal(answer.probs[:-1], probs[:-1])):
-                return Prediction(answer.probs, answer.weights, answer.neighbors, ids)
-            joined, labels, probs = ids, answer.labels, answer.probs
+            answer = replace(answer, joined=torch.where(admitted, bank.next_id + admitted.cumsum(0) - 1, -1))
+            if _same(guess, answer):
+                return answer
+            if gram is None:
+                gram = queries.double() @ bank.stored(queries).double().T  # (B, B), exact
+            guess, (held, voters) = answer, self._under(answer, found, gram)
+            answer = self._answer(voters)
+
+    def _under(self, guess: Prediction, found: list[Neighbors], gram: Tensor) -> tuple[Tensor, Neighbors]:
+        """The admitted rows of each class held at each turn (B, C), and who votes, if the guess were true."""
+        until, held, gone = self._timeline(guess.joined, guess.labels)
+        turn = torch.arange(len(gram), device=gram.device)
+        visible = (turn < turn[:, None]) & (guess.joined >= 0) & (until >= turn[:, None])  # (B, B)
+        soft = guess.probs.expand(len(gram), *guess.probs.shape) if self.bank.soft else None
+        fresh = Neighbors(guess.joined.expand_as(gram), gram, guess.labels.expand_as(gram), soft).without(~visible)
+        with_fresh = [_join([near.without(_gone(near, gone)), fresh]) for near in found]
+        sides = zip(found, with_fresh, self.pools, strict=True)
+        return held, _join([_nearest(near if source else more, k) for near, more, (k, source) in sides])
 
     def _timeline(self, joined: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
         """What the guess entails: the last turn at which each batch row votes (B,), the admitted rows of each class
@@ -180,16 +191,18 @@ class AdaNPC:
         return until, change.cumsum(0)[:-1], gone
 
 
-def _without(near: Neighbors, gone: list[tuple[int, int]]) -> Neighbors:
-    """``near`` with the rows hidden that left the bank before a query's turn."""
-    if not gone:
-        return near
-    rows, turns = torch.tensor(gone, device=near.ids.device).T
+def _same(one: Prediction, other: Prediction) -> bool:
+    """Whether the same queries, but for the last, join with the same answers."""
+    new = one.joined[:-1] >= 0
+    return torch.equal(one.joined[:-1], other.joined[:-1]) and torch.equal(one.probs[:-1][new], other.probs[:-1][new])
+
+
+def _gone(near: Neighbors, gone: list[tuple[int, int]]) -> Tensor:
+    """Which neighbors left the bank before the query's turn, (B, K)."""
+    rows, turns = torch.tensor(gone or [(-2, 0)], device=near.ids.device).T
     late = torch.arange(len(near.ids), device=near.ids.device)[:, None, None] > turns  # (B, 1, gone)
-    hidden = ((near.ids[:, :, None] == rows) & late).any(2)
-    return Neighbors(
-        near.ids.masked_fill(hidden, -1), near.similarity.masked_fill(hidden, -torch.inf), near.labels, near.soft
-    )
+    hidden: Tensor = ((near.ids[:, :, None] == rows) & late).any(2)
+    return hidden
 
 
 def _join(parts: list[Neighbors], dim: int = 1) -> Neighbors:
@@ -197,19 +210,11 @@ def _join(parts: list[Neighbors], dim: int = 1) -> Neighbors:
     if len(parts) == 1:
         return parts[0]
     soft = [part.soft for part in parts if part.soft is not None]
-    return Neighbors(
-        torch.cat([part.ids for part in parts], dim),
-        torch.cat([part.similarity for part in parts], dim),
-        torch.cat([part.labels for part in parts], dim),
-        torch.cat(soft, dim) if soft else None,
-    )
+    columns = zip(*((part.ids, part.similarity, part.labels) for part in parts), strict=True)
+    ids, similarity, labels = (torch.cat(column, dim) for column in columns)
+    return Neighbors(ids, similarity, labels, torch.cat(soft, dim) if soft else None)
 
 
-def _nearest_of(near: Neighbors, k: int) -> Neighbors:
+def _nearest(near: Neighbors, k: int) -> Neighbors:
     """The k best of candidates that stand in the order of ids wherever they tie."""
-    similarity, order = near.similarity.sort(dim=1, descending=True, stable=True)
-    order, similarity = order[:, :k], similarity[:, :k]
-    soft = None if near.soft is None else near.soft.gather(1, order[:, :, None].expand(-1, -1, near.soft.shape[2]))
-    hidden = similarity.isneginf()
-    labels = near.labels.gather(1, order).masked_fill(hidden, -1)
-    return Neighbors(near.ids.gather(1, order).masked_fill(hidden, -1), similarity, labels, soft)
+    return near.pick(near.similarity.argsort(dim=1, descending=True, stable=True)[:, :k])

@@ -33,6 +33,18 @@ class Neighbors:
     labels: Tensor  # (B, K) int64
     soft: Tensor | None = None  # (B, K, C) float32, in banks with soft labels
 
+    def without(self, hidden: Tensor) -> Neighbors:
+        """The same, with nobody where ``hidden`` (B, K) is true."""
+        similarity = self.similarity.masked_fill(hidden, -torch.inf)
+        return Neighbors(self.ids.masked_fill(hidden, -1), similarity, self.labels.masked_fill(hidden, -1), self.soft)
+
+    def pick(self, order: Tensor) -> Neighbors:
+        """The neighbors at these positions (B, k) of each query."""
+        soft = None if self.soft is None else self.soft.gather(1, order[:, :, None].expand(-1, -1, self.soft.shape[2]))
+        return Neighbors(
+            self.ids.gather(1, order), self.similarity.gather(1, order), self.labels.gather(1, order), soft
+        )
+
 
 @dataclass(frozen=True)
 class Prediction:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -127,8 +128,8 @@ class Contest:
 def successive(domains: Sequence[Domain], settings: Settings | None = None) -> Result:
     """Trains on the first domain alone, then meets the others in order with one bank that carries on.
 
-    The labels of targets are used for counting only. The same domains and settings give the same result on the same
-    machine.
+    The labels of targets are used for counting only. The same domains and settings give the same result, whatever the
+    number of cores; another processor or torch may round otherwise.
     """
     settings = settings or Settings()
     if len(domains) < 2:
@@ -161,6 +162,18 @@ def split(domain: Domain, seed: int) -> tuple[Domain, Domain]:
     return training, held_out
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums in one order on every machine: the number of cores would otherwise change the trained network."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@one_thread()
 def fit(training: Domain, settings: Settings) -> tuple[ConvNet, nn.Linear]:
     """An encoder and a linear head trained together by cross-entropy, then fixed; global randomness is untouched."""
     with torch.random.fork_rng(devices=[]):
@@ -184,6 +197,7 @@ def _batches(count: int, settings: Settings) -> Iterator[Tensor]:
         yield from torch.randperm(count, generator=generator).split(settings.batch)
 
 
+@one_thread()
 def encode(encoder: ConvNet, images: Tensor) -> Tensor:
     """Features (n, D) of images."""
     return torch.cat([encoder(part) for part in images.split(IMAGES)])

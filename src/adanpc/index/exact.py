@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from adanpc.errors import AdaNPCError
 from adanpc.index.grid import STORAGE, Columns, decode, encode
 from adanpc.index.scan import TILE, scan
 
-BLOCK_BYTES = 32 << 20  # of a full block: large enough to scan well, small enough to copy without a stall
+BLOCK_BYTES = 32 << 20  # of a full block: few enough of them to scan well
 SCORES = 1 << 25  # bounds held at once: 128 MiB
 COORDINATES = 1 << 20  # coordinates re-scored in float64 at once: what the cache holds
 
@@ -31,34 +32,43 @@ class ExactIndex:
         if storage == "int8":
             self.widths |= {"fine": (dim, torch.int8), "scale": (1, torch.float32), "residual": (1, torch.float32)}
         self.columns: dict[str, list[Tensor]] = {name: [] for name in self.widths}
-        row_bytes = sum(width * dtype.itemsize for width, dtype in self.widths.values())
-        self.block = max(1, BLOCK_BYTES // (row_bytes * TILE)) * TILE  # slots of every block but the last
-        self.slots = 0  # how many rows there is room for, a multiple of 64
+        self.row_bytes = sum(width * dtype.itemsize for width, dtype in self.widths.values())
+        self.block = max(1, BLOCK_BYTES // (self.row_bytes * TILE)) * TILE  # slots of every block but the last
+        self.slots = 0  # in use, a multiple of 64
         self.residual = 0.0  # the largest of any row
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, room for growth included."""
-        return sum(part.nbytes for parts in self.columns.values() for part in parts)
+        """Bytes of the slots in use."""
+        return self.slots * self.row_bytes
 
     def grow(self, slots: int) -> None:
-        """Makes room for this many rows.
+        """Makes slots usable up to this number, rounded up to whole tiles.
 
-        The last block is enlarged, by a quarter or by what is asked for, until it is full; then the next one begins.
-        So growing copies one block at the most, and the room left over is a quarter of a block at the most.
+        Blocks are taken from the system as they are, untouched, so that room for later rows costs no memory and growing
+        costs no copy, but for the first block, which starts small.
         """
-        while self.slots < slots:
-            full = self.slots % self.block == 0
-            start = self.slots if full else self.slots - self.slots % self.block
-            wanted = max(slots - start, (self.slots - start) * 5 // 4)
-            size = min(self.block, -(-wanted // TILE) * TILE)
+        wanted = -(-slots // TILE) * TILE
+        room = sum(map(len, self.columns["row"]))
+        while room < wanted:
+            last = room % self.block  # 0 where the next block begins
+            size = self.block if room > self.block else min(self.block, max(2 * last, wanted))
             for name, (width, dtype) in self.widths.items():
-                larger = torch.zeros(size, width, dtype=dtype, device=self.device)
-                if not full:
-                    old = self.columns[name].pop()
-                    larger[: len(old)] = old
-                self.columns[name].append(larger)
-            self.slots = start + size
+                part = torch.empty(size, width, dtype=dtype, device=self.device)
+                if last:
+                    part[:last] = self.columns[name].pop()
+                self.columns[name].append(part)
+            room += size - last
+        self.slots = max(self.slots, wanted)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle holds: slots in use, and no memory that was never written."""
+        names = {name: [part.clone() for part in self._used(name)] for name in self.columns}
+        return {**self.__dict__, "columns": names}
+
+    def _used(self, name: str) -> list[Tensor]:
+        """A column's blocks as far as they are in use."""
+        return [part[: self.slots - number * self.block] for number, part in enumerate(self.columns[name])]
 
     def put(self, slots: Tensor, values: Columns) -> None:
         """Writes encoded rows into these slots (n,)."""
@@ -140,11 +150,9 @@ class ExactIndex:
     def _bounds(self, queries: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
         """Upper bounds of all similarities (tiles, B, 64), -inf for rows that are not usable, and their slack (B,)."""
         bounds = torch.empty(self.slots // TILE, len(queries), TILE, device=self.device)
-        slack = scan(self.columns["row"], queries, bounds)
+        slack = scan(self._used("row"), queries, bounds)
         if self.storage == "int8":
-            for block, (scale, residual) in enumerate(
-                zip(self.columns["scale"], self.columns["residual"], strict=True)
-            ):
+            for block, (scale, residual) in enumerate(zip(self._used("scale"), self._used("residual"), strict=True)):
                 start = block * self.block // TILE
                 part = bounds[start : start + len(scale) // TILE]
                 torch.addcmul(residual.view(-1, 1, TILE), part, scale.view(-1, 1, TILE), out=part)
