@@ -136,22 +136,24 @@ class MemoryBank:
             if isinstance(change, Veto):
                 self.vetoes[row] = change
 
-    def plan(self, labels: Sequence[int]) -> tuple[list[tuple[int, int]], Eviction | None]:
-        """The id and label that leave (-1: none) as each of these labels is admitted next, and the queue after it."""
+    def plan(self, labels: Sequence[int]) -> list[tuple[int, int]]:
+        """The id and label that leave, or (-1, -1), as each of these labels is admitted next; changes nothing."""
         if self._queue is None:
-            return [(-1, -1)] * len(labels), None
+            return [(-1, -1)] * len(labels)
         queue = self._queue.copy()
-        return [queue.push(self.next_id + position, label) for position, label in enumerate(labels)], queue
+        return [queue.push(self.next_id + position, label) for position, label in enumerate(labels)]
 
     def _append(self, change: Append) -> None:
         values = self._checked(change)
-        count, stay = len(values["id"]), torch.ones(len(values["id"]), dtype=torch.bool, device=self.device)
-        if change.origin == Origin.ADMITTED:
-            leaving, self._queue = self.plan(values["label"].tolist())
-            self._release([row for row, _ in leaving if 0 <= row < self.next_id])
-            stay[[row - self.next_id for row, _ in leaving if row >= self.next_id]] = False
-        self._store({name: column[stay] for name, column in values.items()})
-        self.next_id += count
+        first, self.next_id = self.next_id, self.next_id + len(values["id"])
+        if change.origin == Origin.ADMITTED and self._queue is not None:
+            leaving = [
+                self._queue.push(*row)[0] for row in zip(values["id"].tolist(), values["label"].tolist(), strict=True)
+            ]
+            self._release([row for row in leaving if 0 <= row < first])
+            stay = ~torch.isin(values["id"], torch.tensor(leaving, device=self.device))
+            values = {name: column[stay] for name, column in values.items()}
+        self._store(values)
 
     def _checked(self, change: Append) -> Columns:
         """The change as columns, ids given."""

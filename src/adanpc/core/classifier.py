@@ -52,8 +52,7 @@ class AdaNPC:
         for size, _ in self.pools:
             if size < 1:
                 raise AdaNPCError(f"k must be at least 1, got {size}")
-        nothing = bank.nearest(torch.zeros(0, bank.dim, device=bank.device), 1)
-        vote(nothing, bank.classes, rule, temperature)  # refuses a bad rule or temperature now, not at the first query
+        self.predict(torch.zeros(0, bank.dim))  # refuses a bad rule or temperature now, not at the first query
 
     @property
     def pools(self) -> list[tuple[int, bool | None]]:
@@ -174,7 +173,7 @@ class AdaNPC:
         held at each turn (B, C), and the (id, turn) at which rows of the bank leave.
         """
         bank, turns = self.bank, (joined >= 0).nonzero()[:, 0].tolist()
-        leaving, _ = bank.plan(labels[turns].tolist())
+        leaving = bank.plan(labels[turns].tolist())
         until = torch.full_like(joined, len(joined))
         change = torch.zeros(len(joined) + 1, bank.classes, dtype=torch.int64, device=joined.device)
         change[0] = bank.admitted
@@ -193,6 +192,8 @@ class AdaNPC:
 
 def _same(one: Prediction, other: Prediction) -> bool:
     """Whether the same queries, but for the last, join with the same answers."""
+    if len(one.joined) < 2:
+        return True
     new = one.joined[:-1] >= 0
     return torch.equal(one.joined[:-1], other.joined[:-1]) and torch.equal(one.probs[:-1][new], other.probs[:-1][new])
 

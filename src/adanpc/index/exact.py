@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from adanpc.errors import AdaNPCError
 from adanpc.index.grid import STORAGE, Columns, decode, encode
@@ -110,42 +111,72 @@ class ExactIndex:
 
         Where fewer than k rows are found, the slot is -1 and the similarity -inf.
         """
-        slots = torch.full((len(queries), k), -1, device=self.device)
-        similarity = torch.full((len(queries), k), -torch.inf, dtype=torch.float64, device=self.device)
+        found = []
         size = max(1, SCORES // max(1, self.slots))
-        for start in range(0, len(queries) if usable.any() else 0, size):
+        for start in range(0, len(queries) if self.slots else 0, size):
             part = slice(start, start + size)
-            hidden = slots.new_empty(len(slots[part]), 0) if exclude is None else exclude[part].to(self.device)
-            self._fill(queries[part], usable, ids, hidden, slots[part], similarity[part])
-        return slots, similarity
+            hidden = None if exclude is None else exclude[part].to(self.device)
+            found.append(self._nearest(queries[part], k, usable, ids, hidden))
+        if not found:
+            slots = torch.full((len(queries), k), -1, device=self.device)
+            return slots, torch.full(slots.shape, -torch.inf, dtype=torch.float64, device=self.device)
+        slots, similarity = (torch.cat(column) if len(found) > 1 else column[0] for column in zip(*found, strict=True))
+        short = k - slots.shape[1]  # columns that no row is there to fill
+        return pad(slots, (0, short), value=-1), pad(similarity, (0, short), value=-torch.inf)
 
-    def _fill(
-        self, queries: Tensor, usable: Tensor, ids: Tensor, exclude: Tensor, slots: Tensor, similarity: Tensor
-    ) -> None:
-        """Candidates are the rows with the highest bounds. They are enough once no other bound reaches the exact k-th
+    def _nearest(
+        self, queries: Tensor, k: int, usable: Tensor, ids: Tensor, exclude: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The search of as many queries as the bounds have room for.
+
+        Candidates are the rows with the highest bounds. They are enough once no other bound reaches the exact k-th
         similarity; queries for which they are not are asked again with twice as many.
         """
         bounds, slack = self._bounds(queries, usable)
         peaks = bounds.amax(2).T  # (B, tiles)
-        k = slots.shape[1]
-        width = k + exclude.shape[1] + (k + 32 if self.storage == "int8" else 16)
-        asked = torch.arange(len(queries), device=self.device)
-        while len(asked):
-            width, again = min(width, self.slots), []
-            for todo in asked.split(max(1, COORDINATES // (width * self.dim))):
-                bound, near = _highest(bounds, peaks, todo, width)
-                rows = self.rows(near.flatten()).view(*near.shape, self.dim)
-                exact = torch.bmm(rows.double(), queries[todo].double()[:, :, None])[:, :, 0]
-                hidden = bound.isneginf() | (ids[near][:, :, None] == exclude[todo][:, None]).any(2)
-                exact.masked_fill_(hidden, -torch.inf)
-                by_id = ids[near].argsort(1)
-                order = by_id.gather(1, exact.gather(1, by_id).argsort(dim=1, descending=True, stable=True))[:, :k]
-                best = exact.gather(1, order)
-                similarity[todo, : order.shape[1]] = best
-                slots[todo, : order.shape[1]] = near.gather(1, order).masked_fill(best.isneginf(), -1)
-                rest = bound[:, -1].double() + slack[todo]  # nothing outside the candidates exceeds this
-                again.append(todo[(rest >= similarity[todo, -1]) & ~rest.isneginf()])
-            asked, width = torch.cat(again) if width < self.slots else asked[:0], width * 2
+        k, hidden = min(k, self.slots), 0 if exclude is None else exclude.shape[1]
+        width = min(k + hidden + (k + 32 if self.storage == "int8" else 16), self.slots)
+        slots, similarity, rest = self._ranked(queries, bounds, peaks, ids, exclude, k, width)
+        while width < self.slots:
+            again = ((rest + slack >= similarity[:, -1]) & ~rest.isneginf()).nonzero()[:, 0]
+            if not len(again):
+                break
+            width = min(2 * width, self.slots)
+            some = None if exclude is None else exclude[again]
+            wider = self._ranked(queries[again], bounds[:, again], peaks[again], ids, some, k, width)
+            slots[again], similarity[again], rest[again] = wider
+        return slots, similarity
+
+    def _ranked(
+        self,
+        queries: Tensor,
+        bounds: Tensor,
+        peaks: Tensor,
+        ids: Tensor,
+        exclude: Tensor | None,
+        k: int,
+        width: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Slots and exact similarities (B, k) of the best of ``width`` candidates, and the bound of all others (B,)."""
+        ranked = []
+        size = max(1, COORDINATES // (width * self.dim))
+        for start in range(0, len(queries), size):
+            part = slice(start, start + size)
+            bound, near = _highest(bounds[:, part], peaks[part], width)
+            rows = self.rows(near.flatten()).view(*near.shape, self.dim)
+            exact = torch.bmm(rows.double(), queries[part].double()[:, :, None])[:, :, 0]
+            hidden, numbers = bound.isneginf(), ids[near]
+            if exclude is not None:
+                hidden |= (numbers[:, :, None] == exclude[part][:, None]).any(2)
+            exact.masked_fill_(hidden, -torch.inf)
+            by_id = numbers.argsort(1)
+            order = by_id.gather(1, exact.gather(1, by_id).argsort(dim=1, descending=True, stable=True)[:, :k])
+            best = exact.gather(1, order)
+            ranked.append((near.gather(1, order).masked_fill(best.isneginf(), -1), best, bound[:, -1].double()))
+        if len(ranked) == 1:
+            return ranked[0]
+        slots, similarity, rest = (torch.cat(column) for column in zip(*ranked, strict=True))
+        return slots, similarity, rest
 
     def _bounds(self, queries: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
         """Upper bounds of all similarities (tiles, B, 64), -inf for rows that are not usable, and their slack (B,)."""
@@ -156,9 +187,10 @@ class ExactIndex:
                 start = block * self.block // TILE
                 part = bounds[start : start + len(scale) // TILE]
                 torch.addcmul(residual.view(-1, 1, TILE), part, scale.view(-1, 1, TILE), out=part)
-        unusable = ~usable.view(-1, 1, TILE)
-        holes = unusable.any(2)[:, 0].nonzero()[:, 0]
-        bounds[holes] = bounds[holes].masked_fill(unusable[holes], -torch.inf)
+        usable = usable.view(-1, 1, TILE)
+        holes = (~usable.all(2)[:, 0]).nonzero()[:, 0]
+        if len(holes):
+            bounds[holes] = bounds[holes].masked_fill(~usable[holes], -torch.inf)
         return bounds, slack * (1 + self.residual) + 1e-6
 
     def _locate(self, slots: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -169,12 +201,12 @@ class ExactIndex:
             yield number, positions, offset[positions]
 
 
-def _highest(bounds: Tensor, peaks: Tensor, todo: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The ``width`` highest of bounds (tiles, B, 64) for the queries ``todo`` and their slots, highest first.
+def _highest(bounds: Tensor, peaks: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The ``width`` highest of bounds (tiles, B, 64) for each query and their slots, (B, width), highest first.
 
-    They lie in the ``width`` tiles with the highest peaks, so only those are looked into.
+    They lie in the ``width`` tiles with the highest peaks (B, tiles), so only those are looked into.
     """
-    tiles = peaks[todo].topk(min(width, peaks.shape[1]), sorted=False).indices  # (b, tiles)
-    inside = bounds[tiles, todo[:, None]].flatten(1)  # (b, tiles * 64)
+    tiles = peaks.topk(min(width, peaks.shape[1]), sorted=False).indices  # (B, tiles)
+    inside = bounds[tiles, torch.arange(len(tiles), device=tiles.device)[:, None]].flatten(1)  # (B, tiles * 64)
     best = inside.topk(width)
     return best.values, tiles.gather(1, best.indices // TILE) * TILE + best.indices % TILE

@@ -27,7 +27,7 @@ def check_features(features: Tensor, dim: int) -> Tensor:
     features = features.detach().float()
     # One pass in the common case: a finite, non-zero sum of magnitudes has neither NaN nor infinity nor only zeros.
     size = features.abs().sum(1, dtype=torch.float64)
-    if not (size.isfinite() & (size > 0)).all():
+    if len(size) and not (size.amin() > 0 and size.amax() < torch.inf):
         row = int((~size.isfinite() | (size == 0)).nonzero()[0])
         flaw = (
             "is the zero vector: it has no direction" if size[row] == 0 else "holds NaN or a value infinite in float32"
@@ -43,10 +43,11 @@ def snap(values: Tensor) -> Tensor:
 
 def unit(features: Tensor) -> Tensor:
     """Features at length one on the grid, (B, D) float32; each row a function of that row alone; zero stays zero."""
-    scaled = features.double() / features.abs().amax(1, keepdim=True).double().clamp(min=1e-300)
+    features = features.double()
+    scaled = features / features.abs().amax(1, keepdim=True).clamp(min=1e-300)
     # Whole numbers up to 2**20: their squares sum without rounding up to D = 8192.
-    length = (scaled * 2.0**20).round().square().sum(1, keepdim=True).sqrt() / 2.0**20
-    return snap(scaled / length.clamp(min=1)).float()
+    length = torch.linalg.vector_norm((scaled * 2.0**20).round(), dim=1, keepdim=True).clamp(min=1)
+    return snap(scaled * (2.0**20 / length)).float()
 
 
 def encode(rows: Tensor, storage: str) -> Columns:

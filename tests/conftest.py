@@ -1,0 +1,5 @@
+"""One thread for each test process: several processes share the cores, and torch's threads would wait for each other."""
+
+import torch
+
+torch.set_num_threads(1)
