@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from adanpc.core import AdaNPC, MemoryBank, nobody
 from adanpc.core.centring import Centring
+from adanpc.errors import LabelError
 
 SOURCE = torch.tensor([[2.0, 0.0], [4.0, 2.0], [10.0, 10.0], [14.0, 12.0]])
 DOMAIN = torch.tensor([0, 0, 1, 1])
@@ -13,24 +15,26 @@ DOMAIN = torch.tensor([0, 0, 1, 1])
 
 def test_none_leaves_features_alone() -> None:
     centring = Centring(2)
-    assert centring.source(SOURCE, DOMAIN) is SOURCE
+    assert centring.source(SOURCE, DOMAIN) == (SOURCE, None)
     assert centring.queries(SOURCE, sequence=True) == (SOURCE, None)
 
 
 def test_source_subtracts_one_mean_from_all() -> None:
     centring = Centring(2, "source")
-    assert centring.source(SOURCE, DOMAIN).tolist() == (SOURCE - torch.tensor([7.5, 6.0])).tolist()
+    centred, centring.mean = centring.source(SOURCE, DOMAIN)
+    assert centred.tolist() == (SOURCE - torch.tensor([7.5, 6.0])).tolist()
     queries, stream = centring.queries(torch.tensor([[8.5, 6.0]]), sequence=True)
     assert queries.tolist() == [[1.0, 0.0]]
     assert stream is None
     later = torch.tensor([[100.0, 100.0]])
-    assert centring.source(later, DOMAIN[:1]).tolist() == [[92.5, 94.0]]  # the first mean stays
+    assert centring.source(later, DOMAIN[:1])[0].tolist() == [[92.5, 94.0]]  # the first mean stays
 
 
 def test_stream_subtracts_each_domains_mean_and_a_running_mean() -> None:
     centring = Centring(2, "stream", prior=2)
     expected = SOURCE - torch.tensor([[3.0, 1.0], [3.0, 1.0], [12.0, 11.0], [12.0, 11.0]])
-    assert centring.source(SOURCE, DOMAIN).tolist() == expected.tolist()
+    centred, centring.mean = centring.source(SOURCE, DOMAIN)
+    assert centred.tolist() == expected.tolist()
     stream = torch.tensor([[0.0, 0.0], [6.0, 3.0]])
     queries, after = centring.queries(stream, sequence=True)
     first = (2 * torch.tensor([7.5, 6.0]) + stream[0]) / 3
@@ -45,7 +49,14 @@ def test_stream_subtracts_each_domains_mean_and_a_running_mean() -> None:
 
 def test_a_feature_equal_to_its_mean_keeps_its_direction() -> None:
     centring = Centring(2, "source")
-    assert centring.source(torch.tensor([[3.0, 4.0]]), DOMAIN[:1]).tolist() == [[3.0, 4.0]]
+    assert centring.source(torch.tensor([[3.0, 4.0]]), DOMAIN[:1])[0].tolist() == [[3.0, 4.0]]
+
+
+def test_a_refused_lesson_leaves_the_mean_alone() -> None:
+    made = AdaNPC(MemoryBank(2, 2), centring="source")
+    with pytest.raises(LabelError):
+        made.learn(SOURCE, torch.tensor([0, 1, 0, 5]))
+    assert made.centring.mean is None
 
 
 def test_the_stream_is_counted_even_when_nobody_joins() -> None:

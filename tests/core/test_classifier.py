@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adanpc.core import AdaNPC, Admission, MemoryBank, Veto, everyone, nobody
 from adanpc.core import classifier as module
-from adanpc.errors import AdaNPCError, EmptyBankError, FeatureError
+from adanpc.errors import AdaNPCError, EmptyBankError, FeatureError, LabelError
 from adanpc.index import unit
 
 ADMISSIONS = [
@@ -228,6 +228,12 @@ def test_one_query_does_not_change_the_rule_for_its_batch_mates() -> None:
     made = small()
     calm, wild = torch.tensor([[1.0, 0.05]]), torch.tensor([[-1.0, -1.0]])
     assert torch.equal(made.predict(torch.cat([calm, wild])).probs[:1], made.predict(calm).probs)
+
+
+def test_keys_must_fit_the_queries() -> None:
+    for verb in (small().step, small().propose):
+        with pytest.raises(LabelError, match=r"keys must have shape \(3,\), one for each query, got \(2,\)"):
+            verb(torch.ones(3, 2), keys=torch.tensor([1, 2]))
 
 
 def test_k_can_be_changed_at_any_time() -> None:

@@ -58,9 +58,9 @@ class MemoryBank:
         self.vetoes: dict[int, Veto] = {}
         self.admitted = torch.zeros(classes, dtype=torch.int64, device=self.device)  # admitted rows held, by class
         self._index = ExactIndex(dim, storage, self.device)
-        self._columns = {name: torch.zeros(0, dtype=dtype, device=self.device) for name, dtype in COLUMNS.items()}
+        self._columns = {name: torch.zeros(1, dtype=dtype, device=self.device) for name, dtype in COLUMNS.items()}
         if soft:
-            self._columns["soft"] = torch.zeros(0, classes, device=self.device)
+            self._columns["soft"] = torch.zeros(1, classes, device=self.device)
         self._queue = None if capacity is None else Eviction(evict, capacity)
         self._where: dict[int, int] = {}  # the slots of rows that may be evicted
         self._free: list[int] = []  # slots of evicted rows, used before new ones
@@ -94,9 +94,6 @@ class MemoryBank:
         if source is not None:
             usable &= (self._column("origin") == Origin.SOURCE) == source
         slots, similarity = self._index.search(queries, k, usable, self._column("id"), exclude)
-        if not self._used:
-            soft = similarity.new_zeros(*slots.shape, self.classes, dtype=torch.float32) if self.soft else None
-            return Neighbors(slots, similarity, slots, soft)
         hit, at = slots >= 0, slots.clamp(min=0)
         ids, labels = (torch.where(hit, self._columns[name][at], -1) for name in ("id", "label"))
         soft = self._columns["soft"][at] * hit[:, :, None] if self.soft else None
@@ -147,9 +144,8 @@ class MemoryBank:
         values = self._checked(change)
         first, self.next_id = self.next_id, self.next_id + len(values["id"])
         if change.origin == Origin.ADMITTED and self._queue is not None:
-            leaving = [
-                self._queue.push(*row)[0] for row in zip(values["id"].tolist(), values["label"].tolist(), strict=True)
-            ]
+            arriving = zip(values["id"].tolist(), values["label"].tolist(), strict=True)
+            leaving = [self._queue.push(row, label)[0] for row, label in arriving]
             self._release([row for row in leaving if 0 <= row < first])
             stay = ~torch.isin(values["id"], torch.tensor(leaving, device=self.device))
             values = {name: column[stay] for name, column in values.items()}

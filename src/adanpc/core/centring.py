@@ -28,17 +28,16 @@ class Centring:
         self.total = torch.zeros(dim, dtype=torch.float64, device=device)  # of the stream
         self.count = 0
 
-    def source(self, features: Tensor, domain: Tensor) -> Tensor:
-        """Source features (n, D) centred; the first call sets the source mean."""
+    def source(self, features: Tensor, domain: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Source features (n, D) centred, and the source mean: that of the first features."""
         if self.mode == "none" or not len(features):
-            return features
-        if self.mean is None:
-            self.mean = features.double().mean(0)
-        means = self.mean.repeat(len(features), 1)
+            return features, self.mean
+        mean = features.double().mean(0) if self.mean is None else self.mean
+        means = mean.repeat(len(features), 1)
         if self.mode == "stream":
             for name in domain.unique():
                 means[domain == name] = features[domain == name].double().mean(0)
-        return _less(features, means)
+        return _less(features, means), mean
 
     def queries(self, features: Tensor, *, sequence: bool) -> tuple[Tensor, tuple[Tensor, int] | None]:
         """Queries (B, D) centred, and the stream's sum and count after them.

@@ -12,7 +12,7 @@ from adanpc.core.bank import MemoryBank
 from adanpc.core.centring import Centring
 from adanpc.core.types import Append, Change, Neighbors, Origin, Prediction
 from adanpc.core.vote import vote
-from adanpc.errors import AdaNPCError, EmptyBankError
+from adanpc.errors import AdaNPCError, EmptyBankError, LabelError
 from adanpc.index import check_features, unit
 
 DEFAULT_ADMISSION = Admission(min_confidence=0.9)
@@ -49,9 +49,8 @@ class AdaNPC:
         self.bank, self.k, self.k_source, self.k_target = bank, k, k_source, k_target
         self.rule, self.temperature, self.admission = rule, temperature, admission
         self.centring = Centring(bank.dim, centring, prior, bank.device)
-        for size, _ in self.pools:
-            if size < 1:
-                raise AdaNPCError(f"k must be at least 1, got {size}")
+        if (fewest := min(size for size, _ in self.pools)) < 1:
+            raise AdaNPCError(f"k must be at least 1, got {fewest}")
         self.predict(torch.zeros(0, bank.dim))  # refuses a bad rule or temperature now, not at the first query
 
     @property
@@ -63,10 +62,11 @@ class AdaNPC:
 
     def learn(self, features: Tensor, labels: Tensor, *, domain: Tensor | int = -1, keys: Tensor | None = None) -> None:
         """Appends labelled source rows (n, D)."""
-        features = check_features(features, self.bank.dim).to(self.bank.device)
+        features = self._checked(features)
         domains = torch.as_tensor(domain, device=self.bank.device).expand(len(features))
-        centred = self.centring.source(features, domains)
+        centred, mean = self.centring.source(features, domains)
         self.apply(Append(centred, labels, Origin.SOURCE, domain=domain, keys=keys))
+        self.centring.mean = mean
 
     def predict(self, features: Tensor, *, exclude: Tensor | None = None) -> Prediction:
         """What each query (B, D) would be answered if it came next; ``exclude`` as in ``MemoryBank.search``."""
@@ -82,7 +82,7 @@ class AdaNPC:
 
         The change is not applied here, though each query sees the earlier ones of the batch that join.
         """
-        return self._propose(self._checked(features), domain, keys)
+        return self._propose(self._checked(features, keys), domain, keys)
 
     def _propose(self, features: Tensor, domain: int, keys: Tensor | None) -> tuple[Prediction, Append | None]:
         centred, stream = self.centring.queries(features, sequence=True)
@@ -109,8 +109,7 @@ class AdaNPC:
 
     def step(self, features: Tensor, *, domain: int = -1, keys: Tensor | None = None) -> Prediction:
         """Answers queries (B, D) in order and learns from each: the same for every way of cutting them into batches."""
-        features = self._checked(features)
-        answers = []
+        features, answers = self._checked(features, keys), []
         for start in range(0, max(len(features), 1), CHUNK):
             part = slice(start, start + CHUNK)
             answer, change = self._propose(features[part], domain, None if keys is None else keys[part])
@@ -123,7 +122,9 @@ class AdaNPC:
         probs, weights, joined = map(torch.cat, columns)
         return Prediction(probs, weights, _join([answer.neighbors for answer in answers], dim=0), joined)
 
-    def _checked(self, features: Tensor) -> Tensor:
+    def _checked(self, features: Tensor, keys: Tensor | None = None) -> Tensor:
+        if keys is not None and keys.shape != features.shape[:1]:
+            raise LabelError(f"keys must have shape ({len(features)},), one for each query, got {tuple(keys.shape)}")
         return check_features(features, self.bank.dim).to(self.bank.device)
 
     def _answer(self, neighbors: Neighbors) -> Prediction:
@@ -202,8 +203,7 @@ def _gone(near: Neighbors, gone: list[tuple[int, int]]) -> Tensor:
     """Which neighbors left the bank before the query's turn, (B, K)."""
     rows, turns = torch.tensor(gone or [(-2, 0)], device=near.ids.device).T
     late = torch.arange(len(near.ids), device=near.ids.device)[:, None, None] > turns  # (B, 1, gone)
-    hidden: Tensor = ((near.ids[:, :, None] == rows) & late).any(2)
-    return hidden
+    return torch.any((near.ids[:, :, None] == rows) & late, dim=2)
 
 
 def _join(parts: list[Neighbors], dim: int = 1) -> Neighbors:
