@@ -9,6 +9,7 @@ demo: .venv/ready
 
 test: check
 	$(BIN)/pytest -n auto --cov --cov-report=term
+	$(BIN)/coverage report --include='src/adanpc/core/*,src/adanpc/index/*,src/adanpc/store/*' --fail-under=100
 
 check: .venv/ready
 	$(BIN)/ruff format --check .

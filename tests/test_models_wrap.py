@@ -43,6 +43,8 @@ def loader(count: int = 30, **options: Any) -> DataLoader[Any]:
 
 def test_three_lines_are_enough(net: Net) -> None:
     wrapped = adanpc.wrap(net, loader(), k=3)
+    assert isinstance(wrapped, adanpc.Wrapped)
+    assert wrapped.predict(torch.randn(2, 1, 8, 8)).joined.tolist() == [-1, -1]
     answer = wrapped.step(torch.randn(5, 1, 8, 8))
     assert answer.probs.shape == (5, 4)
     assert len(wrapped.classifier.bank) == 30 + int((answer.joined >= 0).sum())

@@ -98,6 +98,13 @@ def test_a_thousand_equal_rows_are_all_looked_at(storage: str) -> None:
     assert slots.tolist() == [[990, 991, 992, 993, 994]] * 2
 
 
+def test_a_full_tile_needs_no_mask() -> None:
+    index = build(torch.eye(64), "float32")
+    assert index.slots == 64
+    slots, _ = index.search(torch.eye(64), 1, torch.ones(64, dtype=torch.bool), torch.arange(64))
+    assert slots[:, 0].tolist() == list(range(64))
+
+
 def test_excluded_ids_are_not_found() -> None:
     index = build(torch.eye(6), "float32")
     usable = torch.arange(index.slots) < 6

@@ -9,16 +9,14 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
 
-try:
-    numkong: Any = import_module("numkong")
-except ImportError:  # the extra `fast` is not installed
-    numkong = None
+numkong: Any = import_module("numkong") if find_spec("numkong") else None  # the extra `fast`
 
 CONVERTED = 16  # tiles made float32 at once: what the cache holds
 TILE = 64  # rows scanned together; every block of rows holds whole tiles
