@@ -29,6 +29,7 @@ from benchmarks.machine import describe
 DIM, CLASSES, K, BATCH = 512, 10, 50, 256
 RESULTS = Path(__file__).parent / "results"
 Timings = dict[str, float]
+Engines = dict[str, Callable[[Tensor], np.ndarray]]
 
 
 def clustered(count: int, shift: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -80,14 +81,19 @@ def online(rows: Tensor, labels: Tensor, queries: Tensor, rounds: int, few: int)
     return out
 
 
-def searchers(rows: Tensor, labels: Tensor, hnsw: bool) -> dict[str, Callable[[Tensor], np.ndarray]]:
+def voters(bank: MemoryBank) -> Callable[[Tensor], np.ndarray]:
+    """Search by this bank."""
+    return lambda query: bank.search(query, K).labels[0].numpy()
+
+
+def searchers(rows: Tensor, labels: Tensor, hnsw: bool) -> Engines:
     """Single-query search by each engine: the labels of the k nearest rows."""
     array, label = rows.numpy(), labels.numpy()
-    found: dict[str, Callable[[Tensor], np.ndarray]] = {}
+    found: Engines = {}
     for storage in ("float32", "float16", "int8"):
         bank = MemoryBank(DIM, CLASSES, storage=storage)
         bank.apply(Append(rows, labels))
-        found[f"adanpc {storage}"] = lambda query, bank=bank: bank.search(query, K).labels[0].numpy()
+        found[f"adanpc {storage}"] = voters(bank)
     flat = faiss.IndexFlatIP(DIM)
     flat.add(array)
     found["faiss flat"] = lambda query: label[flat.search(query.numpy(), K)[1][0]]
@@ -102,16 +108,16 @@ def searchers(rows: Tensor, labels: Tensor, hnsw: bool) -> dict[str, Callable[[T
     return found
 
 
-def search(rows: Tensor, labels: Tensor, queries: Tensor, rounds: int, few: int, hnsw: bool) -> list[Timings]:
+def search(engines: Engines, rows: Tensor, queries: Tensor, rounds: int, few: int) -> list[Timings]:
     """(c): milliseconds of a single-query search, and of one read of the float32 rows, for each engine and round.
 
     faiss runs with one thread and with all; its faster time counts.
     """
-    engines, out = searchers(rows, labels, hnsw), []
+    out = []
     for _ in track(range(rounds), f"search, {len(rows):,} rows"):
         times = {"one read of the rows": clock(lambda turn: rows.sum(), few)}
         for name, engine in engines.items():
-            turns = few if not name.startswith("scikit") else 3
+            turns = 3 if name.startswith("scikit") else few
             times[name] = clock(lambda turn: engine(queries[turn : turn + 1]), turns)  # noqa: B023
         faiss.omp_set_num_threads(1)
         alone = clock(lambda turn: engines["faiss flat"](queries[turn : turn + 1]), few)
@@ -121,11 +127,12 @@ def search(rows: Tensor, labels: Tensor, queries: Tensor, rounds: int, few: int,
     return out
 
 
-def agreement(rows: Tensor, labels: Tensor, queries: Tensor, hnsw: bool) -> Timings:
-    """The share of queries whose majority of neighbors is that of faiss flat."""
+def agreement(engines: Engines, queries: Tensor) -> Timings:
+    """The share of queries whose majority of neighbors is that of faiss flat; scikit-learn is too slow to ask."""
     votes = {
         name: [int(np.bincount(engine(query[None]), minlength=CLASSES).argmax()) for query in queries]
-        for name, engine in searchers(rows, labels, hnsw).items()
+        for name, engine in engines.items()
+        if not name.startswith("scikit")
     }
     return {name: float(np.mean(np.equal(vote, votes["faiss flat"]))) for name, vote in votes.items()}
 
@@ -237,14 +244,17 @@ def main() -> None:
     for size in options.sizes:
         rows, labels = clustered(size, 0.0, 1)
         queries, _ = clustered(2000, 0.5, 2)
-        few, hnsw = (60 if size <= 20_000 else 24), size <= options.hnsw_up_to
+        few = 60 if size <= 20_000 else 20
+        step = online(rows, labels, queries, options.rounds, few)
+        engines = searchers(rows, labels, size <= options.hnsw_up_to)
         results[size] = {
-            "step": online(rows, labels, queries, options.rounds, few),
-            "search": search(rows, labels, queries, options.rounds, few, hnsw),
-            "agreement": agreement(rows, labels, queries[:1000] if size <= 100_000 else queries[:200], hnsw),
+            "step": step,
+            "search": search(engines, rows, queries, options.rounds, few),
+            "agreement": agreement(engines, queries[: 1000 if size <= 100_000 else 200]),
             "append": append(rows, labels),
             "memory": memory(rows, labels),
         }
+        del engines
     options.out.mkdir(parents=True, exist_ok=True)
     text = report(results, machine)
     (options.out / "core.md").write_text(text)

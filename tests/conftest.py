@@ -1,4 +1,4 @@
-"""One thread for each test process: several processes share the cores, and torch's threads would wait for each other."""
+"""One thread for each test process: processes share the cores, and torch's threads would wait for each other."""
 
 import torch
 

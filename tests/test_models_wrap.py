@@ -136,7 +136,7 @@ def test_an_unknown_layer_is_named_with_those_there_are(net: Net) -> None:
 
 def test_a_layer_that_does_not_run_is_refused() -> None:
     model = nn.Sequential(nn.Identity(), nn.Linear(2, 2))
-    model.spare = nn.Linear(2, 2)  # type: ignore[assignment]
+    model.spare = nn.Linear(2, 2)
     model.forward = lambda inputs: model[1](model[0](inputs))  # type: ignore[method-assign]
     with pytest.raises(AdaNPCError, match="layer 'spare' gave no tensor"):
         extract(model, "spare", torch.randn(1, 2))
@@ -168,6 +168,6 @@ def test_a_recipe_is_checked(net: Net) -> None:
     with pytest.raises(RecipeError, match="built with preprocessing 'none', this model has 'divide by 255'"):
         wrapped.check({**wrapped.recipe, "preprocessing": "none"})
     with torch.no_grad():
-        net.fc.bias += 1
+        net.fc.bias.add_(1)
     with pytest.raises(RecipeError, match="weights"):
         wrapped.check({**wrapped.recipe, "weights": "0" * 16})

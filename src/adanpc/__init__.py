@@ -3,10 +3,11 @@
 from adanpc.core import AdaNPC, Admission, Append, MemoryBank, Origin, Prediction, Restore, Veto, everyone, nobody
 from adanpc.errors import AdaNPCError
 from adanpc.models import Wrapped, wrap
+from adanpc.store import load, save
 from adanpc.train import KNNLoss
 from adanpc.version import __version__
 
 __all__ = [
     "AdaNPC", "AdaNPCError", "Admission", "Append", "KNNLoss", "MemoryBank", "Origin", "Prediction", "Restore", "Veto",
-    "Wrapped", "__version__", "everyone", "nobody", "wrap",
+    "Wrapped", "__version__", "everyone", "load", "nobody", "save", "wrap",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Damaged and forged bank files: refused in one sentence, and nothing else happens.
 
-A forger knows the format: where it matters, files here have a right trailer and a right digest.
+A forger knows the format: where it matters, files here have a right seal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import torch
 from safetensors.torch import save_file
 
 from adanpc.core import AdaNPC, Admission, MemoryBank, Veto
+from adanpc.models import Wrapped
 from adanpc.store import BankFileError, load, save
+from adanpc.store import file as file_module
 
 ORDER = {"int64": "I64", "float64": "F64", "float32": "F32", "float16": "F16", "int8": "I8", "uint8": "U8"}
 Document = dict[str, Any]
@@ -41,7 +43,7 @@ def honest(storage: str) -> bytes:
     classifier.step(rows[5:])
     classifier.apply(Veto((1, 6), "Ann", "wrong"))
     with TemporaryDirectory() as folder:
-        save(classifier, Path(folder) / "bank", recipe={"layer": "fc"})
+        save(Wrapped(torch.nn.Linear(1, 1), classifier, "fc", "scale"), Path(folder) / "bank")
         return (Path(folder) / "bank").read_bytes()
 
 
@@ -65,11 +67,6 @@ def written(path: Path, data: bytes) -> Path:
     return path
 
 
-def sealed(data: bytes) -> bytes:
-    """The same file with the trailer that its bytes ask for."""
-    return data[:-32] + hashlib.sha256(data[:-32]).digest()
-
-
 def taken_apart(data: bytes) -> tuple[Document, Columns]:
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
@@ -80,42 +77,43 @@ def taken_apart(data: bytes) -> tuple[Document, Columns]:
         first, end = about["data_offsets"]
         column = numpy.frombuffer(data[start + first : start + end], types[about["dtype"]]).reshape(about["shape"])
         columns[name] = column.copy()
-    del columns["trailer.sha256"]
     return document, columns
 
 
-def digest(document: Document, columns: Columns) -> str:
-    total = hashlib.sha256(json.dumps([document["bank"], document["next_id"], document["vetoes"]]).encode())
+def compact(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def seal(document: Document, columns: Columns) -> str:
+    total = hashlib.sha256(compact({name: document[name] for name in document if name != "seal"}).encode())
     for name in sorted(columns):
-        if not name.startswith("centring."):
-            total.update(name.encode() + columns[name].tobytes())
+        total.update(compact([name, ORDER[str(columns[name].dtype)], columns[name].shape]).encode())
+        total.update(columns[name].tobytes())
     return total.hexdigest()
 
 
-def put_together(header: Document, columns: list[numpy.ndarray[Any, Any]]) -> bytes:
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return sealed(len(text).to_bytes(8, "little") + text + b"".join(c.tobytes() for c in columns) + bytes(32))
+def with_header(text: bytes, data: bytes = b"", multiple: int = 8) -> bytes:
+    text += b" " * (-len(text) % multiple)
+    return len(text).to_bytes(8, "little") + text + data
 
 
-def forged(document: Document, columns: Columns) -> bytes:
-    """A file in perfect order around these contents."""
+def forged(document: Document, columns: Columns, text: str | None = None, multiple: int = 8) -> bytes:
+    """A file in perfect order around these contents, or around another text of the document."""
     ranks = list(ORDER)
     names = sorted(columns, key=lambda name: (ranks.index(str(columns[name].dtype)), name))
-    header: Document = {"__metadata__": {"adanpc": json.dumps(document)}}
+    header: Document = {"__metadata__": {"adanpc": text or compact({**document, "seal": seal(document, columns)})}}
     end = 0
     for name in names:
         start, end = end, end + columns[name].nbytes
         dtype = ORDER[str(columns[name].dtype)]
         header[name] = {"dtype": dtype, "shape": list(columns[name].shape), "data_offsets": [start, end]}
-    header["trailer.sha256"] = {"dtype": "U8", "shape": [32], "data_offsets": [end, end + 32]}
-    return put_together(header, [columns[name] for name in names])
+    return with_header(json.dumps(header).encode(), b"".join(columns[name].tobytes() for name in names), multiple)
 
 
 def test_the_forger_can_write_what_save_writes() -> None:
     for storage in ("float32", "float16", "int8"):
         document, columns = taken_apart(honest(storage))
-        assert document["digest"] == digest(document, columns)
+        assert document["seal"] == seal(document, columns)
         again, same = taken_apart(forged(document, columns))
         assert again == document
         assert all(numpy.array_equal(columns[name], same[name]) for name in columns)
@@ -126,8 +124,8 @@ def test_a_forged_file_in_order_is_loaded(tmp_path: Path) -> None:
     for storage in ("float32", "float16", "int8"):
         document, columns = taken_apart(honest(storage))
         document["classifier"]["temperature"] = 1
-        document["classifier"]["admission"] = {"min_margin": 0, "class_quota": "inf"}
-        loaded, _ = load(written(tmp_path / "bank", forged(document, columns)))
+        document["admission"]["min_confidence"] = -0.0
+        loaded = load(written(tmp_path / "bank", forged(document, columns)))
         assert loaded.temperature == 1
         assert loaded.admission == Admission()
 
@@ -140,47 +138,63 @@ def test_cut_at_every_byte(tmp_path: Path, storage: str) -> None:
     data = honest(storage)
     for end in range(len(data)):
         refusal(written(tmp_path / "bank", data[:end]))
-    assert refusal(written(tmp_path / "bank", b"")).startswith("it is empty; ")
-    assert "cut short" in refusal(written(tmp_path / "bank", data[:100]))
-    assert f"{len(data) - 1} bytes instead of {len(data)}" in refusal(written(tmp_path / "bank", data[:-1]))
-    assert f"{len(data) + 1} bytes instead of {len(data)}" in refusal(written(tmp_path / "bank", data + b"\0"))
+    assert "header too small" in refusal(written(tmp_path / "bank", b""))
+    assert "invalid header length" in refusal(written(tmp_path / "bank", data[:100]))
+    for other in (data[:-1], data + b"\0"):
+        assert "file not fully covered" in refusal(written(tmp_path / "bank", other))
+
+
+def state(classifier: AdaNPC) -> list[Any]:
+    """All that tells two classifiers apart."""
+    centring = classifier.centring
+    assert centring.mean is not None
+    return [
+        classifier.bank.digest(), classifier.pools, classifier.rule, classifier.temperature, classifier.admission,
+        centring.mode, centring.prior, centring.count, centring.total.tolist(), centring.mean.tolist(),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("storage", ["float16", "int8"])
 def test_a_changed_byte_anywhere(tmp_path: Path, storage: str) -> None:
-    data, change = honest(storage), random.Random(0)
+    """It is refused, or it was a blank behind the header and nothing has changed."""
+    data, change, blanks = honest(storage), random.Random(0), 0
+    same = state(load(written(tmp_path / "bank", data)))
     for place in range(len(data)):
         damaged = bytearray(data)
         damaged[place] ^= change.choice([1 << change.randrange(8), change.randrange(1, 256)])
-        refusal(written(tmp_path / "bank", bytes(damaged)))
-
-
-def test_a_changed_byte_anywhere_under_a_right_trailer(tmp_path: Path) -> None:
-    """What still loads has changed in the settings alone; nothing but a BankFileError is ever raised."""
-    data, change, loaded = honest("int8"), random.Random(1), 0
-    for place in range(len(data) - 32):
-        damaged = bytearray(data)
-        damaged[place] = change.choice(b'0123456789"\\,:[]{} \n-+.eE\x00\xff') if place % 2 else change.randrange(256)
         try:
-            classifier, _ = load(written(tmp_path / "bank", sealed(bytes(damaged))))
+            loaded = load(written(tmp_path / "bank", bytes(damaged)))
         except BankFileError:
             continue
-        loaded += 1
-        assert classifier.bank.digest() == taken_apart(data)[0]["digest"]
-    assert loaded < len(data) / 10
+        assert state(loaded) == same
+        blanks += 1
+    assert blanks < 8
 
 
 def test_a_blank_changed_to_another_blank(tmp_path: Path) -> None:
-    """It would change nothing, but a file that is not what was written is not trusted."""
     document, columns = taken_apart(honest("float32"))
-    for _ in range(9):
-        document["recipe"]["layer"] += "."
-        data = forged(document, columns)
-        start = 8 + int.from_bytes(data[:8], "little")
-        if data[start - 1 : start] == b" ":
-            assert "checksum" in refusal(written(tmp_path / "bank", data[: start - 1] + b"\n" + data[start:]))
-            return
-    pytest.fail("no header was padded")
+    data = forged(document, columns, multiple=64)
+    start = 8 + int.from_bytes(data[:8], "little")
+    assert data[start - 1 : start] == b" "
+    same = state(load(written(tmp_path / "bank", data)))
+    assert state(load(written(tmp_path / "bank", data[: start - 1] + b"\n" + data[start:]))) == same
+
+
+def test_a_changed_byte_anywhere_under_a_right_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What still loads is in order; nothing but a BankFileError is ever raised."""
+    data, change, loaded = honest("int8"), random.Random(1), 0
+    monkeypatch.setattr(file_module, "_seal", lambda document, _: document["seal"])
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] = change.choice(b'0123456789"\\,:[]{} \n-+.eE\x00\xff') if place % 2 else change.randrange(256)
+        try:
+            classifier = load(written(tmp_path / "bank", bytes(damaged)))
+        except BankFileError:
+            continue
+        loaded += 1
+        save(classifier, tmp_path / "again")
+        classifier.step(torch.eye(4))
+    assert loaded < len(data) / 2
 
 
 def test_bytes_of_no_meaning(tmp_path: Path) -> None:
@@ -214,7 +228,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise PermissionError(13, "Permission denied")
 
     path = written(tmp_path / "bank", honest("float32"))
-    monkeypatch.setattr(Path, "open", forbid)
+    monkeypatch.setattr(file_module, "safe_open", forbid)
     assert refusal(path).startswith("Permission denied; check the path, its rights")
 
 
@@ -242,8 +256,8 @@ def test_a_pickle_is_not_opened(tmp_path: Path) -> None:
     for name in ("pickle", "torch"):
         refusal(tmp_path / name)
     document, columns = taken_apart(honest("float32"))
-    document["recipe"]["layer"] = pickle.dumps(bomb, 0).decode()
-    assert load(written(tmp_path / "bank", forged(document, columns)))[1] == document["recipe"]
+    document["recipe"]["layer"] = document["vetoes"][0][2] = pickle.dumps(bomb, 0).decode()
+    assert load(written(tmp_path / "bank", forged(document, columns))).bank.vetoes[1].why == document["vetoes"][0][2]
     assert not (tmp_path / "crater").exists()
 
 
@@ -252,17 +266,19 @@ def test_a_pickle_is_not_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [2**63, 2**64 - 1, 2**62, 2**40, 10**9])
 def test_a_header_that_claims_more_than_there_is(tmp_path: Path, length: int) -> None:
-    assert "cut short" in refusal(written(tmp_path / "bank", length.to_bytes(8, "little") + honest("float32")[8:]))
+    assert "header too large" in refusal(
+        written(tmp_path / "bank", length.to_bytes(8, "little") + honest("float32")[8:])
+    )
 
 
 def test_a_huge_file_of_holes(tmp_path: Path) -> None:
     path = written(tmp_path / "bank", (2**40).to_bytes(8, "little") + b"{")
     os.truncate(path, 2**41)
     started = time.monotonic()
-    assert "not a multiple of 8 up to 100000000" in refusal(path)
+    assert "header too large" in refusal(path)
     written(path, honest("float32"))
     os.truncate(path, 2**41)
-    assert f"it has {2**41} bytes instead of" in refusal(path)
+    assert "file not fully covered" in refusal(path)
     assert time.monotonic() - started < 5
 
 
@@ -271,25 +287,26 @@ def huge(document: Document, columns: Columns, changes: dict[str, Any], shapes: 
     document["bank"].update({name: value for name, value in changes.items() if name in document["bank"]})
     document.update({name: value for name, value in changes.items() if name in document})
     ranks, end = list(ORDER), 0
-    header: Document = {"__metadata__": {"adanpc": json.dumps(document)}}
+    header: Document = {"__metadata__": {"adanpc": compact(document)}}
     for name in sorted(columns, key=lambda name: (ranks.index(str(columns[name].dtype)), name)):
         shape = shapes.get(name, list(columns[name].shape))
         start, end = end, end + prod(shape) * columns[name].itemsize
         header[name] = {"dtype": ORDER[str(columns[name].dtype)], "shape": shape, "data_offsets": [start, end]}
-    header["trailer.sha256"] = {"dtype": "U8", "shape": [32], "data_offsets": [end, end + 32]}
-    return put_together(header, [])
+    return with_header(json.dumps(header).encode())
 
 
 def test_columns_that_claim_exabytes(tmp_path: Path) -> None:
     document, columns = taken_apart(honest("float32"))
     rows = 2**50
     shapes = {name: [rows, *columns[name].shape[1:]] for name in columns if not name.startswith("centring.")}
-    assert "bytes instead of" in refusal(
+    assert "file not fully covered" in refusal(
         written(tmp_path / "bank", huge(document, columns, {"rows": rows, "next_id": rows}, shapes))
     )
     document, columns = taken_apart(honest("float32"))
     wide = {name: [*columns[name].shape[:-1], 2**24] for name in ("row", "centring.mean", "centring.total")}
-    assert "bytes instead of" in refusal(written(tmp_path / "bank", huge(document, columns, {"dim": 2**24}, wide)))
+    assert "file not fully covered" in refusal(
+        written(tmp_path / "bank", huge(document, columns, {"dim": 2**24}, wide))
+    )
 
 
 @pytest.mark.parametrize(
@@ -304,40 +321,55 @@ def test_sizes_that_no_file_could_hold(tmp_path: Path, part: str, name: str) -> 
         )
 
 
-def with_header(text: bytes, padding: int = 8) -> bytes:
-    text += b" " * (-len(text) % padding)
-    return sealed(len(text).to_bytes(8, "little") + text + bytes(32))
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"[" * 200_000, "header is not JSON as adanpc writes it"),
-        (b'{"a":' * 100_000, "header is not JSON as adanpc writes it"),
-        (b'{"a": ' + b"9" * 100_000 + b"}", "header is not JSON as adanpc writes it"),
-        (b'{"a": NaN}', "NaN is no number"),
-        (b'{"a": 1, "a": 2}', "a name occurs twice"),
-        (b'{"\xff": 1}', "codec can't decode"),
-        ('{"a": 1}'.encode("utf-16"), "header is not JSON as adanpc writes it"),
-        (b"", "header is not JSON as adanpc writes it"),
-        (b"[]", "not a bank"),
-        (b"null", "not a bank"),
-        (b'{"__metadata__": []}', "not a bank"),
-        (b'{"__metadata__": {"adanpc": {"format": "adanpc-bank"}}}', "not a bank"),
-        (b'{"__metadata__": {"adanpc": "{"}}', "document is not JSON as adanpc writes it"),
+        (b"[" * 200_000, "invalid JSON in header"),
+        (b'{"a":' * 100_000, "recursion limit exceeded"),
+        (b'{"a": ' + b"9" * 100_000 + b"}", "number out of range"),
+        (b'{"a": NaN}', "invalid JSON in header"),
+        (b'{"\xff": 1}', "invalid UTF-8 in header"),
+        ('{"a": 1}'.encode("utf-16"), "invalid UTF-8 in header"),
+        (b"", "invalid JSON in header"),
+        (b"[]", "invalid JSON in header"),
+        (b"null", "invalid JSON in header"),
+        (b"{}", "not a bank"),
+        (b'{"__metadata__": null}', "not a bank"),
+        (b'{"__metadata__": []}', "invalid JSON in header"),
+        (b'{"__metadata__": {"adanpc": {"format": "adanpc-bank"}}}', "expected a string"),
+        (b'{"__metadata__": {"adanpc": "{"}}', "Expecting property name"),
+        (b'{"__metadata__": {"adanpc": "' + b"[" * 200_000 + b'"}}', "recursion"),
+        (b'{"a\\nb": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}', "invalid offset for tensor"),
+        (b'{"' + b"a" * 9999 + b'": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}', "invalid offset"),
     ],
 )
 def test_headers_of_no_sense(tmp_path: Path, text: bytes, words: str) -> None:
     assert words in refusal(written(tmp_path / "bank", with_header(text)))
 
 
-def test_a_header_that_ends_between_words(tmp_path: Path) -> None:
-    data = honest("float32")
-    length = int.from_bytes(data[:8], "little")
-    shifted = (length + 1).to_bytes(8, "little") + data[8 : 8 + length] + b" " + data[8 + length :]
-    assert f"its header has {length + 1} bytes, which is not a multiple of 8" in refusal(
-        written(tmp_path / "bank", sealed(shifted))
-    )
+def test_columns_between_words(tmp_path: Path) -> None:
+    document, columns = taken_apart(honest("float32"))
+    for length in range(1, 9):
+        document["recipe"]["layer"] = "l" * length
+        data = forged(document, columns, multiple=1)
+        if int.from_bytes(data[:8], "little") % 8:
+            assert "columns do not start at multiples" in refusal(written(tmp_path / "bank", data))
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda text: text.replace('"rows"', '"rows":9,"rows"'),
+        lambda text: text.replace('"rows":', '"rows": '),
+        lambda text: text.replace('"temperature":0.1', '"temperature":1e-1'),
+        lambda text: text.replace("scale", "sc\\u0061le"),
+    ],
+)
+def test_a_document_that_readers_could_differ_on(tmp_path: Path, forge: Callable[[str], str]) -> None:
+    document, columns = taken_apart(honest("float32"))
+    text = compact(document)
+    assert forge(text) != text
+    assert "not written as adanpc writes it" in refusal(written(tmp_path / "bank", forged({}, columns, forge(text))))
 
 
 # Forged documents
@@ -348,7 +380,7 @@ def test_a_newer_format(tmp_path: Path) -> None:
     newer = {"format": "adanpc-bank", "version": 2, "whatever": "comes"}
     for each in ({**document, "version": 2}, newer):
         assert refusal(written(tmp_path / "bank", forged(each, columns))) == (
-            "it was written by a newer adanpc (format 2; this one reads 1); upgrade adanpc"
+            "it was written by a newer adanpc, in format 2 after 1; upgrade adanpc"
         )
 
 
@@ -399,26 +431,30 @@ DOCUMENTS: list[tuple[str, Callable[[Document, Columns], None]]] = [
     ("temperature must be", change("classifier", "temperature", to=0)),
     ("temperature must be", change("classifier", "temperature", to=-0.5)),
     ("temperature and admission must be numbers, got 'hot'", change("classifier", "temperature", to="hot")),
-    ("temperature and admission must be numbers, got None", change("classifier", "temperature", to=None)),
+    ("temperature in its classifier has the wrong type: None", change("classifier", "temperature", to=None)),
     ("temperature in its classifier has the wrong type: True", change("classifier", "temperature", to=True)),
-    ("temperature in its classifier must lie in", change("classifier", "temperature", to=10**400)),
-    ("its admission has unknown fields: ['call']", change("classifier", "admission", to={"call": 1})),
-    ("must be numbers, got [0.5]", change("classifier", "admission", to={"min_margin": [0.5]})),
-    ("must be numbers, got 'nan'", change("classifier", "admission", to={"min_margin": "nan"})),
-    ("must be numbers, got True", change("classifier", "admission", to={"min_margin": True})),
-    ("must be numbers, got 1000000", change("classifier", "admission", to={"min_margin": 10**400})),
+    ("must be numbers, got 1000000", change("classifier", "temperature", to=10**400)),
+    ("its admission has missing or unknown fields: ['call']", change("admission", "call", to=1)),
+    ("its admission has missing or unknown fields: ['min_margin']", without("admission", "min_margin")),
+    ("min_margin in its admission has the wrong type: [0.5]", change("admission", "min_margin", to=[0.5])),
+    ("must be numbers, got 'nan'", change("admission", "min_margin", to="nan")),
+    ("min_margin in its admission has the wrong type: True", change("admission", "min_margin", to=True)),
+    ("must be numbers, got nan", change("admission", "min_margin", to=float("nan"))),
+    ("must be numbers, got inf", change("admission", "min_margin", to=float("inf"))),
+    ("must be numbers, got 1000000", change("admission", "min_margin", to=10**400)),
     ("centring must be one of", change("centring", "mode", to="mean")),
     ("prior must be at least 1", change("centring", "prior", to=0)),
     ("count in its centring must lie in 0 …", change("centring", "count", to=-1)),
     ("count in its centring must lie in 0 …", change("centring", "count", to=2**53 + 1)),
     ("its column 'centring.mean' is", change("centring", "mean", to=False)),
-    ("a recipe maps texts to texts, got ('layer', 5)", change("recipe", "layer", to=5)),
-    ("digest that it states", change("digest", to="0" * 64)),
-    ("digest that it states", change("digest", to="")),
-    ("must be at least 0 and below its next_id, 8", change("next_id", to=8)),
+    ("layer in its recipe has the wrong type: 5", change("recipe", "layer", to=5)),
+    ("its recipe has missing or unknown fields: ['weights']", without("recipe", "weights")),
+    ("its recipe has missing or unknown fields: ['more']", change("recipe", "more", to="")),
+    ("seal in its document has the wrong type: 5", change("seal", to=5)),
+    ("its ids, 0 … 8, must lie in 0 … next_id - 1, 7", change("next_id", to=8)),
     ("next_id in its document must lie in 0 …", change("next_id", to=2**63)),
     ("next_id in its document must lie in 0 …", change("next_id", to=-1)),
-    ("its column 'domain' is", change("rows", to=8)),
+    ("its column 'confidence' is", change("rows", to=8)),
     ("rows in its document must lie in 0 …", change("rows", to=-1)),
     ("admitted rows, more than its capacity of 3", change("bank", "capacity", to=3)),
     ("vetoes do not name its vetoed rows, [1, 6]", change("vetoes", to=[])),
@@ -437,9 +473,15 @@ DOCUMENTS: list[tuple[str, Callable[[Document, Columns], None]]] = [
 def test_forged_documents(tmp_path: Path, words: str, forge: Callable[[Document, Columns], None]) -> None:
     document, columns = taken_apart(honest("float32"))
     forge(document, columns)
-    if "digest" not in words and {"bank", "vetoes", "next_id"} <= document.keys():
-        document["digest"] = digest(document, columns)
-    assert words in refusal(written(tmp_path / "bank", forged(document, columns)))
+    text = compact(document) if "seal in" in words else None
+    assert words in refusal(written(tmp_path / "bank", forged(document, columns, text)))
+
+
+@pytest.mark.parametrize("false", ["0" * 64, ""])
+def test_a_false_seal(tmp_path: Path, false: str) -> None:
+    document, columns = taken_apart(honest("float32"))
+    text = compact({**document, "seal": false})
+    assert "do not have the seal that it states" in refusal(written(tmp_path / "bank", forged(document, columns, text)))
 
 
 # Forged columns
@@ -489,9 +531,9 @@ COLUMNS: list[tuple[str, str, Callable[[Document, Columns], None]]] = [
             ("its centring.total holds NaN or infinity", "centring.total", 3, INF),
             ("its ids do not rise", "id", 1, 0),
             ("its ids do not rise", "id", 1, 5),
-            ("its ids, -1 … 8, must be at least 0", "id", 0, -1),
-            ("its ids, 0 … 9, must be at least 0 and below its next_id, 9", "id", 8, 9),
-            ("its ids, 0 … 9223372036854775807, must be", "id", 8, 2**63 - 1),
+            ("its ids, -1 … 8, must lie in 0 …", "id", 0, -1),
+            ("its ids, 0 … 9, must lie in 0 … next_id - 1, 8", "id", 8, 9),
+            ("its ids, 0 … 9223372036854775807, must lie in", "id", 8, 2**63 - 1),
             ("vetoes do not name its vetoed rows, [1, 2, 6]", "state", 2, 2),
             ("vetoes do not name its vetoed rows, [6]", "state", 1, 1),
             ("it holds 5 admitted rows, more than its capacity of 4", "origin", 0, 1),
@@ -529,12 +571,11 @@ COLUMNS: list[tuple[str, str, Callable[[Document, Columns], None]]] = [
 
 
 @pytest.mark.parametrize(("words", "storage", "forge"), COLUMNS)
-def test_forged_columns_under_a_right_digest(
+def test_forged_columns_under_a_right_seal(
     tmp_path: Path, words: str, storage: str, forge: Callable[[Document, Columns], None]
 ) -> None:
     document, columns = taken_apart(honest(storage))
     forge(document, columns)
-    document["digest"] = digest(document, columns)
     assert words in refusal(written(tmp_path / "bank", forged(document, columns)))
 
 
@@ -548,7 +589,6 @@ def test_codes_and_residual_of_another_length(tmp_path: Path) -> None:
     exact = columns["row"].astype("float64") * columns["scale"].astype("float64")
     hidden = numpy.linalg.norm(rows.astype("float64") - exact, axis=1, keepdims=True)
     columns["residual"] = (hidden * 1.0001).astype("float32")
-    document["digest"] = digest(document, columns)
     assert "row 0 does not have length one" in refusal(written(tmp_path / "bank", forged(document, columns)))
 
 
@@ -581,7 +621,6 @@ def test_rows_far_behind_the_first_are_checked_too(tmp_path: Path, monkeypatch: 
 def test_columns_missing_or_of_another_kind(tmp_path: Path, forge: Callable[[Columns], Any]) -> None:
     document, columns = taken_apart(honest("int8"))
     forge(columns)
-    document["digest"] = digest(document, columns)
     assert refusal(written(tmp_path / "bank", forged(document, columns))).startswith("its column '")
 
 
@@ -591,18 +630,35 @@ def test_two_columns_in_one_place(tmp_path: Path) -> None:
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
     header["label"]["data_offsets"] = header["key"]["data_offsets"]
-    assert "its column 'label' is {'data_offsets': [144, 216]" in refusal(
-        written(tmp_path / "bank", put_together(header, [numpy.frombuffer(data[start:-32], "uint8")]))
+    assert "invalid offset for tensor" in refusal(
+        written(tmp_path / "bank", with_header(json.dumps(header).encode(), data[start:]))
     )
 
 
 # Saving where an attacker can write
 
 
-def test_a_link_planted_where_the_temporary_file_goes(tmp_path: Path) -> None:
-    victim = written(tmp_path / "victim", b"precious")
-    (tmp_path / ".bank.tmp").symlink_to(victim)
-    with pytest.raises(BankFileError, match="was not saved: Too many levels of symbolic links"):
-        save(AdaNPC(MemoryBank(2, 2)), tmp_path / "bank")
-    assert victim.read_bytes() == b"precious"
-    assert not (tmp_path / "bank").exists()
+def test_a_link_planted_where_leftovers_are_swept(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    written(victim / "precious", b"precious")
+    os.utime(victim, (0, 0))
+    link = tmp_path / ".bank.1-0123456789abcdef.tmp"
+    link.symlink_to(victim)
+    os.utime(link, (0, 0), follow_symlinks=False)
+    save(AdaNPC(MemoryBank(2, 2)), tmp_path / "bank")
+    assert (victim / "precious").read_bytes() == b"precious"
+    assert (tmp_path / "bank").is_file()
+
+
+def test_nobody_else_may_look_into_the_folder_that_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[int] = []
+    replace = os.replace
+
+    def watched(one: Path, two: Path) -> None:
+        modes.append(one.parent.stat().st_mode & 0o777)
+        replace(one, two)
+
+    monkeypatch.setattr(os, "replace", watched)
+    save(AdaNPC(MemoryBank(2, 2)), tmp_path / "bank")
+    assert modes == [0o700]

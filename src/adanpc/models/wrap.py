@@ -91,8 +91,7 @@ def wrap(
     if preprocessing is None:
         preprocessing = getattr(getattr(loader, "dataset", None), "transform", None)
     features, labels, domains = [], [], []
-    total = len(loader) if hasattr(loader, "__len__") else None
-    for batch in track(loader, "Building the bank", total):
+    for batch in track(loader, "Building the bank"):
         if not isinstance(batch, Sequence) or len(batch) < 2:
             raise AdaNPCError(f"the loader must give batches (inputs, labels), got {type(batch).__name__}")
         if layer is None:

@@ -1,38 +1,39 @@
-"""What a bank file must hold. A checksum can be forged with the rest, so no check here relies on one."""
+"""What a bank file must hold. A seal can be forged with the rest, so no check here relies on it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import fields
 from reprlib import repr as brief
+from sys import float_info
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from adanpc.core import Admission, Origin
+from adanpc.core import Origin
 from adanpc.core.bank import ACTIVE, VETOED
 from adanpc.errors import AdaNPCError
 from adanpc.index.grid import GRID, Columns, decode
 
 FORMAT, VERSION = "adanpc-bank", 1
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"}
+DTYPES |= {torch.int64: "I64", torch.int8: "I8", torch.uint8: "U8"}
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # a file must not make its reader allocate more than it holds itself
 SIZES = ("dim", "classes", "k", "k_source", "k_target")
 CHUNK = 1 << 18  # coordinates checked at once: what the cache holds
 LENGTH = 0.01  # how far from one a row's length may be; int8 rounds by less than 0.002 at D = 8192
+NUMBER = int | float | str  # see ``number``
 FIELDS: dict[str, dict[str, Any]] = {
     "document": {
-        "format": str, "version": int, "adanpc": str, "digest": str, "rows": int, "next_id": int, "bank": dict,
-        "vetoes": list, "classifier": dict, "centring": dict, "recipe": dict,
+        "format": str, "version": int, "adanpc": str, "seal": str, "rows": int, "next_id": int, "bank": dict,
+        "vetoes": list, "classifier": dict, "admission": dict, "centring": dict, "recipe": dict,
     },
     "bank": {"dim": int, "classes": int, "storage": str, "capacity": int | None, "evict": str, "soft": bool},
-    "classifier": {
-        "k": int, "k_source": int | None, "k_target": int | None, "rule": str, "temperature": object,
-        "admission": dict,
-    },
+    "classifier": {"k": int, "k_source": int | None, "k_target": int | None, "rule": str, "temperature": NUMBER},
+    "admission": dict.fromkeys(("min_confidence", "min_margin", "max_entropy", "class_quota"), NUMBER),
     "centring": {"mode": str, "prior": int, "count": int, "mean": bool},
+    "recipe": {"layer": str, "preprocessing": str, "weights": str},
 }  # fmt: skip
 
 
@@ -48,23 +49,11 @@ class ContentsError(AdaNPCError):
         self.remedy = remedy
 
 
-def parse(text: bytes | str, what: str) -> Any:
-    """The value of a JSON text, the same for every reader: repeated names and NaN are refused."""
-    try:
-        text = text if isinstance(text, str) else text.decode()
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise ContentsError(f"its {what} is not JSON as adanpc writes it ({error})") from error
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return dict(pairs)
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+def number(value: Any) -> float:
+    """The number that a document holds; infinities, which JSON lacks, are the texts inf and -inf."""
+    if value not in ("inf", "-inf") and (isinstance(value, str) or not abs(value) <= float_info.max):
+        raise ContentsError(f"temperature and admission must be numbers, got {brief(value)}")
+    return float(value)
 
 
 def check_document(document: Any) -> None:
@@ -73,15 +62,16 @@ def check_document(document: Any) -> None:
         raise ContentsError("it is a safetensors file but not a bank", "give a file that adanpc saved")
     version = document.get("version")
     if isinstance(version, int) and version > VERSION:
-        raise ContentsError(
-            f"it was written by a newer adanpc (format {version}; this one reads {VERSION})", "upgrade adanpc"
-        )
+        raise ContentsError(f"it was written by a newer adanpc, in format {version} after {VERSION}", "upgrade adanpc")
     _check_fields("document", document)
     if version != VERSION:
         raise ContentsError(f"there is no format {version}")
-    for part in ("bank", "classifier", "centring"):
-        _check_fields(part, document[part])
-    _check_entries(document)
+    for part in ("bank", "classifier", "admission", "centring", "recipe"):
+        if part != "recipe" or document[part]:  # a bank without a model has none
+            _check_fields(part, document[part])
+    for veto in document["vetoes"]:
+        if not isinstance(veto, list) or [type(value) for value in veto] != [int, str, str]:
+            raise ContentsError(f"a veto must be a row's id and two texts, who and why, got {brief(veto)}")
 
 
 def _check_fields(part: str, values: dict[str, Any]) -> None:
@@ -93,32 +83,21 @@ def _check_fields(part: str, values: dict[str, Any]) -> None:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ContentsError(f"{name} in its {part} has the wrong type: {brief(value)}")
         most = WIDEST if name in SIZES else LARGEST
-        if isinstance(value, int) and not 0 <= value <= most:
+        if kind is NUMBER:
+            number(value)
+        elif isinstance(value, int) and not 0 <= value <= most:
             raise ContentsError(f"{name} in its {part} must lie in 0 … {most}, got {brief(value)}")
 
 
-def _check_entries(document: dict[str, Any]) -> None:
-    """Passes the parts of a document whose length is free."""
-    settings = document["classifier"]
-    unknown = settings["admission"].keys() - {field.name for field in fields(Admission)}
-    if unknown:
-        raise ContentsError(f"its admission has unknown fields: {brief(sorted(unknown))}")
-    for value in (settings["temperature"], *settings["admission"].values()):
-        number(value)
-    for veto in document["vetoes"]:
-        if not isinstance(veto, list) or [type(value) for value in veto] != [int, str, str]:
-            raise ContentsError(f"a veto must be a row's id and two texts, who and why, got {brief(veto)}")
-    for item in document["recipe"].items():
-        if [type(value) for value in item] != [str, str]:
-            raise ContentsError(f"a recipe maps texts to texts, got {brief(item)}", "give a dict of strings")
-
-
-def number(value: Any) -> float:
-    """The number that a document holds; infinities, which JSON lacks, are the texts inf and -inf."""
-    whole = type(value) is int and abs(value) <= LARGEST
-    if not whole and not isinstance(value, float) and value not in ("inf", "-inf"):
-        raise ContentsError(f"temperature and admission must be numbers, got {brief(value)}")
-    return float(value)
+def check_columns(document: dict[str, Any], table: Columns, found: dict[str, tuple[str, list[int]]]) -> None:
+    """Passes types and shapes that follow from the document and an empty bank's table, before anything is read."""
+    wanted = {name: (DTYPES[made.dtype], [document["rows"], *made.shape[1:]]) for name, made in table.items()}
+    names = ["centring.mean", "centring.total"] if document["centring"]["mean"] else ["centring.total"]
+    wanted |= dict.fromkeys(names, ("F64", [document["bank"]["dim"]]))
+    for name in sorted(wanted.keys() | found.keys(), key=lambda name: (name in wanted and name in found, name)):
+        given, due = found.get(name, "absent"), wanted.get(name, "absent")
+        if given != due:
+            raise ContentsError(f"its column {brief(name)} is {brief(given)} and should be {brief(due)}")
 
 
 def check_tensors(document: dict[str, Any], tensors: Columns) -> None:
@@ -151,9 +130,7 @@ def _check_ids(ids: Tensor, next_id: int) -> None:
     if (ids[1:] <= ids[:-1]).any():
         raise ContentsError("its ids do not rise from row to row")
     if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < next_id:
-        raise ContentsError(
-            f"its ids, {int(ids[0])} … {int(ids[-1])}, must be at least 0 and below its next_id, {next_id}"
-        )
+        raise ContentsError(f"its ids, {int(ids[0])} … {int(ids[-1])}, must lie in 0 … next_id - 1, {next_id - 1}")
 
 
 def _bad_columns(config: dict[str, Any], tensors: Columns) -> Iterator[tuple[Tensor, str]]:

@@ -1,60 +1,56 @@
-"""Replacing a file so that a crash at any moment leaves the old one or the new one, whole. Needs POSIX."""
+"""Replacing a file so that a crash at any moment leaves the old one or the new one, whole."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterable
+import re
+import secrets
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from stat import S_IMODE
-from typing import Any, BinaryIO
+
+STALE = 3600.0  # seconds; no save takes that long, so what is older was left by a writer that was killed
 
 
-def replace(target: Path, parts: Iterable[Any]) -> None:
-    """Puts these buffers, one after another, in place of the target, on the disk when it returns, or changes nothing.
+def replace(target: Path, write: Callable[[Path], None]) -> None:
+    """Puts the file that ``write`` makes in place of the target, on the disk when it returns, or changes nothing.
 
-    They are first written beside it, under one fixed name that is locked while in use. So two writers take turns, and
-    what a killed one leaves behind is written over by the next: at most one such file exists, and none is ever deleted
-    but by the writer that holds it.
+    It is made in a folder of its own beside the target: whatever ``write`` creates on its way goes with that folder,
+    and no other writer ever touches it.
     """
-    temp = target.with_name(f".{target.name}.tmp")
-    with _locked(temp) as file:
-        try:
-            file.truncate()
-            if target.exists():
-                os.fchmod(file.fileno(), S_IMODE(target.stat().st_mode))
-            file.writelines(parts)
-            file.flush()
+    folder = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
+    try:
+        folder.mkdir(0o700)
+        _sweep(target, folder.stat().st_mtime - STALE)
+        new = folder / "new"
+        new.touch()  # gets the permissions of the umask
+        mode = S_IMODE((target if target.exists() else new).stat().st_mode)
+        write(new)
+        with new.open("rb+") as file:
+            new.chmod(mode)
             os.fsync(file.fileno())
-            os.replace(temp, target)
-        except BaseException:  # Ctrl-C too
-            if _is_at(temp, file):
-                temp.unlink()
-            raise
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name is on the disk only now
-    finally:
-        os.close(folder)
+        os.replace(new, target)
+    finally:  # after Ctrl-C too
+        shutil.rmtree(folder, ignore_errors=True)
+    _sync(target.parent)
 
 
-def _locked(temp: Path) -> BinaryIO:
-    """The file at ``temp``, which nobody else is writing."""
-    while True:
-        # A link planted there is not followed: it could lead to any file.
-        file = open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666), "wb")  # noqa: SIM115
+def _sweep(target: Path, before: float) -> None:
+    """Removes what killed writers of the target left before that time, on the clock of the target's disk."""
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.\d+-[0-9a-f]+\.tmp")
+    with suppress(OSError):  # another writer sweeps too, or the folder may not be listed: no reason not to save
+        for path in target.parent.iterdir():
+            if pattern.fullmatch(path.name) and path.lstat().st_mtime < before:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Forces the names in a folder to the disk, where the platform can."""
+    if os.name == "posix":  # Windows opens no folders
+        number = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(temp, file):
-                return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()  # the writer we waited for has put it in place: it is the target now
-
-
-def _is_at(path: Path, file: BinaryIO) -> bool:
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
+            os.fsync(number)
+        finally:
+            os.close(number)
