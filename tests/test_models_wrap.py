@@ -171,3 +171,61 @@ def test_a_recipe_is_checked(net: Net) -> None:
         net.fc.bias.add_(1)
     with pytest.raises(RecipeError, match="weights"):
         wrapped.check({**wrapped.recipe, "weights": "0" * 16})
+
+
+def test_features_are_those_before_an_in_place_module_works_on_them() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+    inputs = torch.randn(5, 3)
+    expected = model[0](inputs).detach()
+    assert (expected < 0).any()
+    for layer in ("0", "input of 1"):
+        torch.testing.assert_close(extract(model, layer, inputs)[0], expected)
+
+
+def test_loaders_may_use_their_arrays_again(net: Net) -> None:
+    images, labels = torch.randn(12, 1, 8, 8), torch.arange(12) % 4
+
+    def reusing() -> Any:
+        label = torch.zeros(4, dtype=torch.int64)
+        for start in range(0, 12, 4):
+            label.copy_(labels[start : start + 4])
+            yield images[start : start + 4], label
+
+    assert adanpc.wrap(net, reusing()).classifier.bank.table()["label"].tolist() == labels.tolist()
+
+
+def test_streaming_data_sets_are_loaders_too(net: Net) -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([(torch.randn(1, 8, 8), i % 4) for i in range(10)])
+
+    assert len(adanpc.wrap(net, DataLoader(Stream(), batch_size=4)).classifier.bank) == 10
+
+
+def test_modules_that_act_on_their_mode_are_put_back() -> None:
+    class Merging(nn.Linear):
+        merged = False
+
+        def train(self, mode: bool = True) -> Merging:
+            self.merged = not mode
+            super().train(mode)
+            return self
+
+    model = nn.Sequential(Merging(3, 2)).train()
+    find_head(model, torch.randn(4, 3))
+    assert not model[0].merged
+    model.eval()
+    find_head(model, torch.randn(4, 3))
+    assert model[0].merged
+
+
+@pytest.mark.parametrize("third", [["a", "b"], [None, None]])
+def test_domains_that_are_not_numbers_are_refused(net: Net, third: list[Any]) -> None:
+    with pytest.raises(AdaNPCError, match="the loader's domains must be whole numbers"):
+        adanpc.wrap(net, [(torch.randn(2, 1, 8, 8), torch.tensor([0, 1]), third)])
+
+
+def test_a_layer_of_scalars_is_refused() -> None:
+    model = nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (2, 3)), nn.Linear(3, 2))
+    with pytest.raises(AdaNPCError, match=r"features must have shape .*, got \(6,\)"):
+        extract(model, "0", torch.randn(2, 3))

@@ -73,9 +73,10 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Itself, with the labelled rows X (n, D) and nothing else in its bank."""
+        self._build(1, 1)  # refuses bad arguments before anything changes
         rows, given = self._labelled(X, y, first=True)
         classes = np.unique(given)
-        return self._learn(self._build(classes), classes, rows, given)
+        return self._learn(self._build(rows.shape[1], len(classes)), classes, rows, given)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
         """Itself, with the labelled rows X (n, D) appended; the first call must name all ``classes``."""
@@ -91,7 +92,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             raise LabelError(
                 f"label {unknown.tolist()[0]!r} is not among the classes {named}; name all classes at the start"
             )
-        return self._learn(self._build(named) if first else self.model_, named, rows, given)
+        return self._learn(self._build(rows.shape[1], len(named)) if first else self.model_, named, rows, given)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The label of each row of X (B, D), ties to the first class; changes nothing."""
@@ -132,8 +133,8 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         # A first call that is refused may leave n_features_in_ behind, so scikit-learn's own guess would be wrong.
         return hasattr(self, "model_")
 
-    def _build(self, classes: NDArray[Any]) -> AdaNPC:
-        """An empty model for these classes, or an AdaNPCError that names the argument at fault."""
+    def _build(self, dim: int, classes: int) -> AdaNPC:
+        """An empty model of this size, or an AdaNPCError that names the argument at fault."""
         k = _whole("n_neighbors", self.n_neighbors)
         capacity = None if self.capacity is None else _whole("capacity", self.capacity)
         admission = DEFAULT_ADMISSION if self.admission is None else self.admission
@@ -141,9 +142,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             raise AdaNPCError(f"admission must be None or an adanpc.core.Admission, got {admission!r}")
         if not isinstance(self.temperature, Real):
             raise AdaNPCError(f"temperature must be a number, got {self.temperature!r}")
-        bank = MemoryBank(
-            self.n_features_in_ + 1, len(classes), storage=self.storage, capacity=capacity, evict=self.evict
-        )
+        bank = MemoryBank(dim, classes, storage=self.storage, capacity=capacity, evict=self.evict)
         temperature = float(self.temperature)
         return AdaNPC(bank, k=k, rule=self.rule, temperature=temperature, admission=admission, centring=self.centring)
 

@@ -65,7 +65,8 @@ def test_only_live_keys_pass_gradients_to_neighbors() -> None:
         loss = KNNLoss(6, 2, k=1, temperature=0.5, refresh=3, live_keys=live_keys)
         loss.refresh_neighbors(features, labels, torch.arange(2))
         batch = features.clone().requires_grad_()
-        near = loss._as_fixed(batch, torch.arange(2))[1]
+        near = loss._as_fixed(torch.arange(2))[1]
+        assert batch.requires_grad
         assert near.tolist() == [[1], [0]]
     # With one sample's own loss only, its neighbor gets a gradient if and only if keys are live.
     for live_keys, reached in ((False, False), (True, True)):
@@ -84,7 +85,7 @@ def test_only_live_keys_pass_gradients_to_neighbors() -> None:
 
 def test_the_queue_is_first_in_first_out_and_starts_from_real_samples() -> None:
     loss = KNNLoss(6, 3, k=2, size=5)
-    with pytest.raises(EmptyBankError, match=r"the queue is empty: call start\(features, labels\)"):
+    with pytest.raises(EmptyBankError, match=r"no neighbors: call start\(features, labels\)"):
         loss(*samples(3))
     loss.start(*samples(4, seed=1))
     loss(*samples(3, seed=2))
@@ -192,3 +193,69 @@ def test_bad_settings_and_batches_are_refused() -> None:
     loss.temperature = -0.1  # a schedule that went too far
     with pytest.raises(AdaNPCError, match="temperature must be a finite number greater than 0, got -0.1"):
         loss(*samples(4))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-13, 1.0, 1e19, 1e30])
+def test_the_loss_does_not_depend_on_the_length_of_features(scale: float) -> None:
+    loss = KNNLoss(6, 3, k=3)
+    loss.start(*samples(20, seed=1))
+    loss.eval()
+    features, labels = samples(5, seed=2)
+    assert float(loss(features * scale, labels)) == pytest.approx(float(loss(features, labels)), rel=1e-5)
+
+
+def test_half_precision_features_are_widened() -> None:
+    loss = KNNLoss(6, 3, k=3)
+    loss.start(*samples(20, seed=1))
+    loss.eval()
+    features, labels = samples(5, seed=2)
+    assert float(loss(20_000 * features.half().clamp(-3, 3), labels)) == pytest.approx(
+        float(loss(features.clamp(-3, 3), labels)), rel=5e-3
+    )
+
+
+@pytest.mark.parametrize("refresh", [None, 3])
+@pytest.mark.parametrize(
+    ("features", "labels", "keys", "message"),
+    [
+        (torch.ones(4, 6), torch.zeros(2).long(), torch.arange(4), r"labels must be whole numbers of shape \(4,\)"),
+        (torch.ones(4, 6), torch.zeros(4), torch.arange(4), "labels must be whole numbers"),
+        (torch.ones(4, 6), torch.full((4,), 3), torch.arange(4), "labels must lie in 0 … 2"),
+        (torch.ones(4, 6), torch.zeros(4).long(), torch.arange(1), r"keys must be whole numbers of shape \(4,\)"),
+        (torch.full((4, 6), torch.nan), torch.zeros(4).long(), torch.arange(4), "NaN"),
+        (torch.ones(4, 5), torch.zeros(4).long(), torch.arange(4), r"shape \(B, 6\), got \(4, 5\)"),
+        (torch.ones(4, 6).long(), torch.zeros(4).long(), torch.arange(4), "floating-point"),
+    ],
+)
+def test_bad_batches_are_refused_and_change_nothing(
+    refresh: int | None, features: torch.Tensor, labels: torch.Tensor, keys: torch.Tensor, message: str
+) -> None:
+    loss = KNNLoss(6, 3, k=2, refresh=refresh)
+    if refresh is None:
+        loss.start(*samples(6))
+    else:
+        loss.refresh_neighbors(*samples(6), torch.arange(6))
+    before = loss.bank.digest()
+    with pytest.raises(AdaNPCError, match=message):
+        loss(features, labels, keys)
+    assert loss.bank.digest() == before
+
+
+def test_evaluation_leaves_the_queue_alone_with_live_keys_too() -> None:
+    loss = KNNLoss(6, 3, k=3, live_keys=True)
+    loss.start(*samples(20, seed=1))
+    loss.eval()
+    batch = samples(5, seed=2)
+    assert float(loss(*batch)) == float(loss(*batch))
+    assert loss.bank.next_id == 20
+
+
+def test_a_refused_refresh_changes_nothing() -> None:
+    loss = KNNLoss(6, 3, k=2, refresh=3)
+    loss.refresh_neighbors(*samples(6), torch.arange(6))
+    before, fixed = loss.bank.digest(), dict(loss.fixed)
+    with pytest.raises(FeatureError):
+        loss.refresh_neighbors(torch.full((2, 6), torch.nan), torch.tensor([0, 1]), torch.arange(2))
+    with pytest.raises(AdaNPCError, match="keys must differ"):
+        loss.refresh_neighbors(*samples(3), torch.tensor([1, 1, 2]))
+    assert (loss.bank.digest(), loss.fixed) == (before, fixed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class MemoryBank:
         device: any torch device with float64.
     """
 
+    @torch.inference_mode(False)  # what is allocated here and in apply must stay writable outside of it
     def __init__(
         self,
         dim: int,
@@ -46,13 +48,13 @@ class MemoryBank:
         soft: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        dim, classes = int(dim), int(classes)  # NumPy's whole numbers are not JSON
+        dim, classes, capacity = index(dim), index(classes), None if capacity is None else index(capacity)
         for name, value in (("dim", dim), ("classes", classes), ("capacity", 1 if capacity is None else capacity)):
             if value < 1:
                 raise AdaNPCError(f"{name} must be at least 1, got {value}")
         if evict not in POLICIES:
             raise AdaNPCError(f"evict must be one of {', '.join(POLICIES)}, got {evict!r}")
-        self.dim, self.classes, self.storage, self.soft = dim, classes, storage, soft
+        self.dim, self.classes, self.storage, self.soft = dim, classes, storage, bool(soft)
         self.capacity, self.evict, self.device = capacity, evict, torch.device(device)
         self.next_id = 0
         self.vetoes: dict[int, Veto] = {}
@@ -60,7 +62,7 @@ class MemoryBank:
         self._index = ExactIndex(dim, storage, self.device)
         self._columns = {name: torch.zeros(1, dtype=dtype, device=self.device) for name, dtype in COLUMNS.items()}
         if soft:
-            self._columns["soft"] = torch.zeros(1, classes, device=self.device)
+            self._columns["soft"] = torch.zeros(1, classes, dtype=torch.float32, device=self.device)
         self._queue = None if capacity is None else Eviction(evict, capacity)
         self._where: dict[int, int] = {}  # the slots of rows that may be evicted
         self._free: list[int] = []  # slots of evicted rows, used before new ones
@@ -115,23 +117,23 @@ class MemoryBank:
         held = (self._column("state") != FREE).nonzero()[:, 0]
         known, order = self._columns["id"][held].sort()
         position = torch.searchsorted(known, ids)
-        missing = ids[torch.cat([known, known.new_full((1,), -1)])[position] != ids]
+        missing = ids[(torch.cat([known, known.new_full((1,), -1)])[position] != ids) | (ids < 0)]
         if len(missing):
             fate = "was evicted" if 0 <= int(missing[0]) < self.next_id else "never existed"
             raise RowError(f"row {int(missing[0])} is not in the bank: it {fate}")
         return held[order[position]]
 
+    @torch.inference_mode(False)
     def apply(self, change: Change) -> None:
         """Carries out one change, whole or not at all."""
         if isinstance(change, Append):
             self._append(change)
             return
-        slots = self._slots(torch.tensor(change.ids, dtype=torch.int64, device=self.device))
+        rows = [index(row) for row in change.ids]
+        slots = self._slots(torch.tensor(rows, dtype=torch.int64, device=self.device))
         self._columns["state"][slots] = VETOED if isinstance(change, Veto) else ACTIVE
-        for row in change.ids:
-            self.vetoes.pop(row, None)
-            if isinstance(change, Veto):
-                self.vetoes[row] = change
+        kept = {row: veto for row, veto in self.vetoes.items() if row not in rows}
+        self.vetoes = kept | dict.fromkeys(rows, change) if isinstance(change, Veto) else kept
 
     def plan(self, labels: Sequence[int]) -> list[tuple[int, int]]:
         """The id and label that leave, or (-1, -1), as each of these labels is admitted next; changes nothing."""
@@ -142,6 +144,7 @@ class MemoryBank:
 
     def _append(self, change: Append) -> None:
         values = self._checked(change)
+        self._make_room(len(values["id"]))  # what may fail comes first
         first, self.next_id = self.next_id, self.next_id + len(values["id"])
         if change.origin == Origin.ADMITTED and self._queue is not None:
             arriving = zip(values["id"].tolist(), values["label"].tolist(), strict=True)
@@ -156,15 +159,15 @@ class MemoryBank:
         features = check_features(change.features, self.dim).to(self.device)
         count = len(features)
 
-        def column(name: str, value: Tensor | int, dtype: torch.dtype, *width: int) -> Tensor:
-            if not isinstance(value, Tensor):
-                return torch.full((count, *width), value, dtype=dtype, device=self.device)
+        def column(name: str, value: Tensor | float, dtype: torch.dtype, *width: int) -> Tensor:
+            value = torch.as_tensor(value).detach().to(self.device)
+            value = value if value.ndim else value.expand(count)
             if value.shape != (count, *width):
                 raise LabelError(f"{name} must have shape {(count, *width)}, a row for each, got {tuple(value.shape)}")
-            if value.is_floating_point() and not (dtype.is_floating_point and value.isfinite().all()):
+            if dtype.is_floating_point != value.is_floating_point() or not value.to(dtype).isfinite().all():
                 kind = "finite" if dtype.is_floating_point else "whole"
                 raise LabelError(f"{name} must be {kind} numbers, got {value.dtype} with {value[:3].tolist()}, …")
-            return value.to(self.device, dtype)
+            return value.to(dtype)
 
         labels = column("labels", change.labels, torch.int64)
         bad = labels[(labels < 0) | (labels >= self.classes)]
@@ -177,14 +180,16 @@ class MemoryBank:
             "label": labels,
             "domain": column("domain", change.domain, torch.int64),
             "key": column("keys", -1 if change.keys is None else change.keys, torch.int64),
-            "confidence": column("confidence", 1 if change.confidence is None else change.confidence, torch.float32),
+            "confidence": column("confidence", 1.0 if change.confidence is None else change.confidence, torch.float32),
             "origin": column("origin", Origin(change.origin), torch.uint8),
             "state": column("state", ACTIVE, torch.uint8),
             **encode(unit(features), self.storage),
         }
         if self.soft:
-            soft = torch.nn.functional.one_hot(labels, self.classes) if change.soft is None else change.soft
+            soft = torch.nn.functional.one_hot(labels, self.classes).float() if change.soft is None else change.soft
             columns["soft"] = column("soft labels", soft, torch.float32, self.classes)
+            if (columns["soft"] < 0).any() or ((columns["soft"].sum(1) - 1).abs() > 1e-3).any():
+                raise LabelError(f"soft labels must be probabilities that sum to 1, got {soft[:3].tolist()}, …")
         return columns
 
     def _release(self, rows: list[int]) -> None:
@@ -195,19 +200,21 @@ class MemoryBank:
         for row in rows:
             self.vetoes.pop(row, None)
 
+    def _make_room(self, count: int) -> None:
+        self._index.grow(self._used + count)
+        if (more := self._index.slots - len(self._columns["id"])) > 0:
+            more = max(more, len(self._columns["id"]) // 4)
+            self._columns = {n: torch.cat([c, c.new_zeros(more, *c.shape[1:])]) for n, c in self._columns.items()}
+
     def _store(self, values: Columns) -> None:
         count = len(values["id"])
         reused = [self._free.pop() for _ in range(min(count, len(self._free)))]
         fresh = range(self._used, self._used + count - len(reused))
         self._used += len(fresh)
-        self._index.grow(self._used)
         slots = torch.tensor([*reused, *fresh], dtype=torch.int64, device=self.device)
         self._index.put(slots, values)
         for name, column in self._columns.items():
-            if len(column) < self._index.slots:
-                more = max(self._index.slots - len(column), len(column) // 4)
-                self._columns[name] = torch.cat([column, column.new_zeros(more, *column.shape[1:])])
-            self._columns[name][slots] = values[name]
+            column[slots] = values[name]
         admitted = values["origin"] == Origin.ADMITTED
         self.admitted += values["label"][admitted].bincount(minlength=self.classes)
         if self._queue is not None:
@@ -226,6 +233,7 @@ class MemoryBank:
 
     def fill(self, table: Columns, next_id: int, vetoes: dict[int, Veto]) -> None:
         """Makes this new, empty bank the one that ``table`` was read from."""
+        self._make_room(len(table["id"]))
         self._store({name: column.to(self.device) for name, column in table.items()})
         self.next_id, self.vetoes = next_id, vetoes
         if self._queue is not None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from adanpc.errors import AdaNPCError
 
 MODES = ("none", "source", "stream")
+BOUND = torch.finfo(torch.float32).max
 
 
 class Centring:
@@ -40,10 +41,7 @@ class Centring:
         return _less(features, means), mean
 
     def queries(self, features: Tensor, *, sequence: bool) -> tuple[Tensor, tuple[Tensor, int] | None]:
-        """Queries (B, D) centred, and the stream's sum and count after them.
-
-        With ``sequence`` they arrive one after another, else each is taken as the next one.
-        """
+        """Queries (B, D) centred, one after another or each as the next one, and the stream's sum and count then."""
         if self.mode == "none" or self.mean is None or not len(features):
             return features, None
         if self.mode == "source":
@@ -58,5 +56,5 @@ class Centring:
 
 def _less(features: Tensor, means: Tensor) -> Tensor:
     """Features minus means; one that equals its mean keeps its own direction rather than none."""
-    centred = (features - means).float()
+    centred = (features - means).clamp(-BOUND, BOUND).float()
     return torch.where((centred == 0).all(1, keepdim=True), features, centred)

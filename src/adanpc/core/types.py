@@ -1,4 +1,4 @@
-"""The values that flow through the method, and the errors it raises.
+"""The values that flow through the method.
 
 Shapes: B queries, D feature dimensions, N rows, K neighbors, C classes.
 """
@@ -35,8 +35,9 @@ class Neighbors:
 
     def without(self, hidden: Tensor) -> Neighbors:
         """The same, with nobody where ``hidden`` (B, K) is true."""
-        similarity = self.similarity.masked_fill(hidden, -torch.inf)
-        return Neighbors(self.ids.masked_fill(hidden, -1), similarity, self.labels.masked_fill(hidden, -1), self.soft)
+        similarity, ids = self.similarity.masked_fill(hidden, -torch.inf), self.ids.masked_fill(hidden, -1)
+        soft = None if self.soft is None else self.soft.masked_fill(hidden[:, :, None], 0)
+        return Neighbors(ids, similarity, self.labels.masked_fill(hidden, -1), soft)
 
     def pick(self, order: Tensor) -> Neighbors:
         """The neighbors at these positions (B, k) of each query."""
@@ -68,10 +69,8 @@ class Prediction:
     @cached_property
     def margin(self) -> Tensor:
         """The probability of the best class minus that of the second best."""
-        if self.probs.shape[1] == 1:
-            return self.confidence
-        best = self.probs.topk(2, dim=1).values
-        return best[:, 0] - best[:, 1]  # (B,)
+        best = self.probs.topk(min(2, self.probs.shape[1]), dim=1).values
+        return best[:, 0] - best[:, 1:].sum(1)  # (B,)
 
     @cached_property
     def entropy(self) -> Tensor:

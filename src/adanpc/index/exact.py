@@ -54,8 +54,11 @@ class ExactIndex:
         while room < wanted:
             last = room % self.block  # 0 where the next block begins
             size = self.block if room > self.block else min(self.block, max(2 * last, wanted))
-            for name, (width, dtype) in self.widths.items():
-                part = torch.empty(size, width, dtype=dtype, device=self.device)
+            parts = {
+                name: torch.empty(size, width, dtype=dtype, device=self.device)
+                for name, (width, dtype) in self.widths.items()
+            }
+            for name, part in parts.items():  # nothing has changed if memory ran out before
                 if last:
                     part[:last] = self.columns[name].pop()
                 self.columns[name].append(part)
@@ -111,6 +114,11 @@ class ExactIndex:
 
         Where fewer than k rows are found, the slot is -1 and the similarity -inf.
         """
+        if exclude is not None and (exclude.ndim != 2 or len(exclude) != len(queries) or exclude.is_floating_point()):
+            shape = f"{exclude.dtype} of shape {tuple(exclude.shape)}"
+            raise AdaNPCError(
+                f"exclude must be whole numbers of shape ({len(queries)}, E), ids for each query, got {shape}"
+            )
         found = []
         size = max(1, SCORES // max(1, self.slots))
         for start in range(0, len(queries) if self.slots else 0, size):
@@ -180,7 +188,7 @@ class ExactIndex:
 
     def _bounds(self, queries: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
         """Upper bounds of all similarities (tiles, B, 64), -inf for rows that are not usable, and their slack (B,)."""
-        bounds = torch.empty(self.slots // TILE, len(queries), TILE, device=self.device)
+        bounds = queries.new_empty(self.slots // TILE, len(queries), TILE)
         slack = scan(self._used("row"), queries, bounds)
         if self.storage == "int8":
             for block, (scale, residual) in enumerate(zip(self._used("scale"), self._used("residual"), strict=True)):

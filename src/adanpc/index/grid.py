@@ -38,15 +38,15 @@ def check_features(features: Tensor, dim: int) -> Tensor:
 
 def snap(values: Tensor) -> Tensor:
     """The nearest multiples of 2**-24."""
-    return (values * GRID).round() / GRID
+    return (values * GRID).round() / GRID + 0.0  # no negative zeros: equal rows have equal bytes
 
 
 def unit(features: Tensor) -> Tensor:
     """Features at length one on the grid, (B, D) float32; each row a function of that row alone; zero stays zero."""
-    features = features.double()
+    features = features.double().contiguous()
     scaled = features / features.abs().amax(1, keepdim=True).clamp(min=1e-300)
-    # Whole numbers up to 2**20: their squares sum without rounding up to D = 8192.
-    length = torch.linalg.vector_norm((scaled * 2.0**20).round(), dim=1, keepdim=True).clamp(min=1)
+    whole = (scaled * 2.0**20).round().long()  # squares of whole numbers sum without rounding
+    length = whole.square().sum(1, keepdim=True).double().sqrt().clamp(min=1)
     return snap(scaled * (2.0**20 / length)).float()
 
 

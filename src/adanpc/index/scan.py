@@ -35,7 +35,8 @@ def scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
     Returns a bound on the error of each query's products, as a share of the length of the codes (B,).
     """
     fast = numkong is not None and len(queries) < 8 and out.device.type == "cpu" and blocks[0].dtype != torch.float32
-    return numkong_scan(blocks, queries, out) if fast else torch_scan(blocks, queries, out)
+    with torch.autocast(out.device.type, enabled=False):  # it would compute some products in bfloat16
+        return numkong_scan(blocks, queries, out) if fast else torch_scan(blocks, queries, out)
 
 
 def torch_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
@@ -52,8 +53,15 @@ def torch_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
                 target.copy_(torch.bmm(part, queries.T.expand(len(part), dim, batch)).transpose(1, 2))
             else:
                 torch.bmm(queries.expand(len(part), batch, dim), part.transpose(1, 2), out=target)
-    rounding = dim * 2.0**-24 + 2 * INPUT_ROUNDING[torch.get_float32_matmul_precision()]
-    return queries.new_full((batch,), 1.01 * rounding)
+    return queries.new_full((batch,), 1.01 * (dim * 2.0**-24 + 2 * _input_rounding()))
+
+
+def _input_rounding() -> float:
+    """By how much torch may round the factors of a product at the precision that is set."""
+    try:
+        return INPUT_ROUNDING[torch.get_float32_matmul_precision()]
+    except RuntimeError:  # set by torch's newer switches, for each backend its own: take the coarsest
+        return INPUT_ROUNDING["medium"]
 
 
 def numkong_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def wrap(
         layer: the feature layer by its name in ``model.named_modules()``: its output, or with ``"input of NAME"`` its
             input, averaged over space or tokens if there are any. By default the input of the model's last linear
             layer, found by running one batch.
-        classes: how many; by default the width of that linear layer.
+        classes: how many; by default the width of that linear layer, or with ``layer`` as many as the labels name.
         preprocessing: what made the inputs, recorded with the bank and checked when it is loaded; by default the
             ``transform`` of the loader's data set, if it has one.
         storage, capacity, evict, soft, device: of the ``MemoryBank``.
@@ -97,13 +97,13 @@ def wrap(
         if layer is None:
             layer, classes = find_head(model, batch[0], classes)
         features.append(extract(model, layer, batch[0])[0].to(device))
-        labels.append(torch.as_tensor(batch[1]))
-        domains.append(torch.as_tensor(batch[2]) if len(batch) > 2 else torch.full_like(labels[-1], -1))
+        labels.append(_numbers("labels", batch[1]))
+        domains.append(_numbers("domains", batch[2]) if len(batch) > 2 else torch.full_like(labels[-1], -1))
     if layer is None or not features:
         raise AdaNPCError("the loader gave no batch: a bank needs labelled source data")
     bank = MemoryBank(
         features[0].shape[1],
-        classes or 1 + max(int(label.max()) for label in labels),
+        classes or 1 + max((int(label.max()) for label in labels if len(label)), default=0),
         storage=storage,
         capacity=capacity,
         evict=evict,
@@ -117,6 +117,14 @@ def wrap(
         keys = torch.arange(bank.next_id, bank.next_id + len(features[0]))
         classifier.learn(features.pop(0), labels.pop(0), domain=domains.pop(0), keys=keys)
     return Wrapped(model, classifier, layer, preprocessing)
+
+
+def _numbers(name: str, values: Any) -> Tensor:
+    """A copy of a loader's whole numbers (B,): loaders may use their arrays again."""
+    try:
+        return torch.as_tensor(values).clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise AdaNPCError(f"the loader's {name} must be whole numbers, got {type(values).__name__}: {error}") from None
 
 
 def find_head(model: nn.Module, inputs: Any, classes: int | None = None) -> tuple[str, int]:
@@ -147,7 +155,13 @@ def extract(model: nn.Module, layer: str, inputs: Any) -> tuple[Tensor, Any]:
     if name not in modules:
         raise AdaNPCError(f"the model has no layer {name!r}; it has: {', '.join(filter(None, modules))}")
     caught: list[Any] = []
-    hook = modules[name].register_forward_hook(lambda module, given, made: caught.append(given[0] if before else made))
+    # Copies, taken before the module or the next one can work in place on them.
+    if before:
+        hook = modules[name].register_forward_pre_hook(
+            lambda module, given, named: caught.append(_copy([*given, *named.values()][0])), with_kwargs=True
+        )
+    else:
+        hook = modules[name].register_forward_hook(lambda module, given, made: caught.append(_copy(made)))
     try:
         result = _run(model, inputs)
     finally:
@@ -155,6 +169,10 @@ def extract(model: nn.Module, layer: str, inputs: Any) -> tuple[Tensor, Any]:
     if not caught or not isinstance(caught[-1], Tensor):
         raise AdaNPCError(f"layer {layer!r} gave no tensor when the model ran; name another one")
     return _pooled(caught[-1]), result
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _run(model: nn.Module, inputs: Any) -> Any:
@@ -166,12 +184,16 @@ def _run(model: nn.Module, inputs: Any) -> Any:
         with torch.no_grad():
             return model(inputs.to(place) if isinstance(inputs, Tensor) else inputs)
     finally:
+        if model.training is not modes[0][1]:
+            model.train(modes[0][1])  # some modules do more than note their mode
         for module, training in modes:
             module.training = training
 
 
 def _pooled(features: Tensor) -> Tensor:
     """(B, D) from (B, D), from (B, D, H, W) by the mean over space, from (B, T, D) by the mean over tokens."""
+    if not 2 <= features.ndim <= 4:
+        raise AdaNPCError(f"features must have shape (B, D), (B, T, D) or (B, D, H, W), got {tuple(features.shape)}")
     if features.ndim == 4:
         return features.mean((2, 3))
     return features.mean(1) if features.ndim == 3 else features
@@ -191,7 +213,8 @@ def describe(preprocessing: Any) -> str:
 def fingerprint(model: nn.Module) -> str:
     """A hash of all parameters and buffers, names included."""
     total = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
+    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    for name, value in sorted(tensors.items()):
         total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()[:16]

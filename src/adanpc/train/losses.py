@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from adanpc.core import Append, MemoryBank, Neighbors, Origin, vote
-from adanpc.errors import AdaNPCError, EmptyBankError, FeatureError
+from adanpc.core import Append, MemoryBank, Neighbors, Origin, Veto, vote
+from adanpc.errors import AdaNPCError, EmptyBankError, FeatureError, LabelError
+from adanpc.index import check_features
 
 
 class KNNLoss(nn.Module):
@@ -27,14 +28,14 @@ class KNNLoss(nn.Module):
         temperature: scales the influence of similarity; may be set anew at any time, must stay above 0.
         size: rows in the queue.
         refresh: EM mode: after how many steps neighbors are due to be found again.
-        live_keys: queue mode: the batch enters the queue first, and its rows answer each other (never themselves) with
-            their gradients; EM mode: neighbors that are in the batch enter with their live features.
+        live_keys: queue mode, in training: the batch enters the queue first, and its rows answer each other (never
+            themselves) with their gradients; EM mode: neighbors that are in the batch enter with their live features.
 
     Paper: equation 3, Algorithm 1, and the EM procedure of the Methods section.
 
     Differs from the published code: the queue starts with real samples, not random rows of class 0; the temperature
     is not tied to 5,000 steps; a batch larger than the queue is defined (its last rows stay). As published, 1e-5 is
-    added to every class, so that a sample with no neighbor of its class has a finite loss.
+    added to every class, so that a sample with no neighbor of its class has a finite loss; here the sum is scaled to 1.
     """
 
     def __init__(
@@ -68,53 +69,71 @@ class KNNLoss(nn.Module):
 
     def refresh_neighbors(self, features: Tensor, labels: Tensor, keys: Tensor) -> None:
         """EM mode, the E step: makes these samples the bank and fixes each one's neighbors, itself left out."""
-        self.bank = MemoryBank(self.bank.dim, self.bank.classes, capacity=self.bank.capacity, device=self.bank.device)
-        self.bank.apply(Append(features, labels, Origin.SOURCE, keys=keys))
-        own = torch.arange(len(features), device=self.bank.device)[:, None]
-        near = self.bank.search(features, self.k, exclude=own).ids
-        self.fixed = dict(zip(keys.tolist(), near.tolist(), strict=True))
-        self.steps = 0
+        if len(keys.unique()) != len(keys):
+            raise AdaNPCError("keys must differ from sample to sample, or a sample would be its own neighbor")
+        bank = MemoryBank(self.bank.dim, self.bank.classes, capacity=self.bank.capacity, device=self.bank.device)
+        bank.apply(Append(features, labels, Origin.SOURCE, keys=keys))
+        own = torch.arange(len(features), device=bank.device)[:, None]
+        near = bank.search(features, self.k, exclude=own).ids
+        self.bank, self.fixed, self.steps = bank, dict(zip(keys.tolist(), near.tolist(), strict=True)), 0
 
     def forward(self, features: Tensor, labels: Tensor, keys: Tensor | None = None) -> Tensor:
         """The mean loss of a batch (B, D); ``keys`` (B,) name the samples in EM mode."""
-        if not len(features):
-            raise FeatureError("a batch of zero rows has no loss")
-        features = features.to(self.bank.device)
-        queries = normalize(features, dim=1)
-        if self.refresh is None:
-            near, live = self._in_queue(features, labels)
-        else:
-            near, live = self._as_fixed(features, keys)
+        self._check(features, labels, keys)
+        features, labels = features.to(self.bank.device), labels.to(self.bank.device)
+        live = self._live(features, labels, keys)
+        near, places = self._in_queue(features, live) if self.refresh is None else self._as_fixed(live)
+        if (near.ids < 0).all(1).any():
+            raise EmptyBankError("a sample has no neighbors: call start(features, labels) with real samples first")
         present = near.ids >= 0
-        rows = features.new_zeros(*near.ids.shape, features.shape[1])
-        rows[present] = self.bank.rows(near.ids[present]).to(features.dtype)
+        queries = _directions(features)
+        rows = queries.new_zeros(*near.ids.shape, queries.shape[1])
+        rows[present] = self.bank.rows(near.ids[present]).to(queries.dtype)
         if self.live_keys:
-            rows = torch.where(live[:, :, None] >= 0, queries[live], rows)
+            rows = torch.where(places[:, :, None] >= 0, queries[places], rows)
         similarity = (queries[:, None] * rows).sum(2).double().masked_fill(~present, -torch.inf)
         probs, _ = vote(Neighbors(near.ids, similarity, near.labels), self.bank.classes, "published", self.temperature)
         if self.training:
             self.steps += 1
             if self.refresh is None and not self.live_keys:
                 self.start(features, labels)
-        own = labels.to(self.bank.device)[:, None]
-        return -probs.gather(1, own).log().mean().to(features.dtype)
+        return -probs.gather(1, labels.long()[:, None]).log().mean().to(features.dtype)
 
-    def _in_queue(self, features: Tensor, labels: Tensor) -> tuple[Neighbors, Tensor]:
-        """The neighbors in the queue, and the batch position of each that is live, else -1."""
-        first = self.bank.next_id
-        exclude = None
-        if self.live_keys:
-            self.start(features, labels)
-            exclude = torch.arange(first, self.bank.next_id, device=self.bank.device)[:, None]
-        near = self.bank.search(features, self.k, exclude=exclude)
-        if (near.ids < 0).all(1).any():
-            raise EmptyBankError("the queue is empty: call start(features, labels) with real samples first")
-        return near, torch.where(near.ids >= first, near.ids - first, -1)
-
-    def _as_fixed(self, features: Tensor, keys: Tensor | None) -> tuple[Neighbors, Tensor]:
-        """The neighbors that the E step found, and the batch position of each that is live, else -1."""
-        if keys is None:
+    def _check(self, features: Tensor, labels: Tensor, keys: Tensor | None) -> None:
+        """Refuses a batch that has no loss, before anything changes."""
+        if not len(features):
+            raise FeatureError("a batch of zero rows has no loss")
+        if not features.is_floating_point():
+            raise FeatureError(f"features must be floating-point, for gradients, got {features.dtype}")
+        check_features(features, self.bank.dim)
+        for name, given in (("labels", labels), ("keys", keys)):
+            if given is not None and (given.shape != features.shape[:1] or given.is_floating_point()):
+                shape = f"{given.dtype} of shape {tuple(given.shape)}"
+                raise LabelError(f"{name} must be whole numbers of shape ({len(features)},), got {shape}")
+        if not 0 <= int(labels.min()) <= int(labels.max()) < self.bank.classes:
+            raise LabelError(f"labels must lie in 0 … {self.bank.classes - 1}, got {labels.tolist()[:5]}, …")
+        if self.refresh is not None and keys is None:
             raise AdaNPCError("EM mode needs keys: forward(features, labels, keys)")
+
+    def _live(self, features: Tensor, labels: Tensor, keys: Tensor | None) -> Tensor:
+        """Names the batch in the bank: in EM mode by its keys, in queue mode by the ids with which it enters (B,).
+
+        Only training with live keys puts the batch into the queue before the search; else no row has these ids yet.
+        """
+        if keys is not None and self.refresh is not None:
+            return keys.to(self.bank.device)
+        first = self.bank.next_id
+        if self.live_keys and self.training:
+            self.start(features, labels)
+        return torch.arange(first, first + len(features), device=self.bank.device)
+
+    def _in_queue(self, features: Tensor, own: Tensor) -> tuple[Neighbors, Tensor]:
+        """The neighbors in the queue, and the batch position of each that is live, else -1."""
+        near = self.bank.search(features, self.k, exclude=own[:, None])
+        return near, torch.where(near.ids >= own[0], near.ids - own[0], -1)
+
+    def _as_fixed(self, keys: Tensor) -> tuple[Neighbors, Tensor]:
+        """The neighbors that the E step found, and the batch position of each that is live, else -1."""
         try:
             ids = torch.tensor([self.fixed[key] for key in keys.tolist()], device=self.bank.device)
         except KeyError as error:
@@ -122,9 +141,8 @@ class KNNLoss(nn.Module):
         # Nothing is ever evicted in EM mode, so the n-th row of the table has id n.
         table = self.bank.table("label", "key")
         labels = torch.where(ids >= 0, table["label"][ids], -1)
-        same = table["key"][ids][:, :, None] == keys.to(ids.device)  # (B, K, B)
-        live = torch.where(same.any(2), same.long().argmax(2), -1)
-        return Neighbors(ids, ids.double(), labels), live
+        same = table["key"][ids][:, :, None] == keys  # (B, K, B)
+        return Neighbors(ids, ids.double(), labels), torch.where(same.any(2), same.long().argmax(2), -1)
 
     def get_extra_state(self) -> dict[str, Any]:
         """The queue, the neighbors and the step: all that resuming needs."""
@@ -132,6 +150,7 @@ class KNNLoss(nn.Module):
             "config": self.bank.config(),
             "table": self.bank.table(),
             "next_id": self.bank.next_id,
+            "vetoes": [[row, veto.who, veto.why] for row, veto in self.bank.vetoes.items()],
             "steps": self.steps,
             "fixed": self.fixed,
         }
@@ -139,5 +158,13 @@ class KNNLoss(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes up where ``get_extra_state`` left off."""
         self.bank = MemoryBank(**state["config"], device=self.bank.device)
-        self.bank.fill(state["table"], state["next_id"], {})
+        vetoes = {row: Veto((row,), who, why) for row, who, why in state["vetoes"]}
+        self.bank.fill(state["table"], state["next_id"], vetoes)
         self.steps, self.fixed = state["steps"], state["fixed"]
+
+
+def _directions(features: Tensor) -> Tensor:
+    """Features at length one, with gradients; half precision is widened, and no magnitude is too large or small."""
+    features = features if features.dtype == torch.float64 else features.float()
+    # The scale carries no gradient: a direction does not depend on it.
+    return normalize(features / features.detach().abs().amax(1, keepdim=True), dim=1)
