@@ -16,6 +16,7 @@ import torch
 import adanpc
 from adanpc import AdaNPC, Admission, Append, MemoryBank, Origin, everyone
 from adanpc.core import Prediction, vote
+from adanpc.index import exact
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "adanpc"
@@ -99,9 +100,10 @@ def test_confidence_is_not_capped_by_a_second_softmax() -> None:
     assert float(answer.confidence) == 1.0  # the published code cannot exceed e / (e + 9) = 0.23 here
 
 
-def test_appending_copies_one_block_at_the_most() -> None:
+def test_appending_copies_one_block_at_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "BLOCK_BYTES", 1 << 20)
     bank = MemoryBank(64, 2)
-    bank.apply(Append(torch.rand(300_000, 64), torch.zeros(300_000, dtype=torch.int64)))
+    bank.apply(Append(torch.rand(12_000, 64), torch.zeros(12_000, dtype=torch.int64)))
     blocks = {part.data_ptr() for part in bank._index.columns["row"]}
     assert len(blocks) > 2
     bank.apply(Append(torch.rand(1, 64), torch.tensor([0]), Origin.ADMITTED))

@@ -13,7 +13,7 @@ from adanpc.errors import AdaNPCError
 from adanpc.index.grid import STORAGE, Columns, decode, encode
 from adanpc.index.scan import TILE, scan
 
-BLOCK_BYTES = 32 << 20  # of a full block: few enough of them to scan well
+BLOCK_BYTES = 128 << 20  # of a full block: few enough of them to scan and read well
 SCORES = 1 << 25  # bounds held at once: 128 MiB
 COORDINATES = 1 << 20  # coordinates re-scored in float64 at once: what the cache holds
 
@@ -84,6 +84,8 @@ class ExactIndex:
 
     def take(self, slots: Tensor) -> Columns:
         """The encoded rows at these slots (n,), each column (n, width)."""
+        if len(self.columns["row"]) == 1:
+            return {name: parts[0].index_select(0, slots) for name, parts in self.columns.items()}
         out = {
             name: torch.empty(len(slots), width, dtype=dtype, device=self.device)
             for name, (width, dtype) in self.widths.items()

@@ -5,9 +5,6 @@ A scan never decides an answer: it only says which rows are worth an exact look.
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -21,12 +18,6 @@ numkong: Any = import_module("numkong") if find_spec("numkong") else None  # the
 CONVERTED = 16  # tiles made float32 at once: what the cache holds
 TILE = 64  # rows scanned together; every block of rows holds whole tiles
 INPUT_ROUNDING = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # of torch's float32 matmul precisions
-
-
-@cache
-def _threads(process: int) -> ThreadPoolExecutor:
-    """The threads of this process: those of the parent do not survive a fork."""
-    return ThreadPoolExecutor(torch.get_num_threads(), f"adanpc-scan-{process}")
 
 
 def scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
@@ -73,7 +64,8 @@ def numkong_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
         scale, codes, kernel = queries.new_ones(len(queries), 1), queries.half(), {"metric": "dot"}
     encoded = codes.numpy()
     done = 0
-    for products in _threads(os.getpid()).map(lambda block: numkong.cdist(encoded, block.numpy(), **kernel), blocks):
+    for block in blocks:  # in this thread: on two cores a second one only met torch's own, which still spin
+        products = numkong.cdist(encoded, block.numpy(), **kernel)
         found = torch.from_numpy(numpy.asarray(products)).view(len(queries), -1, TILE).transpose(0, 1)
         torch.mul(found, scale, out=out[done : done + len(found)])
         done += len(found)
