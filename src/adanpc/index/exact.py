@@ -14,6 +14,7 @@ from adanpc.index.grid import STORAGE, Columns, decode, encode
 from adanpc.index.scan import TILE, scan
 
 BLOCK_BYTES = 128 << 20  # of a full block: few enough of them to scan and read well
+PIECE = 1 << 14  # rows written at once, since writing copies them
 SCORES = 1 << 25  # bounds held at once: 128 MiB
 COORDINATES = 1 << 20  # coordinates re-scored in float64 at once: what the cache holds
 
@@ -76,9 +77,11 @@ class ExactIndex:
 
     def put(self, slots: Tensor, values: Columns) -> None:
         """Writes encoded rows into these slots (n,)."""
-        for block, positions, offsets in self._locate(slots):
-            for name in self.widths:
-                self.columns[name][block][offsets] = values[name][positions]
+        for start in range(0, len(slots), PIECE):
+            piece = slice(start, start + PIECE)
+            for block, positions, offsets in self._locate(slots[piece]):
+                for name in self.widths:
+                    self.columns[name][block][offsets] = values[name][piece][positions]
         if "residual" in values and len(slots):
             self.residual = max(self.residual, float(values["residual"].max()))
 

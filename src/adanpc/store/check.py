@@ -140,7 +140,9 @@ def _bad_columns(config: dict[str, Any], tensors: Columns) -> Iterator[tuple[Ten
     yield tensors["origin"] > max(Origin), "has an unknown origin"
     yield ~tensors["confidence"].isfinite(), "has a confidence that is NaN or infinite"
     if config["soft"]:
-        yield ~tensors["soft"].isfinite().all(1), "has soft labels that are NaN or infinite"
+        soft = tensors["soft"]
+        probabilities = (soft >= 0).all(1) & ((soft.sum(1) - 1).abs() <= 1e-3)
+        yield ~probabilities, "has soft labels that are not probabilities"
 
 
 def _bad_rows(part: Columns) -> Iterator[tuple[Tensor, str]]:
