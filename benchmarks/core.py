@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import faiss
 import hnswlib
@@ -165,14 +166,14 @@ def middle(rounds: list[Timings], name: str, over: str | None = None) -> float:
     return median(times[name] / (times[over] if over else 1) for times in rounds)
 
 
-def report(results: dict[int, dict[str, object]], machine: str) -> str:
+def report(results: dict[int, dict[str, Any]], machine: str) -> str:
     """The results as Markdown."""
     lines = ["# The bank beside its peers", "", f"`make bench` on {machine}. Milliseconds a query, medians.", ""]
     lines += ["## step: (a) batches against one by one, (b) against the published way", ""]
     lines += ["| rows | one by one | batches of 256 | published | (a) | (b) one by one | (b) batches |"]
     lines += ["|---|---|---|---|---|---|---|"]
     for size, result in results.items():
-        steps: list[Timings] = result["step"]  # type: ignore[assignment]
+        steps: list[Timings] = result["step"]
         cells = [middle(steps, name) for name in ("one by one", "batches of 256", "published")]
         ratios = [
             middle(steps, "one by one", "batches of 256"),
@@ -187,15 +188,15 @@ def report(results: dict[int, dict[str, object]], machine: str) -> str:
         "|---|---|---|---|---|---|",
     ]
     for size, result in results.items():
-        found: list[Timings] = result["search"]  # type: ignore[assignment]
-        votes: Timings = result["agreement"]  # type: ignore[assignment]
+        found: list[Timings] = result["search"]
+        votes: Timings = result["agreement"]
         for name in found[0]:
             read, speed = middle(found, name, "one read of the rows"), median(t["faiss flat"] / t[name] for t in found)
             agree = f"{votes[name]:.4f}" if name in votes else ""
             lines.append(f"| {size:,} | {name} | {middle(found, name):.3f} | {read:.2f}x | {speed:.2f}x | {agree} |")
     lines += ["", "## (d) Appending one row, microseconds", "", "| rows | median | mean | most |", "|---|---|---|---|"]
     for size, result in results.items():
-        cost: Timings = result["append"]  # type: ignore[assignment]
+        cost: Timings = result["append"]
         lines.append(f"| {size:,} | {cost['median']:.0f} | {cost['mean']:.0f} | {cost['most']:.0f} |")
     lines += [
         "",
@@ -205,20 +206,20 @@ def report(results: dict[int, dict[str, object]], machine: str) -> str:
         "|---|---|---|---|",
     ]
     for size, result in results.items():
-        for storage, held in result["memory"].items():  # type: ignore[attr-defined]
+        for storage, held in result["memory"].items():
             lines.append(f"| {size:,} | {storage} | {held['bytes a row']:.1f} | {held['dim x itemsize + 64']} |")
     lines += ["", "int8 has two bytes a coordinate: one is scanned, the other re-ranks the candidates."]
     return "\n".join(lines) + "\n"
 
 
-def plot(results: dict[int, dict[str, object]], path: Path) -> None:
+def plot(results: dict[int, dict[str, Any]], path: Path) -> None:
     """Cost of a query against the size of the bank."""
     figure = Figure(figsize=(7.5, 5), layout="constrained")
     axes = figure.subplots()
     curves: dict[str, list[float]] = {}
     for result in results.values():
         for part, prefix in (("step", "step, "), ("search", "search, ")):
-            rounds: list[Timings] = result[part]  # type: ignore[assignment]
+            rounds: list[Timings] = result[part]
             for name in rounds[0]:
                 label = name if name == "one read of the rows" else prefix + name
                 curves.setdefault(label, []).append(middle(rounds, name))
@@ -239,7 +240,7 @@ def main() -> None:
     parser.add_argument("--hnsw-up-to", type=int, default=100_000, help="larger graphs take long to build")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    results: dict[int, dict[str, object]] = {}
+    results: dict[int, dict[str, Any]] = {}
     machine = describe()
     for size in options.sizes:
         rows, labels = clustered(size, 0.0, 1)
