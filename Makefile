@@ -27,7 +27,7 @@ bench: .venv/ready
 		(echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" && false)
 	$(PYTHON) -m venv .venv
 	$(INSTALL) torch
-	$(INSTALL) --editable '.[fast,dev]'
+	$(INSTALL) --editable '.[fast,vision,dev]'
 	touch $@
 
 clean:

@@ -24,8 +24,8 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from adanpc import AdaNPC, Append, MemoryBank, Origin
+from adanpc.environment import machine
 from adanpc.progress import track
-from benchmarks.machine import describe
 
 DIM, CLASSES, K, BATCH = 512, 10, 50, 256
 RESULTS = Path(__file__).parent / "results"
@@ -166,9 +166,9 @@ def middle(rounds: list[Timings], name: str, over: str | None = None) -> float:
     return median(times[name] / (times[over] if over else 1) for times in rounds)
 
 
-def report(results: dict[int, dict[str, Any]], machine: str) -> str:
+def report(results: dict[int, dict[str, Any]], where: str) -> str:
     """The results as Markdown."""
-    lines = ["# The bank beside its peers", "", f"`make bench` on {machine}. Milliseconds a query, medians.", ""]
+    lines = ["# The bank beside its peers", "", f"`make bench` on {where}. Milliseconds a query, medians.", ""]
     lines += ["## step: (a) batches against one by one, (b) against the published way", ""]
     lines += ["| rows | one by one | batches of 256 | published | (a) | (b) one by one | (b) batches |"]
     lines += ["|---|---|---|---|---|---|---|"]
@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     results: dict[int, dict[str, Any]] = {}
-    machine = describe()
+    where = machine()
     for size in options.sizes:
         rows, labels = clustered(size, 0.0, 1)
         queries, _ = clustered(2000, 0.5, 2)
@@ -257,9 +257,9 @@ def main() -> None:
         }
         del engines
     options.out.mkdir(parents=True, exist_ok=True)
-    text = report(results, machine)
+    text = report(results, where)
     (options.out / "core.md").write_text(text)
-    (options.out / "core.json").write_text(json.dumps({"machine": machine, "results": results}, indent=1))
+    (options.out / "core.json").write_text(json.dumps({"machine": where, "results": results}, indent=1))
     plot(results, options.out / "core.png")
     print(text)
 

@@ -1,5 +1,27 @@
-"""One thread for each test process: processes share the cores, and torch's threads would wait for each other."""
+"""What all tests share."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
 import torch
+from PIL import Image
 
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # several test processes share the cores
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images that can be learnt at once: three brightnesses of three colours, ten images of each."""
+    root = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for level, domain in enumerate(("dim", "plain", "bright")):
+        for label, name in enumerate(("red", "green", "blue")):
+            folder = root / domain / name
+            folder.mkdir(parents=True)
+            for number in range(10):
+                pixels = 120 * np.eye(3)[label] + 30 * level + rng.integers(0, 60, (8, 8, 3))
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    return root

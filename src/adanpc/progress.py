@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from operator import length_hint
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 class Tracked(Generic[T]):
     """The items of an iterable, with a bar on stderr that moves as they are taken; see ``track``."""
+
+    drawing: ClassVar[bool] = False  # a bar inside another stays hidden
 
     def __init__(self, items: Iterable[T], description: str, total: int | None = None) -> None:
         self.items, self.description = items, description
@@ -30,20 +32,25 @@ class Tracked(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         console = Console(stderr=True)
-        if not _can_draw(console):
+        if Tracked.drawing or not _can_draw(console):
             yield from self.items
             return
-        with _bar(console) as self._bar:
-            task = self._bar.add_task(self.description, total=self.total, note=self._text)
-            for item in self.items:
-                yield item
-                self._bar.advance(task)
+        Tracked.drawing = True
+        try:
+            with _bar(console) as self._bar:
+                task = self._bar.add_task(self.description, total=self.total, note=self._text)
+                for item in self.items:
+                    yield item
+                    self._bar.advance(task)
+        finally:
+            Tracked.drawing = False
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Tracked[T]:
     """The items, with a progress bar while they are taken; nothing is written where no bar can be drawn.
 
-    ``for item in (bar := track(items, "training")): bar.note("loss 0.1")`` also shows a text. One bar at a time.
+    ``for item in (bar := track(items, "training")): bar.note("loss 0.1")`` also shows a text. A bar inside
+    another is not drawn.
 
     Args:
         items: anything that can be iterated.

@@ -26,9 +26,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+from adanpc import durable
 from adanpc.core import AdaNPC, Admission, Append, MemoryBank, Origin, Restore, Veto, everyone, nobody
 from adanpc.models import RecipeError, Wrapped
-from adanpc.store import BankFileError, durable, load, save
+from adanpc.store import BankFileError, load, save
 from adanpc.store import file as file_module
 
 ROOT = Path(__file__).parents[2]
@@ -567,7 +568,8 @@ def test_a_file_that_is_replaced_between_two_looks_at_it(tmp_path: Path, monkeyp
 HELPER = """
 import os, signal, sys
 import torch
-from adanpc.store import durable, load, save
+from adanpc import durable
+from adanpc.store import load, save
 torch.set_num_threads(1)
 path, *files = sys.argv[1:]
 old, new = (load(file) for file in files)

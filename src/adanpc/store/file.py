@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from adanpc.core import AdaNPC, Admission, MemoryBank, Veto
+from adanpc.durable import replace
 from adanpc.index.grid import Columns
 from adanpc.models import RecipeError, Wrapped
 from adanpc.store.check import (
@@ -32,7 +33,6 @@ from adanpc.store.check import (
     check_tensors,
     number,
 )
-from adanpc.store.durable import replace
 from adanpc.version import __version__
 
 KEY = "adanpc"  # of the one metadata entry
