@@ -22,7 +22,7 @@ from adanpc.progress import track
 from adanpc.version import __version__
 
 ANGLES = ("0°", "15°", "30°", "45°", "60°", "75°")
-PROGRAM = (sys.executable, "-m", "adanpc.cli")
+PROGRAM = (sys.executable, "-m", "adanpc")
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def forbid_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(*arguments: object, **named: object) -> None:
         raise AssertionError("the work began")
 
-    monkeypatch.setattr(cli, "rotated_digits", work)
-    monkeypatch.setattr(cli, "successive", work)
+    monkeypatch.setattr(cli.demo, "rotated_digits", work)
+    monkeypatch.setattr(cli.demo, "successive", work)
 
 
 def test_a_missing_folder_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_trouble_is_one_line(
     def work(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "successive", work)
+    monkeypatch.setattr(cli.demo, "successive", work)
     got, out, err = run("demo", "--out", str(tmp_path / "demo.png"))
     assert (got, out) == (code, "")
     assert err.splitlines(keepends=True)[1:] == [line]  # after the line that says what is being done
@@ -107,9 +107,9 @@ def test_faults_of_the_program_keep_their_traceback(tmp_path: Path, monkeypatch:
 
 def test_demo_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def few(seed: int) -> tuple[Domain, ...]:
-        return tuple(Domain(d.name, d.images[:40], d.labels[:40]) for d in rotated_digits(seed=seed))
+        return tuple(d.subset(range(40)) for d in rotated_digits(seed=seed))
 
-    monkeypatch.setattr(cli, "rotated_digits", few)
+    monkeypatch.setattr(cli.demo, "rotated_digits", few)
     code, out, err = run("demo", "--out", str(tmp_path / "demo.png"), "--seed", "5", "--epochs", "1")
     assert code == 0
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
@@ -125,7 +125,7 @@ def test_the_widest_table_is_whole(
     columns: str, perfect: Result, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    cli._show(perfect, 1.0)
+    cli.demo._show(perfect, 1.0)
     out = capsys.readouterr().out
     assert "…" not in out.replace("0° … 75°", "")
     for method in METHODS:
