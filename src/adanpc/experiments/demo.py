@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adanpc.core import AdaNPC, Admission, MemoryBank
-from adanpc.data.digits import Domain
+from adanpc.data.domain import Domain, split
 from adanpc.errors import AdaNPCError
 from adanpc.models.convnet import ConvNet
 from adanpc.progress import track
@@ -37,7 +37,6 @@ SOURCE_LINES = (  # method, measure, label, style, color
     (HEAD, "held_out", "linear head, held-out digits", ":", "#555555"),
 )
 CLASSES = 10
-TRAINING = 0.8  # of the source; the rest is held out
 LEGEND: dict[str, Any] = {"fontsize": 9, "framealpha": 1, "edgecolor": "none"}
 SUFFIXES = (".png", ".pdf", ".svg")
 IMAGES = 128  # encoded at once; a matter of speed only
@@ -136,7 +135,7 @@ def successive(domains: Sequence[Domain], settings: Settings | None = None) -> R
         raise AdaNPCError(f"at least 2 domains are needed, a source and a target, got {len(domains)}")
     training, held_out = split(domains[0], settings.seed)
     encoder, head = fit(training, settings)
-    features, fresh = encode(encoder, training.images), encode(encoder, held_out.images)
+    features, fresh = encode(encoder, training), encode(encoder, held_out)
     contest = Contest(head, features, training.labels, settings)
     own = torch.arange(len(features))[:, None]  # rows are numbered as they came
 
@@ -148,18 +147,10 @@ def successive(domains: Sequence[Domain], settings: Settings | None = None) -> R
 
     stages = [Stage(domains[0].name, accuracies(contest.recall(fresh), held_out.labels), on_source(), len(features))]
     for domain in (bar := track(domains[1:], "adapting")):
-        met = accuracies(contest.meet(encode(encoder, domain.images)), domain.labels)
+        met = accuracies(contest.meet(encode(encoder, domain)), domain.labels)
         bar.note(f"{domain.name}: AdaNPC {met[ADAPTED]:.1f} %, linear head {met[HEAD]:.1f} %")
         stages.append(Stage(domain.name, met, on_source(), len(contest.adapted.bank)))
     return Result(settings, tuple(stages))
-
-
-def split(domain: Domain, seed: int) -> tuple[Domain, Domain]:
-    """The digits to train on and those held out, drawn by the seed."""
-    order = torch.randperm(len(domain), generator=torch.Generator().manual_seed(seed))
-    parts = order.split([cut := int(TRAINING * len(domain)), len(domain) - cut])
-    training, held_out = (Domain(domain.name, domain.images[part], domain.labels[part]) for part in parts)
-    return training, held_out
 
 
 @contextmanager
@@ -178,11 +169,11 @@ def fit(training: Domain, settings: Settings) -> tuple[ConvNet, nn.Linear]:
     """An encoder and a linear head trained together by cross-entropy, then fixed; global randomness is untouched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        encoder, head = ConvNet(training.images.shape[1]), nn.Linear(ConvNet.features, CLASSES)
+        encoder, head = ConvNet(), nn.Linear(ConvNet.features, CLASSES)
     optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], lr=settings.rate)
     steps = settings.epochs * ceil(len(training) / settings.batch)
     for batch in (bar := track(_batches(len(training), settings), f"training on {training.name}", steps)):
-        loss = cross_entropy(head(encoder(training.images[batch])), training.labels[batch])
+        loss = cross_entropy(head(encoder(training.take(batch))), training.labels[batch])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -198,9 +189,9 @@ def _batches(count: int, settings: Settings) -> Iterator[Tensor]:
 
 
 @one_thread()
-def encode(encoder: ConvNet, images: Tensor) -> Tensor:
-    """Features (n, D) of images."""
-    return torch.cat([encoder(part) for part in images.split(IMAGES)])
+def encode(encoder: ConvNet, domain: Domain) -> Tensor:
+    """Features (n, D) of the images of a domain."""
+    return torch.cat([encoder(domain.take(rows)) for rows in torch.arange(len(domain)).split(IMAGES)])
 
 
 def accuracies(answers: dict[str, Tensor], labels: Tensor) -> dict[str, float]:

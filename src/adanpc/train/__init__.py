@@ -1,5 +1,7 @@
 """Training a source model."""
 
+from adanpc.train.algorithm import Algorithm, Batch
 from adanpc.train.losses import KNNLoss
+from adanpc.train.registry import ALGORITHMS
 
-__all__ = ["KNNLoss"]
+__all__ = ["ALGORITHMS", "Algorithm", "Batch", "KNNLoss"]

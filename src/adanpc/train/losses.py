@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from adanpc.core import Append, MemoryBank, Neighbors, Origin, Veto, vote
+from adanpc.core import Append, MemoryBank, Neighbors, Origin, vote
 from adanpc.errors import AdaNPCError, EmptyBankError, FeatureError, LabelError
 from adanpc.index import check_features
+from adanpc.snapshot import bank_of, snapshot
 
 
 class KNNLoss(nn.Module):
@@ -146,20 +147,11 @@ class KNNLoss(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """The queue, the neighbors and the step: all that resuming needs."""
-        return {
-            "config": self.bank.config(),
-            "table": self.bank.table(),
-            "next_id": self.bank.next_id,
-            "vetoes": [[row, veto.who, veto.why] for row, veto in self.bank.vetoes.items()],
-            "steps": self.steps,
-            "fixed": self.fixed,
-        }
+        return {"bank": snapshot(self.bank), "steps": self.steps, "fixed": self.fixed}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes up where ``get_extra_state`` left off."""
-        self.bank = MemoryBank(**state["config"], device=self.bank.device)
-        vetoes = {row: Veto((row,), who, why) for row, who, why in state["vetoes"]}
-        self.bank.fill(state["table"], state["next_id"], vetoes)
+        self.bank = bank_of(state["bank"], self.bank.device)
         self.steps, self.fixed = state["steps"], state["fixed"]
 
 

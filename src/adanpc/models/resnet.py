@@ -1,0 +1,75 @@
+"""The residual networks for CIFAR."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from adanpc.errors import AdaNPCError
+
+WIDTHS = (16, 32, 64)  # of the three stages
+
+
+class CifarResNet(nn.Module):
+    """Images (B, channels, H, W) to features (B, 64); a linear head is separate.
+
+    Names of parameters are those of the widely used weights files, whose head is called ``linear``.
+
+    Paper: He et al., Deep Residual Learning for Image Recognition, CVPR 2016, section 4.2, with shortcuts of option A.
+
+    Args:
+        depth: 6n + 2 layers: 20, 32, 44, 56, 110.
+        channels: of the images.
+    """
+
+    features = WIDTHS[-1]
+
+    def __init__(self, depth: int, channels: int = 3) -> None:
+        super().__init__()
+        if depth < 8 or depth % 6 != 2:
+            raise AdaNPCError(f"the depth of a CIFAR ResNet is 6n + 2 (20, 32, 44, 56, 110), got {depth}")
+        self.conv1 = _convolution(channels, WIDTHS[0])
+        self.bn1 = nn.BatchNorm2d(WIDTHS[0])
+        self.layer1, self.layer2, self.layer3 = (
+            nn.Sequential(*_blocks(before, width, depth // 6))
+            for before, width in zip((WIDTHS[0], *WIDTHS), WIDTHS, strict=False)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, 64) of images."""
+        maps = torch.relu(self.bn1(self.conv1(images)))
+        maps = self.layer3(self.layer2(self.layer1(maps)))
+        return cast(Tensor, maps.mean((2, 3)))
+
+
+class Block(nn.Module):
+    """Two convolutions beside a shortcut; where the width doubles, height and width are halved.
+
+    Such a shortcut takes every second pixel and has zeros for the new channels, half of them on either side.
+    """
+
+    def __init__(self, before: int, width: int) -> None:
+        super().__init__()
+        self.stride, self.zeros = width // before, (width - before) // 2
+        self.conv1, self.bn1 = _convolution(before, width, self.stride), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = _convolution(width, width), nn.BatchNorm2d(width)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps (B, width, H / stride, W / stride)."""
+        made = torch.relu(self.bn1(self.conv1(maps)))
+        made = self.bn2(self.conv2(made))
+        shortcut = pad(maps[..., :: self.stride, :: self.stride], (0, 0, 0, 0, self.zeros, self.zeros))
+        return torch.relu(made + shortcut)
+
+
+def _blocks(before: int, width: int, count: int) -> list[Block]:
+    return [Block(before, width), *(Block(width, width) for _ in range(count - 1))]
+
+
+def _convolution(channels: int, out: int, stride: int = 1) -> nn.Conv2d:
+    made = nn.Conv2d(channels, out, kernel_size=3, stride=stride, padding=1, bias=False)
+    nn.init.kaiming_normal_(made.weight, nonlinearity="relu")
+    return made

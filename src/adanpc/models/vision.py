@@ -1,0 +1,44 @@
+"""The door to timm and torchvision."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+from torch.library import Library
+
+from adanpc.errors import AdaNPCError
+
+
+@cache
+def vision() -> ModuleType:
+    """timm, imported when it is first needed: it takes seconds, and most users need none of it."""
+    try:
+        _import_torchvision()
+        return import_module("timm")
+    except ModuleNotFoundError as error:
+        raise AdaNPCError(f"this encoder is one of timm's, and {error}: pip install 'adanpc[vision]'") from None
+
+
+def _import_torchvision() -> None:
+    """Imports torchvision even if its compiled half was built for another torch.
+
+    Such a torchvision, one for CUDA beside a torch for the CPU say, cannot load its operators, and then fails to import
+    because it describes two of them to torch. Nothing here calls them, so it is enough to declare that they exist.
+    """
+    try:
+        import_module("torchvision")
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+        _declared()
+        import_module("torchvision")
+
+
+@cache  # torch forgets the operators with the library that declared them
+def _declared() -> Library:
+    library = Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library

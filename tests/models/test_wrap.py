@@ -1,0 +1,231 @@
+"""wrap: any module, any feature layer, nothing changed in the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import adanpc
+from adanpc.errors import AdaNPCError
+from adanpc.models.wrap import RecipeError, describe, extract, find_head, fingerprint
+
+
+class Net(nn.Module):
+    """A small network with everything that could go wrong: dropout, BatchNorm, an auxiliary linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU())
+        self.gate = nn.Linear(6, 6)
+        self.drop = nn.Dropout(0.5)
+        self.fc = nn.Linear(6, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pooled = self.body(images).mean((2, 3))
+        logits: Tensor = self.fc(self.drop(pooled * self.gate(pooled).sigmoid()))
+        return logits
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().train()
+
+
+def loader(count: int = 30, **options: Any) -> DataLoader[Any]:
+    torch.manual_seed(1)
+    return DataLoader(TensorDataset(torch.randn(count, 1, 8, 8), torch.arange(count) % 4), batch_size=7, **options)
+
+
+def test_three_lines_are_enough(net: Net) -> None:
+    wrapped = adanpc.wrap(net, loader(), k=3)
+    assert isinstance(wrapped, adanpc.Wrapped)
+    assert wrapped.predict(torch.randn(2, 1, 8, 8)).joined.tolist() == [-1, -1]
+    answer = wrapped.step(torch.randn(5, 1, 8, 8))
+    assert answer.probs.shape == (5, 4)
+    assert len(wrapped.classifier.bank) == 30 + int((answer.joined >= 0).sum())
+    assert wrapped.layer == "input of fc"
+    assert wrapped.classifier.bank.table()["key"][:30].tolist() == list(range(30))
+
+
+def test_features_are_the_input_of_the_head(net: Net) -> None:
+    wrapped = adanpc.wrap(net, loader())
+    images = torch.randn(6, 1, 8, 8)
+    features = wrapped.features(images)
+    net.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(net.fc(features), net(images))
+
+
+def test_the_model_is_left_as_it_was(net: Net) -> None:
+    net.drop.eval()
+    before, modes = fingerprint(net), [module.training for module in net.modules()]
+    wrapped = adanpc.wrap(net, loader())
+    wrapped.step(torch.randn(5, 1, 8, 8))
+    assert fingerprint(net) == before  # BatchNorm statistics too
+    assert [module.training for module in net.modules()] == modes
+    assert not any(module._forward_hooks for module in net.modules())
+
+
+@pytest.mark.parametrize(("layer", "width"), [("body", 6), ("body.0", 6), ("gate", 6), ("input of gate", 6), ("fc", 4)])
+def test_a_layer_can_be_named(net: Net, layer: str, width: int) -> None:
+    wrapped = adanpc.wrap(net, loader(), layer=layer)
+    assert wrapped.features(torch.randn(2, 1, 8, 8)).shape == (2, width)
+    assert wrapped.classifier.bank.classes == 4
+
+
+def test_maps_and_tokens_are_averaged() -> None:
+    conv, tokens = nn.Sequential(nn.Conv2d(1, 3, 3)), nn.Sequential(nn.Linear(8, 5))
+    images = torch.randn(2, 1, 8, 8)
+    torch.testing.assert_close(extract(conv, "0", images)[0], conv(images).mean((2, 3)))
+    torch.testing.assert_close(extract(tokens, "0", images[:, 0])[0], tokens(images[:, 0]).mean(1))
+
+
+def test_domains_and_options_reach_the_bank(net: Net) -> None:
+    data = TensorDataset(torch.randn(12, 1, 8, 8), torch.arange(12) % 4, torch.arange(12) // 6)
+    wrapped = adanpc.wrap(
+        net, DataLoader(data, batch_size=5), storage="int8", capacity=3, centring="stream", rule="paper"
+    )
+    assert wrapped.classifier.bank.table()["domain"].tolist() == [0] * 6 + [1] * 6
+    assert wrapped.classifier.bank.config()["storage"] == "int8"
+    assert wrapped.classifier.centring.mode == "stream"
+    features = wrapped.features(data.tensors[0])
+    torch.testing.assert_close(wrapped.classifier.centring.mean, features.double().mean(0))
+
+
+def test_a_model_without_a_linear_head_asks_for_a_layer() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten())
+    with pytest.raises(AdaNPCError, match=r"name the feature layer with layer=…, one of: 0, 1"):
+        adanpc.wrap(model, loader())
+    assert adanpc.wrap(model, loader(), layer="1").classifier.bank.dim == 4
+
+
+def test_the_head_is_the_layer_that_makes_the_output_not_the_last_one_defined() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.unused = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            out: Tensor = self.head(inputs)
+            return out
+
+    assert find_head(Odd(), torch.randn(4, 3)) == ("input of head", 2)
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([], "the loader gave no batch"),
+        ([torch.randn(2, 1, 8, 8)], r"must give batches \(inputs, labels\), got Tensor"),
+    ],
+)
+def test_loaders_without_labels_are_refused(net: Net, batches: list[Any], message: str) -> None:
+    with pytest.raises(AdaNPCError, match=message):
+        adanpc.wrap(net, batches)
+
+
+def test_an_unknown_layer_is_named_with_those_there_are(net: Net) -> None:
+    with pytest.raises(AdaNPCError, match="the model has no layer 'features'; it has: body, body.0"):
+        adanpc.wrap(net, loader(), layer="features")
+
+
+def test_a_layer_that_does_not_run_is_refused() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Linear(2, 2))
+    model.spare = nn.Linear(2, 2)
+    model.forward = lambda inputs: model[1](model[0](inputs))  # type: ignore[method-assign]
+    with pytest.raises(AdaNPCError, match="layer 'spare' gave no tensor"):
+        extract(model, "spare", torch.randn(1, 2))
+
+
+def test_preprocessing_is_described_stably() -> None:
+    class Scale:
+        def __repr__(self) -> str:
+            return "Scale(0.5)"
+
+    assert describe(None) == ""
+    assert describe("mean 0.5, std 0.5") == "mean 0.5, std 0.5"
+    assert describe(Scale()) == "Scale(0.5)"
+    assert describe(torch.relu) == describe(torch.relu)
+    assert "0x" not in describe(object())
+    assert describe(test_preprocessing_is_described_stably).endswith(".test_preprocessing_is_described_stably")
+
+
+def test_preprocessing_is_taken_from_the_data_set(net: Net) -> None:
+    given = loader()
+    given.dataset.transform = "divide by 255"  # type: ignore[attr-defined]
+    assert adanpc.wrap(net, given).recipe["preprocessing"] == "divide by 255"
+    assert adanpc.wrap(net, given, preprocessing="other").recipe["preprocessing"] == "other"
+
+
+def test_a_recipe_is_checked(net: Net) -> None:
+    wrapped = adanpc.wrap(net, loader(), preprocessing="divide by 255")
+    wrapped.check(wrapped.recipe)
+    with pytest.raises(RecipeError, match="built with preprocessing 'none', this model has 'divide by 255'"):
+        wrapped.check({**wrapped.recipe, "preprocessing": "none"})
+    with torch.no_grad():
+        net.fc.bias.add_(1)
+    with pytest.raises(RecipeError, match="weights"):
+        wrapped.check({**wrapped.recipe, "weights": "0" * 16})
+
+
+def test_features_are_those_before_an_in_place_module_works_on_them() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+    inputs = torch.randn(5, 3)
+    expected = model[0](inputs).detach()
+    assert (expected < 0).any()
+    for layer in ("0", "input of 1"):
+        torch.testing.assert_close(extract(model, layer, inputs)[0], expected)
+
+
+def test_loaders_may_use_their_arrays_again(net: Net) -> None:
+    images, labels = torch.randn(12, 1, 8, 8), torch.arange(12) % 4
+
+    def reusing() -> Any:
+        label = torch.zeros(4, dtype=torch.int64)
+        for start in range(0, 12, 4):
+            label.copy_(labels[start : start + 4])
+            yield images[start : start + 4], label
+
+    assert adanpc.wrap(net, reusing()).classifier.bank.table()["label"].tolist() == labels.tolist()
+
+
+def test_streaming_data_sets_are_loaders_too(net: Net) -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([(torch.randn(1, 8, 8), i % 4) for i in range(10)])
+
+    assert len(adanpc.wrap(net, DataLoader(Stream(), batch_size=4)).classifier.bank) == 10
+
+
+def test_modules_that_act_on_their_mode_are_put_back() -> None:
+    class Merging(nn.Linear):
+        merged = False
+
+        def train(self, mode: bool = True) -> Merging:
+            self.merged = not mode
+            super().train(mode)
+            return self
+
+    model = nn.Sequential(Merging(3, 2)).train()
+    find_head(model, torch.randn(4, 3))
+    assert not model[0].merged
+    model.eval()
+    find_head(model, torch.randn(4, 3))
+    assert model[0].merged
+
+
+@pytest.mark.parametrize("third", [["a", "b"], [None, None]])
+def test_domains_that_are_not_numbers_are_refused(net: Net, third: list[Any]) -> None:
+    with pytest.raises(AdaNPCError, match="the loader's domains must be whole numbers"):
+        adanpc.wrap(net, [(torch.randn(2, 1, 8, 8), torch.tensor([0, 1]), third)])
+
+
+def test_a_layer_of_scalars_is_refused() -> None:
+    model = nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (2, 3)), nn.Linear(3, 2))
+    with pytest.raises(AdaNPCError, match=r"features must have shape .*, got \(6,\)"):
+        extract(model, "0", torch.randn(2, 3))
