@@ -1,0 +1,105 @@
+"""From a spec to what is trained: data in parts, a model, an algorithm."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from adanpc.data.domain import Domain, Transform, seed_of, split
+from adanpc.data.read import read
+from adanpc.errors import AdaNPCError
+from adanpc.models.encoders import build
+from adanpc.train.algorithm import Algorithm
+from adanpc.train.registry import ALGORITHMS
+from adanpc.train.run import BEST, CHECKPOINT, Run, RunError
+from adanpc.train.spec import Spec
+
+
+class Split(NamedTuple):
+    """A domain, and its two parts: four fifths to train or test on, one fifth to select by."""
+
+    whole: Domain
+    large: Domain
+    small: Domain
+
+
+def start(spec: Spec, data_dir: Path, folder: Path) -> Run:
+    """A new run in a folder, checked against its data; nothing is trained yet."""
+    spec = spec.complete()
+    check_settings(spec)
+    data = read(spec.data, data_dir, seed=spec.seed)
+    for name in spec.targets:
+        data[name]  # names the domains there are, if it is none of them
+    if len(set(spec.targets)) >= len(data.domains):
+        raise AdaNPCError("no source domain is left: name fewer targets")
+    return Run.create(
+        folder,
+        spec,
+        {
+            "folder": str(data_dir.resolve()),
+            "channels": len(data.domains[0].images[0]),
+            "classes": data.classes,
+            "domains": {domain.name: len(domain) for domain in data.domains},
+            "digest": data.digest(),
+            "notice": data.notice,
+        },
+    )
+
+
+def check_settings(spec: Spec) -> None:
+    """Refuses settings that the algorithm does not have."""
+    made = ALGORITHMS[spec.algorithm]
+    known = [*inspect.signature(made).parameters, *inspect.signature(Algorithm).parameters]
+    known = [name for name in dict.fromkeys(known) if name not in ("model", "domains", "adam")]
+    for name in spec.hyper:
+        if name not in known:
+            raise AdaNPCError(f"{spec.algorithm} has no setting {name!r}; it has: {', '.join(known)}")
+
+
+def assemble(run: Run, device: torch.device | str = "cpu", *, fresh: bool = False) -> Algorithm:
+    """The algorithm of a run at its first step; with the initial weights only if ``fresh``."""
+    spec = run.spec
+    sources = [name for name in run.data["domains"] if name not in spec.targets]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed_of(spec.seed, "weights"))
+        model = build(
+            spec.encoder,
+            len(run.data["classes"]),
+            channels=run.data["channels"],
+            pretrained=bool(spec.pretrained) and fresh,
+            weights=Path(spec.weights) if spec.weights and fresh else None,
+            norm=spec.norm,
+            dropout=spec.dropout,
+            frozen_batchnorm=spec.frozen_batchnorm,
+        )
+        return ALGORITHMS[spec.algorithm](model.to(device), len(sources), **spec.hyper).to(device)
+
+
+def load_algorithm(run: Run, which: str = "best") -> Algorithm:
+    """The algorithm of a run as it was trained, in evaluation mode; its ``model`` is what test-time methods take.
+
+    Args:
+        run: that has been evaluated at least once.
+        which: ``best`` by accuracy on the held-out parts of the source domains, or ``last``.
+    """
+    if which not in ("best", "last"):
+        raise AdaNPCError(f"which must be 'best' or 'last', got {which!r}")
+    algorithm = assemble(run)
+    state = run.state(BEST if which == "best" else CHECKPOINT)
+    if state is None:
+        raise RunError(f"{run.folder} has no {which} model yet: adanpc train --resume {run.folder}")
+    algorithm.restore(state["algorithm"])
+    return algorithm.eval()
+
+
+def splits(run: Run, transform: Transform | None) -> dict[str, Split]:
+    """Every domain of the run's data in its two parts; refuses data other than the run was made on."""
+    data = read(run.spec.data, Path(run.data["folder"]), seed=run.spec.seed)
+    sizes = {domain.name: len(domain) for domain in data.domains}
+    if sizes != run.data["domains"]:
+        raise RunError(f"the data in {run.data['folder']} has changed: domains {sizes}, were {run.data['domains']}")
+    seen = [domain.with_transform(transform) for domain in data.domains]
+    return {domain.name: Split(domain, *split(domain, run.spec.seed)) for domain in seen}
