@@ -1,0 +1,197 @@
+"""Test-time methods on the stream of a trained run: one record for each method and batch size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adanpc.adapt import ADAPTERS, Adapter, BatchError, Source
+from adanpc.data.domain import Domain, join, seed_of
+from adanpc.data.streams import Stream, fetch, labels_of
+from adanpc.errors import AdaNPCError
+from adanpc.features import features
+from adanpc.progress import track
+from adanpc.train.assemble import load_algorithm, splits
+from adanpc.train.run import Run
+
+RECALLED = 1000  # held-out source images at most that are answered before and after the stream
+TIMED = 20  # batches by which the encoder is timed
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A source model and what it knows, the targets that it meets, and held-out source images to come back to.
+
+    Args:
+        source: what adapters are made of.
+        targets: whole domains, with the model's transform.
+        recalled: held-out images of the source domains.
+        cache: a folder for features, or None.
+    """
+
+    source: Source
+    targets: tuple[Domain, ...]
+    recalled: Domain
+    cache: Path | None = None
+
+    def seen(self, domain: Domain, sees: str) -> Domain:
+        """The domain as a method sees it: its images, or its features (n, D), which are computed once if cached."""
+        if sees == "images":
+            return domain
+        return Domain(domain.name, features(self.source.model, domain, cache=self.cache), domain.labels)
+
+
+def scene_of(run: Run, *, which: str = "best", images: int | None = None) -> Scene:
+    """The scene of a trained run.
+
+    Args:
+        run: made by ``adanpc train``.
+        which: the best or the last model.
+        images: of each target at most, drawn by the run's seed; None takes all.
+    """
+    algorithm, cache = load_algorithm(run, which), run.folder / "features"
+    parts = splits(run, algorithm.model.preprocessing)
+    sources = [part for name, part in parts.items() if name not in run.spec.targets]
+    known = join("source", [part.large for part in sources])
+    source = Source(
+        algorithm.model,
+        features(algorithm.model, known, cache=cache),
+        known.labels,
+        torch.cat([torch.full((len(part.large),), place) for place, part in enumerate(sources)]),
+        known.take,
+        float(run.spec.hyper["lr"]),
+        getattr(algorithm, "rotation_head", None),
+    )
+    recalled = _some(join("source", [part.small for part in sources]), RECALLED, run.spec.seed)
+    return Scene(
+        source, tuple(_some(parts[name].whole, images, run.spec.seed) for name in run.spec.targets), recalled, cache
+    )
+
+
+def _some(domain: Domain, count: int | None, seed: int) -> Domain:
+    """At most so many samples of a domain, drawn by the seed."""
+    if count is None or count >= len(domain):
+        return domain
+    order = torch.randperm(len(domain), generator=torch.Generator().manual_seed(seed_of(seed, "some", domain.name)))
+    return domain.subset(order[:count].sort().values)
+
+
+def adapt(
+    scene: Scene, method: str, stream: Stream, size: int, settings: Mapping[str, Any] | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """One method on one stream: the record.
+
+    Accuracies are in percent. ``domains`` counts each answer as it was given, before anything was learnt from later
+    samples; labels are used for counting alone. ``source`` is the accuracy on held-out source images before and after
+    the stream, which are answered but not learnt from. Milliseconds are a sample's share of its batch.
+
+    Args:
+        scene: model, targets and source.
+        method: by name, see ``adanpc.adapt.ADAPTERS``.
+        stream: the order of arrival.
+        size: samples in a batch.
+        settings: the method's hyper-parameters; by default its own defaults.
+        seed: of what the method draws.
+    """
+    if method not in ADAPTERS:
+        raise AdaNPCError(f"there is no method {method!r}; there are: {', '.join(ADAPTERS)}")
+    known = [name for name in signature(ADAPTERS[method]).parameters if name != "source"]
+    for name in settings or ():
+        if name not in known:
+            raise AdaNPCError(f"{method} has no setting {name!r}; it has: {', '.join(known) or 'none'}")
+    adapter = ADAPTERS[method](scene.source, **(settings or {}))
+    targets = [scene.seen(domain, adapter.sees) for domain in scene.targets]
+    recalled = scene.seen(scene.recalled, adapter.sees)
+    torch.manual_seed(seed_of(seed, method, size))
+    before = recall(adapter, recalled, size)
+    right, times = follow(adapter, targets, stream, size, method)
+    after = recall(adapter, recalled, size)
+    accuracy = {
+        domain.name: 100 * sum(marks) / len(marks) for domain, marks in zip(targets, right, strict=True) if marks
+    }
+    each = torch.tensor(times)
+    return {
+        "method": method,
+        "settings": dict(settings or {}),
+        "stream": stream.describe(),
+        "batch_size": size,
+        "domains": accuracy,
+        "average": sum(accuracy.values()) / len(accuracy),
+        "source": {"before": before, "after": after, "images": len(recalled)},
+        "ms": {"p50": each.quantile(0.5).item(), "p99": each.quantile(0.99).item()},
+        "encoder_ms": 0.0 if adapter.sees == "images" else encoder_ms(scene, size),
+        "extra_bytes": extra_bytes(adapter),
+        "samples": len(times),
+    }
+
+
+def follow(
+    adapter: Adapter, targets: Sequence[Domain], stream: Stream, size: int, name: str
+) -> tuple[list[list[bool]], list[float]]:
+    """Which answers of each domain were right, and the milliseconds of each sample, its share of its batch.
+
+    The last samples of a domain stay unanswered if they are fewer than a method can use.
+    """
+    right: list[list[bool]] = [[] for _ in targets]
+    times, last = [], None
+    arrivals = list(stream.batches(targets, size))
+    for arrival in (bar := track(arrivals, f"{name}, batches of {size}")):
+        place = int(arrival.domains[0])
+        if stream.resets and place != last:
+            adapter.reset()
+        last = place
+        batch, labels = fetch(targets, arrival), labels_of(targets, arrival)
+        start = time.perf_counter()
+        try:
+            answers = adapter.step(batch).argmax(1).cpu()
+        except BatchError:
+            if len(batch) == size:
+                raise
+            continue  # what is left over at the end of a domain may be too little for a method
+        times += [1000 * (time.perf_counter() - start) / len(batch)] * len(batch)
+        for position, mark in zip(arrival.domains.tolist(), (answers == labels).tolist(), strict=True):
+            right[position].append(mark)
+        bar.note(f"{targets[place].name}: {100 * sum(right[place]) / len(right[place]):.1f} %")
+    return right, times
+
+
+def recall(adapter: Adapter, domain: Domain, size: int) -> float:
+    """The accuracy on a domain in percent, answered in batches from the same state each."""
+    right = [
+        adapter.predict(domain.take(rows)).argmax(1).cpu() == domain.labels[rows]
+        for rows in torch.arange(len(domain)).split(size)
+        if len(rows) >= adapter.least
+    ]
+    return 100 * torch.cat([*right, torch.zeros(0, dtype=torch.bool)]).float().mean().item()
+
+
+def encoder_ms(scene: Scene, size: int) -> float:
+    """Milliseconds that the encoder takes for a sample in a batch of this size: the median of a few."""
+    times = []
+    with torch.no_grad():
+        for rows in torch.arange(len(scene.recalled)).split(size)[:TIMED]:
+            images = scene.recalled.take(rows).to(scene.source.model.device)
+            start = time.perf_counter()
+            scene.source.model.features(images)
+            times.append(1000 * (time.perf_counter() - start) / len(rows))
+    return torch.tensor(times).median().item()
+
+
+def extra_bytes(adapter: Adapter) -> int:
+    """What the method holds beyond a copy of the model: banks, memories, optimisers."""
+    return _bytes(adapter.state_dict()) - _bytes(adapter.model.state_dict())
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(map(_bytes, value.values()))
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
