@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,13 @@ import torch
 
 import adanpc
 from adanpc import AdaNPC, Admission, Append, MemoryBank, Origin, everyone
+from adanpc.adapt import ADAPTERS
 from adanpc.core import Prediction, vote
+from adanpc.data import READERS
+from adanpc.data.streams import STREAMS
 from adanpc.index import exact
+from adanpc.models.encoders import ENCODERS
+from adanpc.train import ALGORITHMS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "adanpc"
@@ -83,11 +89,23 @@ def test_relative_links_in_the_documentation_lead_somewhere() -> None:
 def test_every_defect_is_covered() -> None:
     rows = re.findall(r"^\| (\d+) \|.*\|([^|]*)\|$", (ROOT / "docs" / "defects.md").read_text(), re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, 29))
-    trees = [ast.parse(path.read_text()) for path in (ROOT / "tests").rglob("*.py")]
+    files = [*(ROOT / "tests").rglob("*.py"), *(PACKAGE / "testing").glob("*.py")]
+    trees = [ast.parse(path.read_text()) for path in files]
     known = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    for number, test in rows:
-        named = test.strip().strip("`")
-        assert not named or named in known, f"defect {number}: {named}"
+    for number, tests in rows:
+        for named in re.findall(r"`(\w+)`", tests):
+            assert named in known, f"defect {number}: {named}"
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [("methods", ADAPTERS), ("training", ALGORITHMS), ("encoders", ENCODERS), ("data", READERS), ("data", STREAMS)],
+    ids=["methods", "algorithms", "encoders", "data sets", "streams"],
+)
+def test_everything_that_has_a_name_is_documented(page: str, names: Mapping[str, object]) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    missing = [name for name in names if f"`{name}`" not in text]
+    assert not missing, f"docs/{page}.md does not name {', '.join(missing)}"
 
 
 # Defects that no other file tests -----------------------------------------------------------------------------------

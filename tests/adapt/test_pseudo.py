@@ -15,8 +15,8 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import entropy
 from torch import Tensor, nn
 
-from adanpc.adapt.adapter import Adapter, Source
-from adanpc.adapt.pseudo import SHOT, SHOTIM, PLClf, PLFull, descend, information_maximisation, pseudo_label_loss
+from adanpc.adapt.adapter import Adapter, Source, descend
+from adanpc.adapt.pseudo import SHOT, SHOTIM, PLClf, PLFull, information_maximisation, pseudo_label_loss
 from adanpc.errors import AdaNPCError
 from adanpc.models.source import SourceModel
 from adanpc.testing import check_adapter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,14 @@ def test_by_default_the_threshold_is_what_nearly_all_source_samples_exceed() -> 
     confidences = source.model.head(source.features).softmax(1).amax(1).detach().numpy()
     assert usual_confidence(source) == pytest.approx(np.quantile(confidences, 0.05), abs=1e-6)
     assert CoTTA(source).threshold == pytest.approx(np.quantile(confidences, 0.05) - 0.05, abs=1e-6)
+
+
+def test_without_source_features_the_threshold_must_be_given() -> None:
+    source = sources.source("batch2d")
+    empty = replace(source, features=source.features[:0], labels=source.labels[:0])
+    with pytest.raises(AdaNPCError, match="no source features to take the threshold from: give a threshold"):
+        CoTTA(empty)
+    assert CoTTA(empty, threshold=0.5).step(sources.images(3)).isfinite().all()
 
 
 @pytest.mark.parametrize("restore", [0.0, 0.3, 1.0])

@@ -13,7 +13,7 @@ from adanpc.train.registry import ALGORITHMS
 # Settings with which a short toy problem reaches everything that an algorithm does.
 SHORT: dict[str, dict[str, Any]] = {
     "knn": {"k": 3, "size": 20},
-    "irm": {"anneal": 3, "weight": 1.0},
+    "irm": {"anneal": 3, "weight": 2.0},
     "mmd": {"weight": 0.1},
     "vrex": {"anneal": 3},
     "fishr": {"anneal": 3},

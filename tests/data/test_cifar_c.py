@@ -11,7 +11,7 @@ from pictures import noise, paint
 
 from adanpc.data import DataError, read
 from adanpc.data.corruptions import CORRUPTIONS, EXTRA, corrupt
-from adanpc.data.domain import seed_of
+from adanpc.seeds import seed_of
 
 COUNT = 3  # images at each severity
 SEVERITIES = (1, 2, 3, 4, 5)

@@ -447,6 +447,12 @@ def test_water_shines_by_its_relief(severity: int) -> None:
     assert np.abs(run(flat(0, 24), "spatter", severity, seed=1) - wanted).max() < BYTE + HAIR
 
 
+def test_without_drops_an_image_stays_as_it_was() -> None:
+    """Of eight by eight pixels a quarter stay dry, and no division by the brightest drop fails."""
+    dry = [(run(flat(90, 8), "spatter", 1, seed) == run(flat(90, 8), "pixelate", 1)).all() for seed in range(40)]
+    assert 0 < sum(dry) < 40
+
+
 def test_elastic_transform_leaves_an_even_image_alone() -> None:
     for severity in SEVERITIES:
         assert np.abs(run(flat(77), "elastic_transform", severity) - 77 / 255).max() < HAIR

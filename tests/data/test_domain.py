@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from adanpc.data.domain import DataError, DataSet, Domain, Images, View, seed_of, split
+from adanpc.data.domain import DataError, DataSet, Domain, Images, Joined, View, join, split
 from adanpc.data.loading import chunks
+from adanpc.seeds import seed_of
 
 
 class Lazy:
@@ -77,6 +78,30 @@ def test_splits_depend_on_the_seed_and_the_name_alone() -> None:
     assert not torch.equal(held_out, split(other, 0)[1].labels)
     with pytest.raises(DataError, match="share must lie between 0 and 1, got 1"):
         split(domain, 0, 1.0)
+
+
+def test_images_of_unequal_size_are_refused_with_a_remedy() -> None:
+    class Ragged(Lazy):
+        def __getitem__(self, index: int) -> Tensor:
+            return torch.zeros(1, 2 + index, 2)
+
+    with pytest.raises(DataError, match=r"shapes \(1, 2, 2\) and \(1, 3, 2\): give a transform"):
+        numbered(3, Ragged(3)).take([0, 1])
+
+
+def test_joined_domains_are_one_after_another() -> None:
+    both = [numbered(3, Lazy(3)), Domain("tensor", torch.full((2, 1, 2, 2), 7.0), torch.tensor([8, 9]))]
+    joined = join("all", both)
+    assert joined.labels.tolist() == [0, 1, 2, 8, 9]
+    assert joined.take(range(5))[:, 0, 0, 0].tolist() == [0, 1, 2, 7, 7]
+    images = joined.images
+    assert isinstance(images, Joined)
+    assert torch.equal(images[-1], images[4])
+    with pytest.raises(IndexError):
+        images[5]
+    other = [both[0], Domain("tensor", torch.full((2, 1, 2, 2), 6.0), torch.tensor([8, 9]))]
+    assert join("all", other).digest() != joined.digest()
+    assert isinstance(join("all", both[1:] * 2).images, Tensor)
 
 
 def test_seeds_are_fixed_for_ever() -> None:

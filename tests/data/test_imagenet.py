@@ -10,8 +10,8 @@ from PIL import Image
 
 from adanpc.data import DataError, read
 from adanpc.data.corruptions import CORRUPTIONS, EXTRA, corrupt
-from adanpc.data.domain import seed_of
 from adanpc.data.imagenet import Cropped
+from adanpc.seeds import seed_of
 
 GROUPS = {"noise": "gaussian_noise", "blur": "zoom_blur", "weather": "fog", "digital": "contrast", "extra": "spatter"}
 CLASSES = "2 classes where 1,000 are published"

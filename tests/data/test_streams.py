@@ -205,6 +205,13 @@ def unevenness(labels: Tensor, classes: int, size: int = 100) -> float:
     return float((counts - 1 / classes).abs().sum(dim=1).mean() / 2)
 
 
+def test_the_long_tail_is_shuffled() -> None:
+    source = balanced("a", 5, 400)
+    labels = source.labels[LabelShift(imbalance=10).order([source])[:, 1]]
+    frequencies = labels.bincount() / len(labels)
+    assert neighbors_alike(labels) == pytest.approx(float(frequencies.square().sum()), abs=0.06)
+
+
 def test_concentration_leads_from_runs_of_one_class_to_even_batches() -> None:
     source = balanced("a", 10, 200)
     shuffled = unevenness(source.labels[Iid().order([source])[:, 1]], 10)
@@ -250,6 +257,13 @@ def test_slots_are_as_many_as_classes_unless_told() -> None:
     assert alike[0] == alike[1] > alike[2]
     many = balanced("a", 120, 5)
     assert Correlated().order([many]).equal(Correlated(slots=100).order([many]))
+
+
+def test_classes_come_in_another_order_in_every_slot() -> None:
+    source = balanced("a", 5, 20)
+    labels = source.labels[Correlated(concentration=1e9, slots=20).order([source])[:, 1]].tolist()
+    slots = [tuple(labels[start : start + 5]) for start in range(5, 95, 5)]
+    assert len(set(slots)) > 9
 
 
 def test_images_and_labels_are_fetched_in_the_order_of_arrival() -> None:

@@ -59,6 +59,8 @@ class Adapter(nn.Module, ABC):
 
     def __init__(self, source: Source) -> None:
         super().__init__()
+        if torch.is_inference_mode_enabled():
+            raise AdaNPCError("an adapter must be made outside of torch.inference_mode(): it could never learn in it")
         self.model = deepcopy(source.model).eval().requires_grad_(False)
         self.optimisers: dict[str, Optimizer] = {}
         self._start: dict[str, Any] | None = None
@@ -124,9 +126,22 @@ class Adapter(nn.Module, ABC):
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """For ``load_state_dict``."""
         for name, optimiser in self.optimisers.items():
-            optimiser.load_state_dict(state["optimisers"][name])
+            optimiser.load_state_dict(deepcopy(state["optimisers"][name]))  # torch would share its tensors
         self.take_extra(state["extra"])
 
     def forward(self, batch: Tensor) -> Tensor:
         """As ``step``."""
         return self.step(batch)
+
+    def train(self, mode: bool = True) -> Adapter:
+        """Changes nothing: layers that must train are set so by the method itself."""
+        return self
+
+
+def descend(loss: Tensor, optimiser: Optimizer) -> None:
+    """One step of an optimiser, with gradients of this loss alone; refuses a loss that is not finite."""
+    if not bool(loss.isfinite()):
+        raise AdaNPCError(f"the loss is {float(loss.detach())}: reset the adapter, and take a smaller learning rate")
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()

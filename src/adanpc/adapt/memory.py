@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
-from adanpc.adapt.adapter import Adapter, BatchError, Source
+from adanpc.adapt.adapter import Adapter, BatchError, Source, descend
 from adanpc.adapt.batchnorm import InstanceAware, Renormalised, Robust, learning, replace_batchnorm
 from adanpc.adapt.entropy import entropy
 from adanpc.adapt.exemplars import BalancedReservoir, Exemplar, Exemplars, TimelyMemory
-from adanpc.adapt.pseudo import descend
 from adanpc.adapt.teacher import approach, trainable_scales, view
 from adanpc.errors import AdaNPCError
 

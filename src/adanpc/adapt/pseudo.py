@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import Adam, Optimizer
+from torch.optim import Adam
 
-from adanpc.adapt.adapter import Adapter, Source
+from adanpc.adapt.adapter import Adapter, Source, descend
 from adanpc.errors import AdaNPCError
 
 
@@ -184,12 +184,3 @@ def information_maximisation(logits: Tensor) -> Tensor:
     certainty = (probs * logits.log_softmax(1)).sum(1).mean()
     mean = probs.mean(0)
     return (mean * (mean + 1e-5).log()).sum() - certainty
-
-
-def descend(loss: Tensor, optimiser: Optimizer) -> None:
-    """One step of an optimiser, with gradients of this loss alone; refuses a loss that is not finite."""
-    if not bool(loss.isfinite()):
-        raise AdaNPCError(f"the loss is {float(loss.detach())}: reset the adapter, and take a smaller learning rate")
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()

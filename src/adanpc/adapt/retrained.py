@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.optim import Adam
 
-from adanpc.adapt.adapter import Adapter, Source
+from adanpc.adapt.adapter import Adapter, Source, descend
 from adanpc.adapt.bank import TEMPERATURES
 from adanpc.core import Neighbors, vote
 
@@ -72,7 +72,7 @@ class AdaNPCBN(Adapter):
         for _ in range(self.steps):
             with torch.enable_grad():
                 probs = self._vote(batch)
-                _descend(entropy_of(probs), self.optimisers["layer"])
+                descend(entropy_of(probs), self.optimisers["layer"])
         probs = probs.detach()
         confidence, labels = probs.max(1)
         sure = confidence >= self.min_confidence
@@ -152,7 +152,7 @@ class AdaNPCBNPublished(Adapter):
                 found = Neighbors(near, similarity, self.labels[near])
                 probs, _ = vote(found, self.model.classes, "published", self.temperature)
                 self._join(queries.detach(), probs.detach())
-                _descend(entropy_of(probs.softmax(1)), self.optimisers["layer"])
+                descend(entropy_of(probs.softmax(1)), self.optimisers["layer"])
         return probs.detach().to(batch.dtype)
 
     def _join(self, queries: Tensor, probs: Tensor) -> None:
@@ -183,9 +183,3 @@ def identity(features: Tensor) -> nn.BatchNorm1d:
 def entropy_of(probs: Tensor) -> Tensor:
     """The mean entropy of probabilities (B, C), in nats; classes without any add nothing."""
     return -(probs * probs.clamp(min=1e-12).log()).sum(1).mean()
-
-
-def _descend(loss: Tensor, optimiser: torch.optim.Optimizer) -> None:
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 from torch.optim import Adam
 
-from adanpc.adapt.adapter import Adapter, Source
+from adanpc.adapt.adapter import Adapter, Source, descend
 from adanpc.adapt.entropy import entropy
-from adanpc.adapt.pseudo import descend
 from adanpc.adapt.statistics import use_batch_statistics
 from adanpc.adapt.teacher import approach, trainable_scales, view
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
-from adanpc.adapt.adapter import Adapter, Source
+from adanpc.adapt.adapter import Adapter, Source, descend
 from adanpc.adapt.augment import flip, jitter, warp
-from adanpc.adapt.pseudo import descend
 from adanpc.adapt.statistics import affine, use_batch_statistics
 from adanpc.errors import AdaNPCError
 
@@ -98,6 +97,8 @@ class CoTTA(Adapter):
 
 def usual_confidence(source: Source) -> float:
     """The confidence that the source model has on 95 % of its training samples."""
+    if not len(source.features):
+        raise AdaNPCError("there are no source features to take the threshold from: give a threshold")
     head, device = source.model.head, source.model.device
     with torch.no_grad():
         parts = [head(rows.to(device)).softmax(1).amax(1) for rows in source.features.split(4096)]

@@ -51,7 +51,8 @@ def _show(result: Result, seconds: float) -> None:
 
 
 def _table(result: Result) -> Table:
-    first, last = result.stages[0].domain, result.stages[-1].domain
+    titles = [f"{stage.domain}°" for stage in result.stages]
+    first, last = titles[0], titles[-1]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     table.title, table.title_justify, table.caption_justify = "Accuracy (%)", "left", "left"
     table.caption = (
@@ -60,7 +61,7 @@ def _table(result: Result) -> Table:
         "held-out digits. Only AdaNPC adapts, so the other two rows are also the source before."
     )
     table.add_column("", no_wrap=True)
-    for heading in (*(stage.domain for stage in result.stages), "mean", "source\ntrain", "no own\nrow", "held\nout"):
+    for heading in (*titles, "mean", "source\ntrain", "no own\nrow", "held\nout"):
         table.add_column(heading, justify="right", no_wrap=True, min_width=len("100.0"))
     for method in METHODS:
         table.add_row(method, *_cells(result, method))

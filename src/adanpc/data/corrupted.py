@@ -9,7 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from adanpc.data.corruptions import CORRUPTIONS, EXTRA, FROST_NOTICE, corrupt
-from adanpc.data.domain import Domain, Images, seed_of
+from adanpc.data.domain import Domain, Images
+from adanpc.seeds import seed_of
 from adanpc.version import __version__
 
 CONDITIONS = tuple((name, severity) for name in (*CORRUPTIONS, *EXTRA) for severity in range(1, 6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adanpc.errors import AdaNPCError
+from adanpc.seeds import seed_of
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -55,6 +56,7 @@ class Joined:
         return self.ends[-1]
 
     def __getitem__(self, index: int) -> Tensor:
+        index = range(len(self))[index]
         part = bisect_right(self.ends, index)
         return self.parts[part][index - (self.ends[part - 1] if part else 0)]
 
@@ -85,7 +87,7 @@ class Domain:
         rows = torch.as_tensor(rows, dtype=torch.int64)
         if isinstance(self.images, Tensor):
             return self._transformed(self.images[rows])
-        return torch.stack([self._transformed(self.images[row]) for row in rows.tolist()])
+        return _stacked((self._transformed(self.images[row]) for row in rows.tolist()), len(rows))
 
     def _transformed(self, images: Tensor) -> Tensor:
         images = images.float() / 255 if images.dtype == torch.uint8 else images
@@ -141,7 +143,7 @@ def join(name: str, domains: Sequence[Domain]) -> Domain:
     tensors = [domain.images for domain in domains if isinstance(domain.images, Tensor)]
     images = torch.cat(tensors) if len(tensors) == len(domains) else Joined([domain.images for domain in domains])
     labels = torch.cat([domain.labels for domain in domains])
-    return Domain(name, images, labels, domains[0].transform, " ".join(domain.source for domain in domains))
+    return Domain(name, images, labels, domains[0].transform, " ".join(domain.digest() for domain in domains))
 
 
 def split(domain: Domain, seed: int, share: float = 0.8) -> tuple[Domain, Domain]:
@@ -156,9 +158,17 @@ def split(domain: Domain, seed: int, share: float = 0.8) -> tuple[Domain, Domain
     return domain.subset(order[:first]), domain.subset(order[first:])
 
 
-def seed_of(*parts: object) -> int:
-    """A seed that is a function of the parts alone, the same on every machine; other parts give an unrelated one."""
-    return int.from_bytes(hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()[:7], "little")
+def _stacked(images: Iterable[Tensor], count: int) -> Tensor:
+    """One tensor (B, C, H, W) of images of equal shape, filled one by one: a list of them would scatter the memory."""
+    batch: Tensor | None = None
+    for place, image in enumerate(images):
+        if batch is None:
+            batch = image.new_empty(count, *image.shape)
+        if image.shape != batch.shape[1:]:
+            shapes = f"{tuple(batch.shape[1:])} and {tuple(image.shape)}"
+            raise DataError(f"images of one batch have the shapes {shapes}: give a transform that makes them equal")
+        batch[place] = image
+    return torch.zeros(0) if batch is None else batch
 
 
 def _hash(values: Tensor) -> str:

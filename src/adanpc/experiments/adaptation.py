@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from adanpc.adapt import ADAPTERS, Adapter, BatchError, Source
-from adanpc.data.domain import Domain, join, seed_of
-from adanpc.data.streams import Stream, fetch, labels_of
+from adanpc.data.domain import Domain, join
+from adanpc.data.streams import Arrival, Stream, fetch, labels_of
 from adanpc.errors import AdaNPCError
 from adanpc.features import features
 from adanpc.progress import track
+from adanpc.seeds import seed_of
 from adanpc.train.assemble import load_algorithm, splits
 from adanpc.train.run import Run
 
@@ -48,34 +49,43 @@ class Scene:
         return Domain(domain.name, features(self.source.model, domain, cache=self.cache), domain.labels)
 
 
-def scene_of(run: Run, *, which: str = "best", images: int | None = None) -> Scene:
+def scene_of(
+    run: Run,
+    *,
+    which: str = "best",
+    images: int | None = None,
+    rows: int | None = None,
+    recalled: int = RECALLED,
+) -> Scene:
     """The scene of a trained run.
 
     Args:
         run: made by ``adanpc train``.
         which: the best or the last model.
         images: of each target at most, drawn by the run's seed; None takes all.
+        rows: of each source domain in the bank at most, drawn likewise.
+        recalled: held-out source images at most.
     """
     algorithm, cache = load_algorithm(run, which), run.folder / "features"
     parts = splits(run, algorithm.model.preprocessing)
     sources = [part for name, part in parts.items() if name not in run.spec.targets]
-    known = join("source", [part.large for part in sources])
+    learnt = [some(part.large, rows, run.spec.seed) for part in sources]
+    known = join("source", learnt)
     source = Source(
         algorithm.model,
         features(algorithm.model, known, cache=cache),
         known.labels,
-        torch.cat([torch.full((len(part.large),), place) for place, part in enumerate(sources)]),
+        torch.cat([torch.full((len(part),), place) for place, part in enumerate(learnt)]),
         known.take,
         float(run.spec.hyper["lr"]),
         getattr(algorithm, "rotation_head", None),
     )
-    recalled = _some(join("source", [part.small for part in sources]), RECALLED, run.spec.seed)
-    return Scene(
-        source, tuple(_some(parts[name].whole, images, run.spec.seed) for name in run.spec.targets), recalled, cache
-    )
+    held_out = some(join("source", [part.small for part in sources]), recalled, run.spec.seed)
+    targets = tuple(some(parts[name].whole, images, run.spec.seed) for name in run.spec.targets)
+    return Scene(source, targets, held_out, cache)
 
 
-def _some(domain: Domain, count: int | None, seed: int) -> Domain:
+def some(domain: Domain, count: int | None, seed: int) -> Domain:
     """At most so many samples of a domain, drawn by the seed."""
     if count is None or count >= len(domain):
         return domain
@@ -89,8 +99,8 @@ def adapt(
     """One method on one stream: the record.
 
     Accuracies are in percent. ``domains`` counts each answer as it was given, before anything was learnt from later
-    samples; labels are used for counting alone. ``source`` is the accuracy on held-out source images before and after
-    the stream, which are answered but not learnt from. Milliseconds are a sample's share of its batch.
+    samples; labels are used for counting alone. ``source`` is the accuracy on held-out source images before the stream
+    and after each domain; they are answered but not learnt from. Milliseconds are a sample's share of its batch.
 
     Args:
         scene: model, targets and source.
@@ -111,12 +121,10 @@ def adapt(
     recalled = scene.seen(scene.recalled, adapter.sees)
     torch.manual_seed(seed_of(seed, method, size))
     before = recall(adapter, recalled, size)
-    right, times = follow(adapter, targets, stream, size, method)
-    after = recall(adapter, recalled, size)
-    accuracy = {
-        domain.name: 100 * sum(marks) / len(marks) for domain, marks in zip(targets, right, strict=True) if marks
-    }
-    each = torch.tensor(times)
+    walk = follow(adapter, targets, stream, size, method, lambda: recall(adapter, recalled, size))
+    pairs = zip(targets, walk.right, strict=True)
+    accuracy = {domain.name: 100 * sum(marks) / len(marks) for domain, marks in pairs if marks}
+    each = torch.tensor(walk.times)
     return {
         "method": method,
         "settings": dict(settings or {}),
@@ -124,42 +132,57 @@ def adapt(
         "batch_size": size,
         "domains": accuracy,
         "average": sum(accuracy.values()) / len(accuracy),
-        "source": {"before": before, "after": after, "images": len(recalled)},
+        "source": {"before": before, "after": walk.recalled, "images": len(recalled)},
         "ms": {"p50": each.quantile(0.5).item(), "p99": each.quantile(0.99).item()},
         "encoder_ms": 0.0 if adapter.sees == "images" else encoder_ms(scene, size),
         "extra_bytes": extra_bytes(adapter),
-        "samples": len(times),
+        "samples": len(walk.times),
     }
 
 
+class Walk(NamedTuple):
+    """What was seen along a stream."""
+
+    right: list[list[bool]]  # for each domain, which answers were right, in order
+    times: list[float]  # milliseconds of each sample: its share of its batch
+    recalled: dict[str, float]  # accuracy on the source after each domain, or at the end of a mixed stream
+
+
 def follow(
-    adapter: Adapter, targets: Sequence[Domain], stream: Stream, size: int, name: str
-) -> tuple[list[list[bool]], list[float]]:
-    """Which answers of each domain were right, and the milliseconds of each sample, its share of its batch.
+    adapter: Adapter, targets: Sequence[Domain], stream: Stream, size: int, name: str, recall: Callable[[], float]
+) -> Walk:
+    """Answers a stream batch by batch, and comes back to the source whenever a domain is done.
 
     The last samples of a domain stay unanswered if they are fewer than a method can use.
     """
-    right: list[list[bool]] = [[] for _ in targets]
-    times, last = [], None
+    walk = Walk([[] for _ in targets], [], {})
     arrivals = list(stream.batches(targets, size))
-    for arrival in (bar := track(arrivals, f"{name}, batches of {size}")):
-        place = int(arrival.domains[0])
-        if stream.resets and place != last:
+    places = [int(arrival.domains[0]) for arrival in arrivals]
+    for number, arrival in enumerate(bar := track(arrivals, f"{name}, batches of {size}")):
+        place = places[number]
+        if stream.resets and (not number or places[number - 1] != place):
             adapter.reset()
-        last = place
-        batch, labels = fetch(targets, arrival), labels_of(targets, arrival)
-        start = time.perf_counter()
-        try:
-            answers = adapter.step(batch).argmax(1).cpu()
-        except BatchError:
-            if len(batch) == size:
-                raise
-            continue  # what is left over at the end of a domain may be too little for a method
-        times += [1000 * (time.perf_counter() - start) / len(batch)] * len(batch)
-        for position, mark in zip(arrival.domains.tolist(), (answers == labels).tolist(), strict=True):
-            right[position].append(mark)
-        bar.note(f"{targets[place].name}: {100 * sum(right[place]) / len(right[place]):.1f} %")
-    return right, times
+        _answer(adapter, targets, arrival, size, walk)
+        marks = walk.right[place]
+        bar.note(f"{targets[place].name}: {100 * sum(marks) / max(len(marks), 1):.1f} %")
+        if number + 1 == len(arrivals) or (not stream.mixes and places[number + 1] != place):
+            walk.recalled["mixed" if stream.mixes else targets[place].name] = recall()
+    return walk
+
+
+def _answer(adapter: Adapter, targets: Sequence[Domain], arrival: Arrival, size: int, walk: Walk) -> None:
+    """One batch: what was right, and how long it took."""
+    batch, labels = fetch(targets, arrival), labels_of(targets, arrival)
+    start = time.perf_counter()
+    try:
+        answers = adapter.step(batch).argmax(1).cpu()
+    except BatchError:
+        if len(batch) == size:
+            raise
+        return  # what is left over at the end of a domain may be too little for a method
+    walk.times.extend([1000 * (time.perf_counter() - start) / len(batch)] * len(batch))
+    for position, mark in zip(arrival.domains.tolist(), (answers == labels).tolist(), strict=True):
+        walk.right[position].append(mark)
 
 
 def recall(adapter: Adapter, domain: Domain, size: int) -> float:

@@ -148,7 +148,7 @@ def successive(domains: Sequence[Domain], settings: Settings | None = None) -> R
     stages = [Stage(domains[0].name, accuracies(contest.recall(fresh), held_out.labels), on_source(), len(features))]
     for domain in (bar := track(domains[1:], "adapting")):
         met = accuracies(contest.meet(encode(encoder, domain)), domain.labels)
-        bar.note(f"{domain.name}: AdaNPC {met[ADAPTED]:.1f} %, linear head {met[HEAD]:.1f} %")
+        bar.note(f"{domain.name}°: AdaNPC {met[ADAPTED]:.1f} %, linear head {met[HEAD]:.1f} %")
         stages.append(Stage(domain.name, met, on_source(), len(contest.adapted.bank)))
     return Result(settings, tuple(stages))
 
@@ -172,7 +172,7 @@ def fit(training: Domain, settings: Settings) -> tuple[ConvNet, nn.Linear]:
         encoder, head = ConvNet(), nn.Linear(ConvNet.features, CLASSES)
     optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], lr=settings.rate)
     steps = settings.epochs * ceil(len(training) / settings.batch)
-    for batch in (bar := track(_batches(len(training), settings), f"training on {training.name}", steps)):
+    for batch in (bar := track(_batches(len(training), settings), f"training on {training.name}°", steps)):
         loss = cross_entropy(head(encoder(training.take(batch))), training.labels[batch])
         optimizer.zero_grad()
         loss.backward()
@@ -216,7 +216,7 @@ def draw(result: Result, path: Path) -> None:
     check_plot(path)
     figure = Figure(figsize=(10, 4.2), dpi=100, layout="constrained")
     left, right = figure.subplots(1, 2)
-    names = [stage.domain for stage in result.stages]
+    names = [f"{stage.domain}°" for stage in result.stages]
     for method in METHODS:
         values = [stage.met[method] for stage in result.stages]
         left.plot(names, values, MET_STYLES[method], color=COLORS[method], label=method)

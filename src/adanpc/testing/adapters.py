@@ -140,6 +140,8 @@ def check_state(kind: type[Adapter], **settings: Any) -> None:
     assert_equal(expected[4:], run(second, batches[4:], first=4), f"{kind.__name__} does not continue from its state")
     third = kind(toy_source(), **settings)
     third.load_state_dict(first.state_dict())
+    run(third, batches[:2])
+    assert_equal(expected[4:], run(first, batches[4:], first=4), f"{kind.__name__}: a copy of its state still moves it")
     third.reset()
     assert_equal(expected[:4], run(third, batches[:4]), f"{kind.__name__}: reset does not undo what was loaded")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -108,7 +109,7 @@ class Algorithm(nn.Module, ABC):
         """Continues where ``checkpoint`` was taken."""
         self.load_state_dict(state["weights"])
         for name, optimiser in self.optimisers.items():
-            optimiser.load_state_dict(state["optimisers"][name])
+            optimiser.load_state_dict(deepcopy(state["optimisers"][name]))  # torch would share its tensors
         self.step = state["step"]
 
     def _check(self, batches: Sequence[Batch]) -> None:

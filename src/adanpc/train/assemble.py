@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import torch
 
-from adanpc.data.domain import Domain, Transform, seed_of, split
+from adanpc.data.domain import Domain, Transform, split
 from adanpc.data.read import read
 from adanpc.errors import AdaNPCError
 from adanpc.models.encoders import build
+from adanpc.seeds import seed_of
 from adanpc.train.algorithm import Algorithm
 from adanpc.train.registry import ALGORITHMS
 from adanpc.train.run import BEST, CHECKPOINT, Run, RunError

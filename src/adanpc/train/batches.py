@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from adanpc.data.domain import Domain, seed_of
+from adanpc.data.domain import Domain
 from adanpc.errors import AdaNPCError
+from adanpc.seeds import seed_of
 from adanpc.train.algorithm import Batch
 
 

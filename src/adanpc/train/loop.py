@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adanpc.data.domain import Domain, seed_of
+from adanpc.data.domain import Domain
 from adanpc.data.loading import ahead, chunks
 from adanpc.errors import AdaNPCError
 from adanpc.features import features
 from adanpc.models.augmentation import Augmented
 from adanpc.models.source import SourceModel
 from adanpc.progress import track
+from adanpc.seeds import seed_of
 from adanpc.train.algorithm import Batch
 from adanpc.train.assemble import assemble, splits
 from adanpc.train.batches import Steps

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-from adanpc.data.domain import seed_of
+from adanpc.seeds import seed_of
 
 
 class Draw(Protocol):

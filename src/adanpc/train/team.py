@@ -51,16 +51,16 @@ def team(device: str = "cpu") -> Iterator[Team]:
     """The team of this process, for as long as it trains.
 
     Args:
-        device: such as cpu or cuda; of several processes on one machine each takes an accelerator of its own.
+        device: a type of device; of several processes on one machine each takes an accelerator of its own.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         yield Team(0, 1, torch.device(device))
         return
-    if device == "cuda":
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
-        torch.cuda.set_device(device)
-    distributed.init_process_group("gloo" if device == "cpu" else "nccl")
+    if device != "cpu":
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        device = f"{device}:{os.environ['LOCAL_RANK']}"
+    distributed.init_process_group(distributed.get_default_backend_for_device(device))
     try:
         yield Team(distributed.get_rank(), world, torch.device(device))
     finally:

@@ -11,8 +11,9 @@ import torch
 from numpy.random import default_rng
 from torch import Tensor
 
-from adanpc.data.domain import DataError, Domain, seed_of
+from adanpc.data.domain import DataError, Domain
 from adanpc.data.streams.stream import Stream, shuffled
+from adanpc.seeds import seed_of
 
 
 @final

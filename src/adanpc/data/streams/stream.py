@@ -13,7 +13,8 @@ from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adanpc.data.domain import DataError, Domain, seed_of
+from adanpc.data.domain import DataError, Domain
+from adanpc.seeds import seed_of
 
 Rows = NDArray[np.int64]
 
