@@ -112,16 +112,16 @@ def test_confident_answers_join_as_the_encoder_made_them() -> None:
     sure = adapter.step(batch).max(1)
     chosen = sure.values >= 0.5
     assert chosen.any()
-    assert torch.equal(adapter.rows[len(source.labels) :], batch[chosen])
-    assert torch.equal(adapter.labels[len(source.labels) :], sure.indices[chosen])
+    assert torch.equal(adapter.bank.rows[len(source.labels) :], batch[chosen])
+    assert torch.equal(adapter.bank.labels[len(source.labels) :], sure.indices[chosen])
 
 
 def test_the_published_retraining_joins_once_for_each_step_and_leaves_source_rows_alone() -> None:
     source, batch = toy_source(), toy_stream(AdaNPCBNPublished, 1)[0]
     adapter = AdaNPCBNPublished(source, threshold=0.0, steps=3)
     adapter.step(batch)
-    assert len(adapter.rows) == 1 + len(source.labels) + 3 * len(batch)
-    assert torch.equal(adapter.rows[1 : 1 + len(source.labels)], normalize(source.features))
+    assert len(adapter.bank.rows) == 1 + len(source.labels) + 3 * len(batch)
+    assert torch.equal(adapter.bank.rows[1 : 1 + len(source.labels)], normalize(source.features))
 
 
 def test_entropy_of_certain_and_of_even_votes() -> None:

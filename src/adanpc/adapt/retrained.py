@@ -15,6 +15,31 @@ from adanpc.adapt.bank import TEMPERATURES
 from adanpc.core import Neighbors, vote
 
 
+class Rows(nn.Module):
+    """A bank whose rows are tensors, for gradients: rows (n, D) and labels (n,), to which others are joined.
+
+    Args:
+        rows, labels: the first ones.
+    """
+
+    rows: Tensor
+    labels: Tensor
+
+    def __init__(self, rows: Tensor, labels: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("rows", rows.clone())
+        self.register_buffer("labels", labels.clone())
+
+    def join(self, rows: Tensor, labels: Tensor) -> None:
+        """Adds rows (m, D) with labels (m,)."""
+        self.rows, self.labels = torch.cat([self.rows, rows]), torch.cat([self.labels, labels])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Takes the buffers as they come: there may be another number of rows by now."""
+        self.rows, self.labels = state_dict[prefix + "rows"].clone(), state_dict[prefix + "labels"].clone()
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
 class AdaNPCBN(Adapter):
     """AdaNPC behind one BatchNorm layer, whose scale and shift descend the entropy of the vote.
 
@@ -56,16 +81,12 @@ class AdaNPCBN(Adapter):
         self.k, self.temperature, self.min_confidence, self.steps = k, temperature, min_confidence, steps
         device = self.model.device
         self.layer = identity(source.features).to(device)
-        self.register_buffer("rows", source.features.to(device).clone())
-        self.register_buffer("labels", source.labels.to(device).clone())
+        self.bank = Rows(source.features, source.labels).to(device)
         self.optimisers["layer"] = Adam(self.layer.parameters(), lr=source.lr * alpha)
-
-    rows: Tensor  # (n, D), before the layer
-    labels: Tensor  # (n,)
 
     def moving(self) -> set[str]:
         """The layer's scale and shift, and the bank."""
-        return {"layer.weight", "layer.bias", "rows", "labels"}
+        return {"layer.weight", "layer.bias", "bank.rows", "bank.labels"}
 
     def answer(self, batch: Tensor) -> Tensor:
         """The vote on features (B, D)."""
@@ -76,22 +97,21 @@ class AdaNPCBN(Adapter):
         probs = probs.detach()
         confidence, labels = probs.max(1)
         sure = confidence >= self.min_confidence
-        self.rows, self.labels = torch.cat([self.rows, batch[sure]]), torch.cat([self.labels, labels[sure]])
+        self.bank.join(batch[sure], labels[sure])
         return probs.to(batch.dtype)
 
     def _vote(self, batch: Tensor) -> Tensor:
         """Probabilities with gradients through the queries and through the neighbors."""
         queries = normalize(self.layer(batch))
         with torch.no_grad():
-            near = (queries @ normalize(self.layer(self.rows)).T).topk(min(self.k, len(self.rows))).indices  # (B, K)
-        keys = normalize(self.layer(self.rows[near.flatten()])).reshape(*near.shape, -1)
+            near = (
+                (queries @ normalize(self.layer(self.bank.rows)).T).topk(min(self.k, len(self.bank.rows))).indices
+            )  # (B, K)
+        keys = normalize(self.layer(self.bank.rows[near.flatten()])).reshape(*near.shape, -1)
         similarity = (queries[:, None] * keys).sum(2)
-        return vote(Neighbors(near, similarity, self.labels[near]), self.model.classes, "share", self.temperature)[0]
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """The bank may have another size by now: takes the buffers as they come."""
-        self.rows, self.labels = state_dict[prefix + "rows"].clone(), state_dict[prefix + "labels"].clone()
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        return vote(Neighbors(near, similarity, self.bank.labels[near]), self.model.classes, "share", self.temperature)[
+            0
+        ]
 
 
 class AdaNPCBNPublished(Adapter):
@@ -132,24 +152,21 @@ class AdaNPCBNPublished(Adapter):
         device = self.model.device
         self.layer = nn.BatchNorm1d(self.model.dim).eval().to(device)
         first = torch.rand(1, self.model.dim, generator=torch.Generator().manual_seed(0)) * 2 - 1
-        self.register_buffer("rows", normalize(torch.cat([first, source.features])).to(device))
-        self.register_buffer("labels", torch.cat([torch.zeros(1, dtype=torch.int64), source.labels]).to(device))
+        rows, labels = torch.cat([first, source.features]), torch.cat([source.labels.new_zeros(1), source.labels])
+        self.bank = Rows(normalize(rows), labels).to(device)
         self.optimisers["layer"] = Adam(self.layer.parameters(), lr=source.lr * alpha)
-
-    rows: Tensor  # (n, D), after the layer
-    labels: Tensor  # (n,)
 
     def moving(self) -> set[str]:
         """The layer's scale and shift, and the bank."""
-        return {"layer.weight", "layer.bias", "rows", "labels"}
+        return {"layer.weight", "layer.bias", "bank.rows", "bank.labels"}
 
     def answer(self, batch: Tensor) -> Tensor:
         """The vote on features (B, D)."""
         for _ in range(self.steps):
             with torch.enable_grad():
                 queries = normalize(self.layer(batch))
-                similarity, near = (queries @ self.rows.T).topk(min(self.k, len(self.rows)))
-                found = Neighbors(near, similarity, self.labels[near])
+                similarity, near = (queries @ self.bank.rows.T).topk(min(self.k, len(self.bank.rows)))
+                found = Neighbors(near, similarity, self.bank.labels[near])
                 probs, _ = vote(found, self.model.classes, "published", self.temperature)
                 self._join(queries.detach(), probs.detach())
                 descend(entropy_of(probs.softmax(1)), self.optimisers["layer"])
@@ -158,12 +175,7 @@ class AdaNPCBNPublished(Adapter):
     def _join(self, queries: Tensor, probs: Tensor) -> None:
         confidence, labels = probs.softmax(1).max(1)
         sure = confidence >= self.threshold
-        self.rows, self.labels = torch.cat([self.rows, queries[sure]]), torch.cat([self.labels, labels[sure]])
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """The bank may have another size by now: takes the buffers as they come."""
-        self.rows, self.labels = state_dict[prefix + "rows"].clone(), state_dict[prefix + "labels"].clone()
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self.bank.join(queries[sure], labels[sure])
 
 
 def identity(features: Tensor) -> nn.BatchNorm1d:
