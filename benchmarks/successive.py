@@ -67,14 +67,17 @@ def trained(options: argparse.Namespace) -> Run:
 
 
 def measured(run: Run, images: int, methods: Sequence[str], sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """The records of these methods, from the file where they are kept if they are."""
+    """The records of these methods, from the file where they are kept if they are.
+
+    As many held-out source digits are answered after each domain as there are digits in it, at most 200.
+    """
     scene: Scene | None = None
     records = []
     for size in sizes:
         for method in methods:
             kept = run.folder / f"{method}-{size}-{images}.json"
             if not kept.exists():
-                scene = scene or scene_of(run, which="last", images=images, rows=5000, recalled=200)
+                scene = scene or scene_of(run, which="last", images=images, rows=5000, recalled=min(200, images))
                 settings = {"mirror": False} if method in ONE_BY_ONE else {}  # mirrored digits are other digits
                 try:
                     record = adapt(scene, method, Successive(), size, settings)
@@ -99,7 +102,8 @@ def report(tables: dict[str, list[dict[str, Any]]], run: Run, options: argparse.
             f"digits: {held_out:.1f} %), with the rotation task beside so that test-time training has its head. Every "
             "method meets "
             "15° to 75° in this order and is never reset; library defaults, one seed, nothing selected on targets. "
-            "Source: 200 held-out upright digits, answered after each domain and not learnt from. Times: this machine, "
+            "Source: as many held-out upright digits as there are of each angle, at most 200, answered after each "
+            "domain and not learnt from. Times: this machine, "
             "a sample's share of its batch, without the encoder's for methods that see features."
         ),
         "",

@@ -29,7 +29,7 @@ PROGRAM = (sys.executable, "-m", "adanpc")
 def perfect() -> Result:
     """The widest result there is: every number has four digits."""
     source = dict.fromkeys(METHODS, OnSource(100.0, 100.0, 100.0))
-    stages = (Stage(angle, dict.fromkeys(METHODS, 100.0), source, 667) for angle in ANGLES)
+    stages = (Stage(angle.rstrip("°"), dict.fromkeys(METHODS, 100.0), source, 667) for angle in ANGLES)
     return Result(Settings(), tuple(stages))
 
 

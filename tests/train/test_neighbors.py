@@ -47,7 +47,7 @@ def test_the_encoder_follows_the_vote_alone_and_the_head_the_cross_entropy_alone
     algorithm = KNN(toy_model(), DOMAINS, k=3, size=20)
     advance(algorithm, range(2))
     images, labels, _ = everything(2)
-    plain = KNNLoss(16, CLASSES, k=3, size=20)
+    plain = KNNLoss(16, CLASSES, k=3, size=20, live_keys=True)
     plain.load_state_dict(algorithm.knn.state_dict())
     features = algorithm.model.features(images)
     encoder = list(algorithm.model.encoder.parameters())
