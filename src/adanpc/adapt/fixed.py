@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 from adanpc.adapt.adapter import Adapter, Source
 from adanpc.core import AdaNPC, MemoryBank, nobody
 from adanpc.errors import AdaNPCError
+from adanpc.snapshot import bank_of, snapshot
 
 ROUNDS, SETTLED = 100, 1e-6  # of LAME: the most, and the change of a probability that ends them
 
@@ -50,6 +51,18 @@ class FrozenKNN(Adapter):
     def answer(self, batch: Tensor) -> Tensor:
         """The share of each class among the nearest rows of features (B, D)."""
         return self.classifier.predict(batch).probs.to(batch.dtype)
+
+    def predict(self, batch: Tensor) -> Tensor:
+        """As ``step``, which changes nothing either; without a copy of the bank."""
+        return self.answer(batch)
+
+    def extra(self) -> dict[str, Any]:
+        """The bank."""
+        return snapshot(self.classifier.bank)
+
+    def take_extra(self, extra: Mapping[str, Any]) -> None:
+        """Puts the bank back."""
+        self.classifier.bank = bank_of(extra, self.model.device)
 
 
 class LAME(Adapter):
