@@ -8,7 +8,7 @@ demo: .venv/ready
 	$(BIN)/adanpc demo
 
 test: check
-	$(BIN)/pytest -n auto --cov --cov-report=term
+	$(BIN)/pytest -n auto --dist worksteal --cov --cov-report=term
 	$(BIN)/coverage report --include='src/adanpc/core/*,src/adanpc/index/*,src/adanpc/store/*' --fail-under=100
 
 check: .venv/ready

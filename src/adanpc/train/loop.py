@@ -44,7 +44,12 @@ def train(run: Run, place: Team = ALONE, *, workers: int | None = None, tensorbo
     with Interrupt() as interrupt:
         trainer = Trainer(run, place, workers)
         board = _board(run.folder) if tensorboard and place.rank == 0 else None
-        return trainer.fit(interrupt, board)
+        try:
+            trainer.fit(interrupt, board)
+        finally:
+            trainer.algorithm.parallel = None  # nothing of it may outlive the group of processes
+        place.wait()  # for the one that evaluates and writes
+        return run.records()[-1]
 
 
 class Trainer:
@@ -67,8 +72,8 @@ class Trainer:
         if place.world > 1:
             self.algorithm.distribute()
 
-    def fit(self, interrupt: Interrupt, board: Any = None) -> dict[str, Any]:
-        """Every step that is left; the last record."""
+    def fit(self, interrupt: Interrupt, board: Any = None) -> None:
+        """Every step that is left."""
         first, last = self.algorithm.step, self.spec.steps
         batches = ahead(self.steps, range(first, last), self.steps.domains, self.workers)
         self.algorithm.train()
@@ -84,7 +89,6 @@ class Trainer:
                 self._save()
             if stop and self.algorithm.step < last:
                 raise KeyboardInterrupt
-        return self.run.records()[-1]
 
     def _step(self, batches: Sequence[Batch]) -> float:
         """One update; its loss."""
