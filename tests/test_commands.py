@@ -110,6 +110,47 @@ def test_what_is_wrong_is_said_in_one_sentence(folder: Path, data_dir: Path, tmp
         assert len(done.output.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--set", "lr=abc"), "lr of erm must be a number, got 'abc'"),
+        (("--set", "lr=-1"), "lr must be above 0 and weight_decay not below, got -1 and 0.0"),
+        (("--set", "lr=true"), "lr of erm must be a number, got True"),
+        (("--algorithm", "knn", "--set", "k=0"), "k must be at least 1, got 0"),
+        (("--algorithm", "knn", "--set", "k=2.5"), "k of knn must be a whole number, got 2.5"),
+        (("--encoder", "nope"), "there is no encoder 'nope'"),
+        (("--weights", "nofile"), "there is no file of weights at nofile"),
+        (("--device", "tpu"), "there is no device 'tpu' here, take cpu"),
+        (("--device", "cuda:99"), "there is no device 'cuda:99' here, take cpu"),
+        (("--target", "dim"), "no source domain is left"),
+    ],
+)
+def test_a_run_that_cannot_be_trained_leaves_no_folder(
+    arguments: tuple[str, ...], words: str, data_dir: Path, tmp_path: Path
+) -> None:
+    asked = ["train", "--data", "folder", "--data-dir", data_dir, "--target", "plain", "--target", "bright"]
+    done = run(*asked, "--encoder", "convnet", "--steps", 2, "--out", tmp_path / "run", *arguments)
+    assert done.exit_code == 2
+    assert words in done.output
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("adanpc.k=abc", "k of adanpc must be a whole number, got 'abc'"),
+        ("adanpc.min_confidence=x", "min_confidence of adanpc must be a number, got 'x'"),
+        ("adanpc.capacity=0.5", "capacity of adanpc must be a whole number or null, got 0.5"),
+        ("tent.alpha=abc", "alpha of tent must be a number, got 'abc'"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_one_sentence(folder: Path, setting: str, words: str) -> None:
+    done = run("adapt", folder, "--method", setting.split(".")[0], "--images", 2, "--set", setting)
+    assert done.exit_code == 2
+    assert words in done.output
+
+
 def test_options_that_may_be_repeated_take_several_values() -> None:
     given = ["adapt", "run", "--method", "a", "b", "--stream", "iid", "--batch-size", "1", "32", "--seed", "3"]
     made = ["adapt", "run", "--method", "a", "--method", "b", "--stream", "iid", "--batch-size", "1", "--batch-size"]

@@ -20,6 +20,7 @@ from adanpc.adapt import ADAPTERS
 from adanpc.core import Prediction, vote
 from adanpc.data import READERS
 from adanpc.data.streams import STREAMS
+from adanpc.experiments.tables import TABLES
 from adanpc.index import exact
 from adanpc.models.encoders import ENCODERS
 from adanpc.train import ALGORITHMS
@@ -99,8 +100,15 @@ def test_every_defect_is_covered() -> None:
 
 @pytest.mark.parametrize(
     ("page", "names"),
-    [("methods", ADAPTERS), ("training", ALGORITHMS), ("encoders", ENCODERS), ("data", READERS), ("data", STREAMS)],
-    ids=["methods", "algorithms", "encoders", "data sets", "streams"],
+    [
+        ("methods", ADAPTERS),
+        ("training", ALGORITHMS),
+        ("encoders", ENCODERS),
+        ("data", READERS),
+        ("data", STREAMS),
+        ("protocol", TABLES),
+    ],
+    ids=["methods", "algorithms", "encoders", "data sets", "streams", "tables"],
 )
 def test_everything_that_has_a_name_is_documented(page: str, names: Mapping[str, object]) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text()

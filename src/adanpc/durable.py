@@ -1,15 +1,17 @@
-"""Replacing a file so that a crash at any moment leaves the old one or the new one, whole."""
+"""Files that a crash at any moment leaves whole: replaced at once, or added to line by line."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from stat import S_IMODE
+from typing import Any
 
 STALE = 3600.0  # seconds; no save takes that long, so what is older was left by a writer that was killed
 
@@ -35,6 +37,26 @@ def replace(target: Path, write: Callable[[Path], None]) -> None:
     finally:  # after Ctrl-C too
         shutil.rmtree(folder, ignore_errors=True)
     _sync(target.parent)
+
+
+def add_entry(path: Path, entry: Mapping[str, Any]) -> None:
+    """Adds a line of JSON to a file, on the disk when it returns; a line that a crash cut off before stays behind."""
+    with path.open("ab+") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        torn = file.read(1) not in (b"", b"\n")
+        file.write(("\n" * torn + json.dumps(entry) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def entries(path: Path) -> Iterator[dict[str, Any]]:
+    """What ``add_entry`` added, in order, without lines that were cut off; nothing if there is no file."""
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                yield entry
 
 
 def _sweep(target: Path, before: float) -> None:

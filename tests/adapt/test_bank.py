@@ -7,7 +7,7 @@ from math import e, log
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from adanpc import core
@@ -18,6 +18,7 @@ from adanpc.adapt.retrained import AdaNPCBN, AdaNPCBNPublished, entropy_of, iden
 from adanpc.adapt.tent import Tent
 from adanpc.core import Admission, MemoryBank, Origin
 from adanpc.errors import AdaNPCError
+from adanpc.models.source import SourceModel
 from adanpc.testing import check_adapter
 from adanpc.testing.adapters import CLASSES, run, toy_source, toy_stream
 
@@ -162,6 +163,24 @@ def test_stale_rows_stay_unless_refreshed(kind: Kind) -> None:
         kind(source, refresh=0)
     with pytest.raises(AdaNPCError, match="refresh encodes source images again"):
         kind(Source(source.model, source.features, source.labels), refresh=1)
+
+
+def test_rows_made_anew_keep_their_classes_apart_though_the_source_is_sorted_by_class() -> None:
+    """A batch of one class, normalised by its own statistics, would look like any other."""
+    torch.manual_seed(0)
+    labels = torch.arange(3).repeat_interleave(64)
+    images = 3 * torch.eye(4)[labels] + 0.3 * torch.randn(192, 4)
+    model = SourceModel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), 4, 3).train()
+    nn.init.eye_(model.encoder.get_parameter("0.weight"))
+    for _ in range(50):
+        model(images)
+    with torch.no_grad():
+        features = model.eval().features(images)
+    adapter = AdaNPCTent(Source(model, features, labels, images=images.__getitem__), refresh=1, min_confidence=2.0)
+    adapter.step(images[torch.randperm(192)[:32]])
+    rows = adapter.classifier.bank.rows(torch.arange(192))
+    means = normalize(torch.stack([rows[labels == label].mean(0) for label in range(3)]))
+    assert ((rows @ means.T).argmax(1) == labels).float().mean() > 0.95
 
 
 def test_contract_with_other_settings() -> None:

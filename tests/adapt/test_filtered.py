@@ -161,8 +161,8 @@ def test_fisher_weights_are_mean_squares_of_batch_gradients(samples: int) -> Non
     source, model = toy_source(), by_the_batch()
     assert source.images is not None
     adapter = EATA(source, samples=samples)
-    count = min(samples, 60)
-    rows = torch.tensor([round(i * 59 / (count - 1)) for i in range(count)])
+    rows = source.mixed()[:samples]
+    assert sorted(source.mixed().tolist()) == list(range(60))
     logits = model(source.images(rows))
     gradients = torch.autograd.grad(cross_entropy(logits, logits.argmax(1)), trained(model))
     for got, gradient in zip(adapter.fisher, gradients, strict=True):
@@ -176,7 +176,8 @@ def test_fisher_weights_are_averaged_over_batches() -> None:
     images = mixtures(150, seed=9)
     many = replace(source, images=lambda rows: images[rows], features=torch.zeros(150, 16), labels=torch.arange(150))
     model, total = by_the_batch(), [torch.zeros(8), torch.zeros(8)]
-    for part in (images[:50], images[50:100], images[100:]):  # three batches of 64 at most
+    mixed = images[many.mixed()]
+    for part in (mixed[:50], mixed[50:100], mixed[100:]):  # three batches of 64 at most
         logits = model(part)
         gradients = torch.autograd.grad(cross_entropy(logits, logits.argmax(1)), trained(model))
         total = [old + gradient**2 / 3 for old, gradient in zip(total, gradients, strict=True)]

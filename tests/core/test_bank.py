@@ -110,6 +110,19 @@ def test_a_bank_starts_empty() -> None:
     assert soft.shape == (2, 4, 2)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_where_no_row_is_left_nobody_votes(batch: int) -> None:
+    made = MemoryBank(3, 2, soft=True)
+    for held in range(1, 200):  # through several enlargements
+        made.apply(Append(torch.rand(1, 3) + 0.1, torch.tensor([held % 2])))
+        near = made.search(torch.ones(batch, 3), held + 2)
+        assert sorted(near.ids[-1].tolist()) == [-1, -1, *range(held)]
+        assert near.ids[:, -2:].eq(-1).all()
+        assert near.labels[:, -2:].eq(-1).all()
+        assert near.soft is not None
+        assert near.soft.sum(2).tolist() == [[1.0] * held + [0.0, 0.0]] * batch
+
+
 def test_search_is_pure() -> None:
     made = bank()
     before = made.digest()

@@ -13,8 +13,8 @@ import torch
 
 from adanpc.core import AdaNPC, Append, MemoryBank, Origin, Restore, Veto, everyone
 from adanpc.errors import AdaNPCError, LabelError
+from adanpc.index import ExactIndex, unit
 from adanpc.index import scan as scans
-from adanpc.index import unit
 
 STORAGES = ("float32", "float16", "int8")
 
@@ -62,6 +62,7 @@ def test_answers_do_not_depend_on_the_surroundings(
 ) -> None:
     if engine == "torch":
         monkeypatch.setattr(scans, "numkong", None)
+        monkeypatch.setattr(scans, "CACHED", 0)
     rows, labels, stream = close_rows()
 
     def run(cut: int) -> tuple[str, list[list[float]]]:
@@ -117,16 +118,16 @@ def test_running_out_of_memory_leaves_the_bank_as_it_was(monkeypatch: pytest.Mon
     bank = MemoryBank(8, 2, capacity=60)
     bank.apply(Append(torch.rand(63, 8), torch.zeros(63, dtype=torch.int64)))
     bank.apply(Append(torch.rand(60, 8), torch.zeros(60, dtype=torch.int64), Origin.ADMITTED))
-    before, empty = bank.digest(), torch.empty
+    before, room = bank.digest(), ExactIndex._room
 
-    def full(*shape: int, **options: object) -> torch.Tensor:
+    def full(*_: object) -> torch.Tensor:
         raise MemoryError
 
-    monkeypatch.setattr(torch, "empty", full)
+    monkeypatch.setattr(ExactIndex, "_room", full)
     change = Append(torch.rand(9, 8), torch.zeros(9, dtype=torch.int64), Origin.ADMITTED)
     with pytest.raises(MemoryError):
         bank.apply(change)
-    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(ExactIndex, "_room", room)
     assert bank.digest() == before
     bank.apply(change)
     assert len(bank) == 63 + 60

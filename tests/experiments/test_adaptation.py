@@ -10,7 +10,8 @@ import torch
 from adanpc.adapt import ADAPTERS
 from adanpc.data.streams import STREAMS, Iid, Successive
 from adanpc.errors import AdaNPCError
-from adanpc.experiments.adaptation import Scene, adapt, extra_bytes, scene_of
+from adanpc.experiments.adaptation import adapt, extra_bytes
+from adanpc.experiments.scene import Scene, scene_of
 from adanpc.features import features
 from adanpc.train.assemble import start
 from adanpc.train.loop import train
@@ -43,7 +44,8 @@ def scene(trained: Run) -> Scene:
 
 def test_the_scene_has_source_training_rows_alone(scene: Scene, trained: Run) -> None:
     assert [domain.name for domain in scene.targets] == ["plain", "bright"]
-    assert [len(domain) for domain in scene.targets] == [30, 30]
+    assert [len(domain) for domain in scene.targets] == [24, 24]
+    assert [len(domain) for domain in scene.held] == [6, 6]
     assert (len(scene.source.labels), len(scene.recalled)) == (24, 6)
     assert scene.source.rotation_head is not None
     assert scene.source.lr == 3e-3
@@ -80,7 +82,7 @@ def test_the_record_counts_what_a_hand_would(scene: Scene) -> None:
             right = model(domain.take(range(len(domain)))).argmax(1) == domain.labels
         assert record["domains"][domain.name] == pytest.approx(100 * right.float().mean().item())
     assert record["source"]["after"] == dict.fromkeys(("plain", "bright"), record["source"]["before"])
-    assert record["samples"] == 60
+    assert record["samples"] == 48
     assert record["stream"] == Successive().describe()
 
 
@@ -105,8 +107,8 @@ def test_every_stream(scene: Scene, name: str) -> None:
 
 
 def test_a_rest_that_is_too_small_stays_unanswered(scene: Scene) -> None:
-    record = adapt(scene, "tent-prebn", Successive(), 29)
-    assert record["samples"] == 58
+    record = adapt(scene, "tent-prebn", Successive(), 23)
+    assert record["samples"] == 46
     with pytest.raises(AdaNPCError, match="needs batches of at least 2 rows, got 1"):
         adapt(scene, "tent-prebn", Successive(), 1)
 

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adanpc.errors import AdaNPCError, FeatureError
-from adanpc.index import STORAGE, ExactIndex, check_features, exact, unit
+from adanpc.index import STORAGE, ExactIndex, batch, check_features, exact, single, unit
 from adanpc.index import scan as scans
 from adanpc.index.grid import decode, encode
 
 CPU = torch.device("cpu")
+STORAGES = list(STORAGE)
 
 
 def build(features: torch.Tensor, storage: str) -> ExactIndex:
@@ -41,6 +42,7 @@ def oracle(index: ExactIndex, queries: torch.Tensor, k: int, usable: np.ndarray)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
         monkeypatch.setattr(scans, "numkong", None)
+        monkeypatch.setattr(scans, "CACHED", 0)
     else:
         assert scans.numkong is not None, "the tests run with the extra `fast`"
     return str(request.param)
@@ -60,6 +62,48 @@ def test_search_finds_what_a_loop_finds(storage: str, batch: int, spread: float,
     assert slots.tolist() == oracle(index, queries, 12, usable.numpy())
     rows = index.rows(slots.flatten()).double().view(batch, 12, 24)
     assert torch.equal(similarity, (rows * queries.double()[:, None]).sum(2))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_one_query_finds_what_a_batch_and_a_loop_find(data: st.DataObject) -> None:
+    dim, count = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 400))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
+    spread = data.draw(st.sampled_from([1.0, 1e-4, 0.0]))  # ties among few directions, near ties, and all the same
+    directions = torch.randn(1, dim, generator=generator) + spread * torch.randn(40, dim, generator=generator)
+    index = build(directions[torch.randint(0, 40, (count,), generator=generator)], data.draw(st.sampled_from(STORAGES)))
+    usable = torch.rand(index.slots, generator=generator) < data.draw(st.sampled_from([0.0, 0.5, 1.0]))
+    usable[count:] = False
+    ids, k = torch.randperm(index.slots, generator=generator), data.draw(st.integers(1, 20) | st.integers(1, 500))
+    query = unit(torch.randn(1, dim, generator=generator))
+    rows, name = index.rows(torch.arange(count)).double().numpy(), ids.tolist()
+    score = [float(np.dot(row, query[0].double().numpy())) for row in rows]
+    order = sorted(usable.nonzero()[:, 0].tolist(), key=lambda slot: (-score[slot], name[slot]))
+    taken = data.draw(st.none() | st.integers(0, 5))  # so many of the best are excluded, and an id that nobody has
+    order, exclude = order[taken:], None if taken is None else torch.tensor([[-1] + [name[i] for i in order[:taken]]])
+    order = order[:k]
+
+    slots, similarity = index.search(query, k, usable, ids, exclude)
+    pair = index.search(query.repeat(2, 1), k, usable, ids, None if exclude is None else exclude.repeat(2, 1))
+    assert torch.equal(slots, pair[0][:1])
+    assert torch.equal(similarity, pair[1][1:])
+    assert slots[0].tolist() == order + [-1] * (k - len(order))
+    assert similarity[0].tolist() == [score[slot] for slot in order] + [-np.inf] * (k - len(order))
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("batch", [1, 2, 9])
+def test_what_lies_in_slots_that_were_never_written_is_not_looked_at(storage: str, batch: int, engine: str) -> None:
+    torch.manual_seed(7)
+    index = build(torch.randn(70, 8), storage)
+    usable, queries = torch.arange(index.slots) < 70, unit(torch.randn(batch, 8))
+    expected = index.search(queries, 9, usable, torch.arange(index.slots))
+    for waste in (float("nan"), float("inf"), -3e38):
+        for column in index.columns.values():
+            column[0][70:] = 77 if column[0].dtype == torch.int8 else torch.tensor(waste).to(column[0].dtype)
+        found = index.search(queries, 9, usable, torch.arange(index.slots))
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
 
 
 @settings(max_examples=60, deadline=None)
@@ -120,7 +164,7 @@ def test_many_blocks_and_small_chunks_change_nothing(monkeypatch: pytest.MonkeyP
     whole = build(features, "float32")
     monkeypatch.setattr(exact, "BLOCK_BYTES", 64 * 16 * 4 * 2)
     monkeypatch.setattr(exact, "SCORES", 3000)
-    monkeypatch.setattr(exact, "COORDINATES", 500)
+    monkeypatch.setattr(batch, "COORDINATES", 500)
     cut = ExactIndex(16, "float32", CPU)
     for start in range(0, 1000, 7):  # grow a little at a time
         cut.grow(min(1000, start + 7))
@@ -132,6 +176,19 @@ def test_many_blocks_and_small_chunks_change_nothing(monkeypatch: pytest.MonkeyP
     ]
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
+    monkeypatch.setattr(single, "COORDINATES", 50)  # three candidates at once
+    for number, query in enumerate(queries):
+        alone = cut.search(query[None], 9, torch.arange(cut.slots) < 1000, torch.arange(cut.slots))
+        assert torch.equal(alone[0][0], found[0][0][number])
+        assert torch.equal(alone[1][0], found[0][1][number])
+
+
+def test_rows_are_kept_on_the_device_that_was_asked_for() -> None:
+    index = ExactIndex(4, "int8", torch.device("meta"))
+    index.grow(100)
+    assert {(name, part[0].device.type, len(part[0])) for name, part in index.columns.items()} == {
+        (name, "meta", 128) for name in ("row", "fine", "scale", "residual")
+    }
 
 
 def test_growing_leaves_little_room_unused() -> None:
@@ -156,6 +213,16 @@ def test_rows_are_on_the_grid_and_of_length_one(storage: str, seed: int, dim: in
     length = {"float32": 2e-6, "float16": 2e-3, "int8": 2e-4}[storage]
     torch.testing.assert_close(read.norm(dim=1), torch.ones(5).double(), atol=length, rtol=0)
     torch.testing.assert_close(read, rows.double(), atol={"float32": 0.0}.get(storage, 3e-4), rtol=0)
+
+
+@given(st.integers(0, 2**31), st.sampled_from([1, 2, 7, 512, 9000]), st.integers(-38, 30), st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+def test_unit_gives_one_row_the_bits_it_has_in_a_batch(seed: int, dim: int, exponent: int, power: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    features = (torch.randn(3, dim, generator=generator).double().pow(power) * 10.0**exponent).float()
+    features[2] = 0
+    alone = torch.cat([unit(feature[None]) for feature in features])
+    assert alone.numpy().tobytes() == unit(features).numpy().tobytes()
 
 
 def test_unit_matches_the_textbook_and_ignores_batch_mates() -> None:
@@ -198,9 +265,21 @@ def test_the_fast_scan_is_used_where_it_is_faster(monkeypatch: pytest.MonkeyPatc
     called: list[str] = []
     monkeypatch.setattr(scans, "numkong_scan", lambda *_: called.append("numkong"))
     monkeypatch.setattr(scans, "torch_scan", lambda *_: called.append("torch"))
-    for dtype, batch in ((torch.int8, 1), (torch.float16, 7), (torch.int8, 8), (torch.float32, 1)):
+    monkeypatch.setattr(scans, "numpy_scan", lambda *_: called.append("numpy"))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+    def scan(dtype: torch.dtype, batch: int) -> str:
         scans.scan([torch.zeros(64, 4, dtype=dtype)], torch.zeros(batch, 4), torch.zeros(1, batch, 64))
-    assert called == ["numkong", "numkong", "torch", "torch"]
+        return called.pop()
+
+    asked = ((torch.int8, 1), (torch.float16, 7), (torch.int8, 8), (torch.float32, 2))
+    assert [scan(*each) for each in asked] == ["numkong", "numkong", "torch", "torch"]
+    assert scan(torch.float32, 1) == "numpy"
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 3)
+        assert scan(torch.float32, 1) == "torch"
+    monkeypatch.setattr(scans, "CACHED", 255)  # one number less than there are
+    assert scan(torch.float32, 1) == "torch"
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,13 @@ class Source:
     lr: float = 1e-3
     rotation_head: nn.Module | None = None
 
+    def mixed(self, count: int | None = None) -> Tensor:
+        """Rows (n,) in a fixed random order, at most ``count``: for batches whose statistics are those of the source.
+
+        Data sets are often sorted by class; a batch of one class, normalised by itself, looks like any other.
+        """
+        return torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(0))[:count]
+
 
 class Adapter(nn.Module, ABC):
     """A classifier that may change while it is used; ``step`` answers a batch, in order, and may learn from it.

@@ -79,14 +79,15 @@ class Combined(Adapter, ABC):
     def _renew(self) -> None:
         """Makes all source rows anew; admitted rows follow them, as they were."""
         assert self.source.images is not None
-        parts = torch.arange(len(self.source.labels)).split(ROWS)
+        order = self.source.mixed()
         with torch.no_grad():
-            rows = [self.model.features(self.source.images(part).to(self.model.device)) for part in parts]
+            parts = [self.model.features(self.source.images(part).to(self.model.device)) for part in order.split(ROWS)]
+        rows = torch.cat(parts)[order.argsort()]
         old = self.classifier.bank
         table = old.table("id", "label", "origin", "confidence")
         admitted = table["origin"] == Origin.ADMITTED
         self.classifier.bank = MemoryBank(**old.config(), device=old.device)
-        self.classifier.learn(torch.cat(rows), self.source.labels)
+        self.classifier.learn(rows, self.source.labels)
         if admitted.any():
             kept = old.rows(table["id"][admitted])
             confidence = table["confidence"][admitted]

@@ -158,10 +158,9 @@ class EATA(EntropyDescent):
 
     def _fisher(self, source: Source, samples: int) -> list[Tensor]:
         """The mean square of each trained parameter's gradient, over batches of source images and own answers."""
-        count = len(source.labels)
-        if source.images is None or not count:
+        if source.images is None or not len(source.labels):
             raise AdaNPCError("EATA looks at source images: give Source(images=…), or take ETA, which needs none")
-        rows = torch.linspace(0, count - 1, min(samples, count)).round().long()
+        rows = source.mixed(samples)
         batches = rows.tensor_split(ceil(len(rows) / ROWS))
         total = [torch.zeros_like(parameter) for parameter in self.trained]
         for batch in batches:

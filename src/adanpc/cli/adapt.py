@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,10 +14,12 @@ from rich.table import Table
 from adanpc.adapt import ADAPTERS
 from adanpc.cli.app import app, one_sentence, settings
 from adanpc.data.streams import STREAMS
+from adanpc.durable import add_entry
 from adanpc.errors import AdaNPCError
 from adanpc.experiments.adaptation import adapt as measure
-from adanpc.experiments.adaptation import scene_of
+from adanpc.experiments.scene import scene_of
 from adanpc.train.run import Run
+from adanpc.train.team import known_device
 
 RECORDS = "adapt.jsonl"
 ALL = "all"
@@ -41,17 +42,19 @@ def adapt(
     ] = None,
     which: Annotated[str, typer.Option(help="The best or the last model of the run.")] = "best",
     seed: Annotated[int, typer.Option(min=0, help="Of the order of arrival, and of what methods draw.")] = 0,
+    device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
 ) -> None:
     """Meet the target domains of a run with test-time methods, and compare.
 
-    Each sample is answered as it arrives; labels are used for counting alone.
+    Each sample is answered as it arrives; labels are used for counting alone. A fifth of each target is left to select
+    settings by, as in training.
     """
     with one_sentence("Stopped; what was finished is in the records."):
         names = list(ADAPTERS) if ALL in method else method
         own = _settings(set_ or [], names)
         if stream not in STREAMS:
             raise AdaNPCError(f"there is no stream {stream!r}; there are: {', '.join(STREAMS)}")
-        scene = scene_of(Run(run), which=which, images=images)
+        scene = scene_of(Run(run), which=which, images=images, device=known_device(device))
         order, records = STREAMS[stream](seed=seed), []
         for size in batch_size or [32]:
             for name in names:
@@ -62,8 +65,7 @@ def adapt(
                         raise
                     record = {"method": name, "batch_size": size, "error": str(error)}
                 records.append(record)
-                with (run / RECORDS).open("a") as file:
-                    file.write(json.dumps({**record, "which": which, "images": images, "seed": seed}) + "\n")
+                add_entry(run / RECORDS, {**record, "which": which, "images": images, "seed": seed})
         console = Console(highlight=False)
         console.width = max(console.width, COLUMNS)
         console.print(_table(records, [domain.name for domain in scene.targets]))

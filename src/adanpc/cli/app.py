@@ -15,7 +15,7 @@ from adanpc.version import __version__
 
 STOPPED = 130  # what shells expect after Ctrl-C
 REFUSED = 2
-REPEATED = ("--method", "--batch-size", "--target", "--set")
+REPEATED = ("--method", "--batch-size", "--target", "--set", "--only")
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 

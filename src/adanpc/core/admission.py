@@ -38,9 +38,12 @@ class Admission:
 
     def __call__(self, prediction: Prediction, held: Tensor) -> Tensor:
         """(B,) bool, given how many admitted rows of each class are held at each query's turn (B, C)."""
-        sure = (prediction.confidence >= self.min_confidence) & (prediction.margin >= self.min_margin)
-        calm = prediction.entropy <= self.max_entropy
-        return sure & calm & (held.gather(1, prediction.labels[:, None])[:, 0] < self.class_quota)
+        joins = prediction.confidence >= self.min_confidence
+        if self.min_margin > 0 or self.max_entropy < inf:  # what cannot fail is not computed
+            joins &= (prediction.margin >= self.min_margin) & (prediction.entropy <= self.max_entropy)
+        if self.class_quota < inf:
+            joins &= held.gather(1, prediction.labels[:, None])[:, 0] < self.class_quota
+        return joins
 
 
 everyone = Admission()

@@ -18,8 +18,8 @@ from adanpc.index import ExactIndex, check_features, unit
 from adanpc.index.grid import Columns, encode
 
 FREE, ACTIVE, VETOED = 0, 1, 2
-COLUMNS = dict.fromkeys(("id", "label", "domain", "key"), torch.int64)
-COLUMNS |= {"confidence": torch.float32, "origin": torch.uint8, "state": torch.uint8}
+NOBODY = dict.fromkeys(("id", "label", "domain", "key"), torch.tensor([-1]))  # what stands where there is no row
+NOBODY |= {"confidence": torch.zeros(1).float(), "origin": torch.zeros(1).byte(), "state": torch.zeros(1).byte()}
 
 
 class MemoryBank:
@@ -60,7 +60,7 @@ class MemoryBank:
         self.vetoes: dict[int, Veto] = {}
         self.admitted = torch.zeros(classes, dtype=torch.int64, device=self.device)  # admitted rows held, by class
         self._index = ExactIndex(dim, storage, self.device)
-        self._columns = {name: torch.zeros(1, dtype=dtype, device=self.device) for name, dtype in COLUMNS.items()}
+        self._columns = {name: column.to(self.device, copy=True) for name, column in NOBODY.items()}
         if soft:
             self._columns["soft"] = torch.zeros(1, classes, dtype=torch.float32, device=self.device)
         self._queue = None if capacity is None else Eviction(evict, capacity)
@@ -96,13 +96,11 @@ class MemoryBank:
         if source is not None:
             usable &= (self._column("origin") == Origin.SOURCE) == source
         slots, similarity = self._index.search(queries, k, usable, self._column("id"), exclude)
-        hit, at = slots >= 0, slots.clamp(min=0)
-        ids, labels = (torch.where(hit, self._columns[name][at], -1) for name in ("id", "label"))
-        soft = self._columns["soft"][at] * hit[:, :, None] if self.soft else None
-        return Neighbors(ids, similarity, labels, soft)
+        ids, labels = self._columns["id"][slots], self._columns["label"][slots]  # nobody at slot -1, the last one
+        return Neighbors(ids, similarity, labels, self._columns["soft"][slots] if self.soft else None)
 
     def _column(self, name: str) -> Tensor:
-        """A column of all slots in use; it may have room for more."""
+        """A column of all slots in use; it has room for at least one more, where nobody is."""
         return self._columns[name][: self._index.slots]
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -160,7 +158,9 @@ class MemoryBank:
         count = len(features)
 
         def column(name: str, value: Tensor | float, dtype: torch.dtype, *width: int) -> Tensor:
-            value = torch.as_tensor(value).detach().to(self.device)
+            if isinstance(value, int):
+                return torch.full((count,), value, dtype=dtype, device=self.device)
+            value = torch.as_tensor(value, device=self.device).detach()
             value = value if value.ndim else value.expand(count)
             if value.shape != (count, *width):
                 raise LabelError(f"{name} must have shape {(count, *width)}, a row for each, got {tuple(value.shape)}")
@@ -170,7 +170,7 @@ class MemoryBank:
             return value.to(dtype)
 
         labels = column("labels", change.labels, torch.int64)
-        bad = labels[(labels < 0) | (labels >= self.classes)]
+        bad = labels[labels.clamp(0, self.classes - 1) != labels]
         if len(bad):
             raise LabelError(f"labels must lie in 0 … {self.classes - 1}, got {int(bad[0])}")
         if change.soft is not None and not self.soft:
@@ -202,9 +202,9 @@ class MemoryBank:
 
     def _make_room(self, count: int) -> None:
         self._index.grow(self._used + count)
-        if (more := self._index.slots - len(self._columns["id"])) > 0:
+        if (more := self._index.slots + 1 - len(self._columns["id"])) > 0:
             more = max(more, len(self._columns["id"]) // 4)
-            self._columns = {n: torch.cat([c, c.new_zeros(more, *c.shape[1:])]) for n, c in self._columns.items()}
+            self._columns = {n: torch.cat([c, c[-1:].expand(more, *c.shape[1:])]) for n, c in self._columns.items()}
 
     def _store(self, values: Columns) -> None:
         count = len(values["id"])
@@ -214,9 +214,9 @@ class MemoryBank:
         slots = torch.tensor([*reused, *fresh], dtype=torch.int64, device=self.device)
         self._index.put(slots, values)
         for name, column in self._columns.items():
-            column[slots] = values[name]
+            column.index_copy_(0, slots, values[name])
         admitted = values["origin"] == Origin.ADMITTED
-        self.admitted += values["label"][admitted].bincount(minlength=self.classes)
+        self.admitted.index_add_(0, values["label"], admitted.long())
         if self._queue is not None:
             self._where.update(zip(values["id"][admitted].tolist(), slots[admitted].tolist(), strict=True))
 

@@ -87,8 +87,8 @@ class AdaNPC:
     def _propose(self, features: Tensor, domain: int, keys: Tensor | None) -> tuple[Prediction, Append | None]:
         centred, stream = self.centring.queries(features, sequence=True)
         answer = self._resolve(unit(centred))
-        new = answer.joined >= 0
-        if not new.any() and stream is None:
+        new = (answer.joined >= 0).nonzero()[:, 0]
+        if not len(new) and stream is None:
             return answer, None
         return answer, Append(
             centred[new],
@@ -144,13 +144,12 @@ class AdaNPC:
         bank, batch = self.bank, len(queries)
         spare = 0 if bank.capacity is None else min(batch, max(0, int(bank.admitted.sum()) + batch - bank.capacity))
         found = [bank.nearest(queries, k + (0 if source else spare), None, source) for k, source in self.pools]
-        answer = guess = self._answer(
-            _join([_nearest(near, k) for near, (k, _) in zip(found, self.pools, strict=True)])
-        )
+        first = [_nearest(near, k) if spare else near for near, (k, _) in zip(found, self.pools, strict=True)]
+        answer = guess = self._answer(_join(first))
         held, gram = bank.admitted.expand(batch, -1), None
         while True:
             admitted = self.admission(answer, held)
-            answer = replace(answer, joined=torch.where(admitted, bank.next_id + admitted.cumsum(0) - 1, -1))
+            answer = replace(answer, joined=torch.where(admitted, admitted.cumsum(0) + (bank.next_id - 1), -1))
             if batch < 2 or _same(guess, answer):
                 return answer
             if gram is None:

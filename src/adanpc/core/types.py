@@ -42,9 +42,8 @@ class Neighbors:
     def pick(self, order: Tensor) -> Neighbors:
         """The neighbors at these positions (B, k) of each query."""
         soft = None if self.soft is None else self.soft.gather(1, order[:, :, None].expand(-1, -1, self.soft.shape[2]))
-        return Neighbors(
-            self.ids.gather(1, order), self.similarity.gather(1, order), self.labels.gather(1, order), soft
-        )
+        ids, similarity, labels = (column.gather(1, order) for column in (self.ids, self.similarity, self.labels))
+        return Neighbors(ids, similarity, labels, soft)
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ class Prediction:
     @cached_property
     def entropy(self) -> Tensor:
         """Entropy in nats, from 0 (certain) to ln C."""
-        entropy: Tensor = torch.special.entr(self.probs).sum(1)
-        return entropy  # (B,)
+        return torch.sum(torch.special.entr(self.probs), 1)  # (B,)
 
 
 @dataclass(frozen=True)

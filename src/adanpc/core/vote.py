@@ -28,14 +28,14 @@ def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: f
         raise AdaNPCError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
     if not (temperature > 0 and isfinite(temperature) and isfinite(1 / temperature)):
         raise AdaNPCError(f"temperature must be a finite number greater than 0, got {temperature}")
-    present = neighbors.similarity > -torch.inf
     similarity = neighbors.similarity.double()
     if rule == "paper":
-        votes = similarity.masked_fill(~present, 0)
+        votes = similarity.masked_fill(similarity.isneginf(), 0)
         weights = votes / votes.abs().sum(1, keepdim=True).clamp(min=1e-12)
         return tally(neighbors, votes, classes).softmax(1), weights
     if rule == "uniform":
-        weights = present.double() / present.sum(1, keepdim=True)
+        present = (similarity > -torch.inf).double()
+        weights = present / present.sum(1, keepdim=True)
     else:
         weights = (similarity / temperature).softmax(1)
     probs = tally(neighbors, weights, classes)

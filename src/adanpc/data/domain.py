@@ -158,6 +158,14 @@ def split(domain: Domain, seed: int, share: float = 0.8) -> tuple[Domain, Domain
     return domain.subset(order[:first]), domain.subset(order[first:])
 
 
+def some(domain: Domain, count: int | None, seed: int) -> Domain:
+    """At most so many samples of a domain, drawn by the seed, in their order; all of them if count is None."""
+    if count is None or count >= len(domain):
+        return domain
+    order = torch.randperm(len(domain), generator=torch.Generator().manual_seed(seed_of(seed, "some", domain.name)))
+    return domain.subset(order[:count].sort().values)
+
+
 def _stacked(images: Iterable[Tensor], count: int) -> Tensor:
     """One tensor (B, C, H, W) of images of equal shape, filled one by one: a list of them would scatter the memory."""
     batch: Tensor | None = None

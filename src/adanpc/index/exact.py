@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from adanpc.errors import AdaNPCError
+from adanpc.index import batch, single
 from adanpc.index.grid import STORAGE, Columns, decode, encode
-from adanpc.index.scan import TILE, scan
+from adanpc.index.scan import TILE
 
 BLOCK_BYTES = 128 << 20  # of a full block: few enough of them to scan and read well
 PIECE = 1 << 14  # rows written at once, since writing copies them
 SCORES = 1 << 25  # bounds held at once: 128 MiB
-COORDINATES = 1 << 20  # coordinates re-scored in float64 at once: what the cache holds
 
 
 class ExactIndex:
@@ -55,10 +56,7 @@ class ExactIndex:
         while room < wanted:
             last = room % self.block  # 0 where the next block begins
             size = self.block if room > self.block else min(self.block, max(2 * last, wanted))
-            parts = {
-                name: torch.empty(size, width, dtype=dtype, device=self.device)
-                for name, (width, dtype) in self.widths.items()
-            }
+            parts = {name: self._room(size, *column) for name, column in self.widths.items()}
             for name, part in parts.items():  # nothing has changed if memory ran out before
                 if last:
                     part[:last] = self.columns[name].pop()
@@ -66,12 +64,18 @@ class ExactIndex:
             room += size - last
         self.slots = max(self.slots, wanted)
 
+    def _room(self, size: int, width: int, dtype: torch.dtype) -> Tensor:
+        """Untouched memory (size, width); main memory comes from NumPy, in huge pages that are faster to scan."""
+        if self.device.type != "cpu":
+            return torch.empty(size, width, dtype=dtype, device=self.device)
+        return torch.from_numpy(numpy.empty(size * width * dtype.itemsize, numpy.uint8)).view(dtype).view(size, width)
+
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: slots in use, and no memory that was never written."""
-        names = {name: [part.clone() for part in self._used(name)] for name in self.columns}
+        names = {name: [part.clone() for part in self.used(name)] for name in self.columns}
         return {**self.__dict__, "columns": names}
 
-    def _used(self, name: str) -> list[Tensor]:
+    def used(self, name: str) -> list[Tensor]:
         """A column's blocks as far as they are in use."""
         return [part[: self.slots - number * self.block] for number, part in enumerate(self.columns[name])]
 
@@ -81,7 +85,7 @@ class ExactIndex:
             piece = slice(start, start + PIECE)
             for block, positions, offsets in self._locate(slots[piece]):
                 for name in self.widths:
-                    self.columns[name][block][offsets] = values[name][piece][positions]
+                    self.columns[name][block].index_copy_(0, offsets, values[name][piece][positions])
         if "residual" in values and len(slots):
             self.residual = max(self.residual, float(values["residual"].max()))
 
@@ -95,16 +99,16 @@ class ExactIndex:
         }
         for block, positions, offsets in self._locate(slots):
             for name, column in out.items():
-                column.index_copy_(0, positions, self.columns[name][block].index_select(0, offsets))
+                column[positions] = self.columns[name][block].index_select(0, offsets)
         return out
 
     def rows(self, slots: Tensor) -> Tensor:
         """The rows at these slots, (n, D) float32."""
-        return decode(self.take(slots))
+        return decode(self.take(slots)).float()
 
     def stored(self, queries: Tensor) -> Tensor:
         """What unit queries are read back as once they are stored, (B, D) float32."""
-        return decode(encode(queries, self.storage))
+        return decode(encode(queries, self.storage)).float()
 
     def search(
         self, queries: Tensor, k: int, usable: Tensor, ids: Tensor, exclude: Tensor | None = None
@@ -124,102 +128,27 @@ class ExactIndex:
             raise AdaNPCError(
                 f"exclude must be whole numbers of shape ({len(queries)}, E), ids for each query, got {shape}"
             )
+        nearest = single.nearest if len(queries) == 1 and self.device.type == "cpu" else batch.nearest
         found = []
         size = max(1, SCORES // max(1, self.slots))
         for start in range(0, len(queries) if self.slots else 0, size):
             part = slice(start, start + size)
             hidden = None if exclude is None else exclude[part].to(self.device)
-            found.append(self._nearest(queries[part], k, usable, ids, hidden))
+            found.append(nearest(self, queries[part], k, usable, ids, hidden))
         if not found:
             slots = torch.full((len(queries), k), -1, device=self.device)
             return slots, torch.full(slots.shape, -torch.inf, dtype=torch.float64, device=self.device)
         slots, similarity = (torch.cat(column) if len(found) > 1 else column[0] for column in zip(*found, strict=True))
-        short = k - slots.shape[1]  # columns that no row is there to fill
+        if not (short := k - slots.shape[1]):  # columns that no row is there to fill
+            return slots, similarity
         return pad(slots, (0, short), value=-1), pad(similarity, (0, short), value=-torch.inf)
 
-    def _nearest(
-        self, queries: Tensor, k: int, usable: Tensor, ids: Tensor, exclude: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The search of as many queries as the bounds have room for.
-
-        Candidates are the rows with the highest bounds. They are enough once no other bound reaches the exact k-th
-        similarity; queries for which they are not are asked again with twice as many.
-        """
-        bounds, slack = self._bounds(queries, usable)
-        peaks = bounds.amax(2).T  # (B, tiles)
-        k, hidden = min(k, self.slots), 0 if exclude is None else exclude.shape[1]
-        width = min(k + hidden + (k + 32 if self.storage == "int8" else 16), self.slots)
-        slots, similarity, rest = self._ranked(queries, bounds, peaks, ids, exclude, k, width)
-        while width < self.slots:
-            again = ((rest + slack >= similarity[:, -1]) & ~rest.isneginf()).nonzero()[:, 0]
-            if not len(again):
-                break
-            width = min(2 * width, self.slots)
-            some = None if exclude is None else exclude[again]
-            wider = self._ranked(queries[again], bounds[:, again], peaks[again], ids, some, k, width)
-            slots[again], similarity[again], rest[again] = wider
-        return slots, similarity
-
-    def _ranked(
-        self,
-        queries: Tensor,
-        bounds: Tensor,
-        peaks: Tensor,
-        ids: Tensor,
-        exclude: Tensor | None,
-        k: int,
-        width: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Slots and exact similarities (B, k) of the best of ``width`` candidates, and the bound of all others (B,)."""
-        ranked = []
-        size = max(1, COORDINATES // (width * self.dim))
-        for start in range(0, len(queries), size):
-            part = slice(start, start + size)
-            bound, near = _highest(bounds[:, part], peaks[part], width)
-            rows = self.rows(near.flatten()).view(*near.shape, self.dim)
-            exact = torch.bmm(rows.double(), queries[part].double()[:, :, None])[:, :, 0]
-            hidden, numbers = bound.isneginf(), ids[near]
-            if exclude is not None:
-                hidden |= (numbers[:, :, None] == exclude[part][:, None]).any(2)
-            exact.masked_fill_(hidden, -torch.inf)
-            by_id = numbers.argsort(1)
-            order = by_id.gather(1, exact.gather(1, by_id).argsort(dim=1, descending=True, stable=True)[:, :k])
-            best = exact.gather(1, order)
-            ranked.append((near.gather(1, order).masked_fill(best.isneginf(), -1), best, bound[:, -1].double()))
-        if len(ranked) == 1:
-            return ranked[0]
-        slots, similarity, rest = (torch.cat(column) for column in zip(*ranked, strict=True))
-        return slots, similarity, rest
-
-    def _bounds(self, queries: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
-        """Upper bounds of all similarities (tiles, B, 64), -inf for rows that are not usable, and their slack (B,)."""
-        bounds = queries.new_empty(self.slots // TILE, len(queries), TILE)
-        slack = scan(self._used("row"), queries, bounds)
-        if self.storage == "int8":
-            for block, (scale, residual) in enumerate(zip(self._used("scale"), self._used("residual"), strict=True)):
-                start = block * self.block // TILE
-                part = bounds[start : start + len(scale) // TILE]
-                torch.addcmul(residual.view(-1, 1, TILE), part, scale.view(-1, 1, TILE), out=part)
-        usable = usable.view(-1, 1, TILE)
-        holes = (usable.sum((1, 2)) < TILE).nonzero()[:, 0]  # torch sums faster than it asks for all
-        if len(holes):
-            bounds[holes] = bounds[holes].masked_fill(~usable[holes], -torch.inf)
-        return bounds, slack * (1 + self.residual) + 1e-6
-
-    def _locate(self, slots: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _locate(self, slots: Tensor) -> Iterator[tuple[int, Tensor | slice, Tensor]]:
         """For each block touched: its number, the positions in ``slots``, and the offsets in the block."""
+        if len(self.columns["row"]) == 1:
+            yield 0, slice(None), slots
+            return
         block, offset = slots // self.block, slots % self.block
         for number in block.unique().tolist():
             positions = (block == number).nonzero()[:, 0]
             yield number, positions, offset[positions]
-
-
-def _highest(bounds: Tensor, peaks: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The ``width`` highest of bounds (tiles, B, 64) for each query and their slots, (B, width), highest first.
-
-    They lie in the ``width`` tiles with the highest peaks (B, tiles), so only those are looked into.
-    """
-    tiles = peaks.topk(min(width, peaks.shape[1]), sorted=False).indices  # (B, tiles)
-    inside = bounds[tiles, torch.arange(len(tiles), device=tiles.device)[:, None]].flatten(1)  # (B, tiles * 64)
-    best = inside.topk(width)
-    return best.values, tiles.gather(1, best.indices // TILE) * TILE + best.indices % TILE

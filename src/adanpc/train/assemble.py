@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from adanpc.data.domain import Domain, Transform, split
+from adanpc.data.domain import Domain, Transform, some, split
 from adanpc.data.read import read
 from adanpc.errors import AdaNPCError
 from adanpc.models.encoders import build
 from adanpc.seeds import seed_of
+from adanpc.settings import check_settings
 from adanpc.train.algorithm import Algorithm
 from adanpc.train.registry import ALGORITHMS
-from adanpc.train.run import BEST, CHECKPOINT, Run, RunError
+from adanpc.train.run import BEST, CHECKPOINT, Run, RunError, check_vacant
 from adanpc.train.spec import Spec
+
+GIVEN = ("self", "model", "domains", "adam")  # parameters of an algorithm that are no settings
 
 
 class Split(NamedTuple):
@@ -29,47 +32,39 @@ class Split(NamedTuple):
 
 def start(spec: Spec, data_dir: Path, folder: Path) -> Run:
     """A new run in a folder, checked against its data; nothing is trained yet."""
+    check_vacant(folder)
     spec = spec.complete()
-    check_settings(spec)
+    check_settings(spec.algorithm, [ALGORITHMS[spec.algorithm], Algorithm], spec.hyper, GIVEN)
     data = read(spec.data, data_dir, seed=spec.seed)
     for name in spec.targets:
         data[name]  # names the domains there are, if it is none of them
     if len(set(spec.targets)) >= len(data.domains):
         raise AdaNPCError("no source domain is left: name fewer targets")
-    return Run.create(
-        folder,
-        spec,
-        {
-            "folder": str(data_dir.resolve()),
-            "channels": len(data.domains[0].images[0]),
-            "classes": data.classes,
-            "domains": {domain.name: len(domain) for domain in data.domains},
-            "digest": data.digest(),
-            "notice": data.notice,
-        },
-    )
-
-
-def check_settings(spec: Spec) -> None:
-    """Refuses settings that the algorithm does not have."""
-    made = ALGORITHMS[spec.algorithm]
-    known = [*inspect.signature(made).parameters, *inspect.signature(Algorithm).parameters]
-    known = [name for name in dict.fromkeys(known) if name not in ("model", "domains", "adam")]
-    for name in spec.hyper:
-        if name not in known:
-            raise AdaNPCError(f"{spec.algorithm} has no setting {name!r}; it has: {', '.join(known)}")
+    described = {
+        "folder": str(data_dir.resolve()),
+        "channels": len(data.domains[0].images[0]),
+        "classes": data.classes,
+        "domains": {domain.name: len(domain) for domain in data.domains},
+        "digest": data.digest(),
+        "notice": data.notice,
+    }
+    _algorithm(spec, described, "cpu", fresh=True)  # refuses what cannot be trained before there is a folder
+    return Run.create(folder, spec, described)
 
 
 def assemble(run: Run, device: torch.device | str = "cpu", *, fresh: bool = False) -> Algorithm:
     """The algorithm of a run at its first step; with the initial weights only if ``fresh``."""
-    spec = run.spec
-    sources = [name for name in run.data["domains"] if name not in spec.targets]
+    return _algorithm(run.spec, run.data, device, fresh)
+
+
+def _algorithm(spec: Spec, data: Mapping[str, Any], device: torch.device | str, fresh: bool) -> Algorithm:
+    sources = [name for name in data["domains"] if name not in spec.targets]
     with torch.random.fork_rng():
         torch.manual_seed(seed_of(spec.seed, "weights"))
         model = build(
             spec.encoder,
-            len(run.data["classes"]),
-            channels=run.data["channels"],
+            len(data["classes"]),
+            channels=data["channels"],
             pretrained=bool(spec.pretrained) and fresh,
             weights=Path(spec.weights) if spec.weights and fresh else None,
             norm=spec.norm,
@@ -102,5 +97,5 @@ def splits(run: Run, transform: Transform | None) -> dict[str, Split]:
     sizes = {domain.name: len(domain) for domain in data.domains}
     if sizes != run.data["domains"]:
         raise RunError(f"the data in {run.data['folder']} has changed: domains {sizes}, were {run.data['domains']}")
-    seen = [domain.with_transform(transform) for domain in data.domains]
+    seen = [some(domain, run.spec.images, run.spec.seed).with_transform(transform) for domain in data.domains]
     return {domain.name: Split(domain, *split(domain, run.spec.seed)) for domain in seen}

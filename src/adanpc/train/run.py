@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from adanpc.durable import replace
+from adanpc.durable import add_entry, entries, replace
 from adanpc.environment import environment
 from adanpc.errors import AdaNPCError
 from adanpc.train.spec import Spec
@@ -46,8 +45,7 @@ class Run:
     @classmethod
     def create(cls, folder: Path, spec: Spec, data: Mapping[str, Any]) -> Run:
         """A new run on data as described; refuses a folder that already has one."""
-        if (folder / SPEC).exists():
-            raise RunError(f"{folder} already holds a run: continue it with --resume {folder}, or choose another --out")
+        check_vacant(folder)
         document = {
             "format": FORMAT,
             "spec": spec.document(),
@@ -65,24 +63,12 @@ class Run:
         return cast(Mapping[str, Any], self.document["data"])
 
     def record(self, entry: Mapping[str, Any]) -> None:
-        """Adds a line to the records; a line that a crash cut off before it stays behind and is skipped by readers."""
-        path = self.folder / RECORDS
-        torn = path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n")
-        with path.open("a") as file:
-            file.write(("\n" if torn else "") + json.dumps(entry) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Adds a line to the records."""
+        add_entry(self.folder / RECORDS, entry)
 
     def records(self) -> list[dict[str, Any]]:
         """One record for each evaluation, in order of steps; what was measured again after a crash counts once."""
-        path = self.folder / RECORDS
-        found: dict[int, dict[str, Any]] = {}
-        for line in path.read_text().splitlines() if path.exists() else ():
-            try:
-                entry = json.loads(line)
-                found[entry["step"]] = entry
-            except (ValueError, KeyError, TypeError):  # cut off by a crash
-                continue
+        found = {entry["step"]: entry for entry in entries(self.folder / RECORDS) if "step" in entry}
         return [found[step] for step in sorted(found)]
 
     def save(self, name: str, state: Mapping[str, Any]) -> None:
@@ -98,6 +84,12 @@ class Run:
             return cast(dict[str, Any], torch.load(path, map_location="cpu", weights_only=True))
         except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
             raise RunError(f"{path} cannot be read ({error}): it is damaged, or was not written by adanpc") from None
+
+
+def check_vacant(folder: Path) -> None:
+    """Refuses a folder that already has a run."""
+    if (folder / SPEC).exists():
+        raise RunError(f"{folder} already holds a run: continue it with --resume {folder}, or choose another --out")
 
 
 def _write(path: Path, text: str) -> None:

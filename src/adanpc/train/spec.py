@@ -57,6 +57,7 @@ class Spec:
         weights: a file to start from.
         norm, dropout, frozen_batchnorm: of the ``SourceModel``.
         augment: random crops, flips and colours in training; by default for photos.
+        images: of each domain at most, drawn by the seed, for a quick look; by default all.
     """
 
     data: str
@@ -75,6 +76,7 @@ class Spec:
     dropout: float = 0.0
     frozen_batchnorm: bool = False
     augment: bool | None = None
+    images: int | None = None
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
@@ -82,6 +84,8 @@ class Spec:
         for name, least in (("steps", 1), ("batch", 0), ("every", 1), ("seed", 0), ("trial", 0)):
             if getattr(self, name) < least:
                 raise AdaNPCError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.images is not None and self.images < 2:
+            raise AdaNPCError(f"images must be at least 2, one to learn from and one to select by, got {self.images}")
 
     def complete(self) -> Spec:
         """The spec with every default and every drawn value filled in; completing it again changes nothing."""

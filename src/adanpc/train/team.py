@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import distributed
 
+from adanpc.errors import AdaNPCError
+
 
 @dataclass(frozen=True)
 class Team:
@@ -54,6 +56,7 @@ def team(device: str = "cpu") -> Iterator[Team]:
         device: a type of device; of several processes on one machine each takes an accelerator of its own.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
+    known_device(device)
     if world == 1:
         yield Team(0, 1, torch.device(device))
         return
@@ -65,3 +68,12 @@ def team(device: str = "cpu") -> Iterator[Team]:
         yield Team(distributed.get_rank(), world, torch.device(device))
     finally:
         distributed.destroy_process_group()
+
+
+def known_device(name: str) -> str:
+    """The name of a device, refused if there is none such here."""
+    try:
+        torch.zeros(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
+        raise AdaNPCError(f"there is no device {name!r} here, take cpu ({str(error).splitlines()[0]})") from None
+    return name

@@ -1,0 +1,79 @@
+"""Records: what tasks found, one line each, added and never changed."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from adanpc.durable import add_entry, entries
+from adanpc.environment import environment
+from adanpc.errors import AdaNPCError
+from adanpc.experiments.task import Task
+
+FILE = "records.jsonl"
+
+
+class Records:
+    """The records of a folder; a task that has one is never run again.
+
+    Args:
+        folder: is made if need be.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self.entries = self._read()
+
+    @cached_property
+    def environment(self) -> dict[str, object]:
+        """What records are made with, as it was when it was first asked for."""
+        return environment()
+
+    def __contains__(self, task: Task) -> bool:
+        return task.id in self.entries
+
+    def of(self, task: Task) -> dict[str, Any] | None:
+        """The record of a task, or None; one with an ``error`` says why there is no more."""
+        entry = self.entries.get(task.id)
+        return None if entry is None else entry["record"]
+
+    def add(self, task: Task, record: Mapping[str, Any], seconds: float) -> None:
+        """Adds the record of a task, on the disk when it returns."""
+        entry = {
+            "id": task.id,
+            "kind": task.kind,
+            "task": task.document(),
+            "record": dict(record),
+            "seconds": round(seconds, 3),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "environment": self.environment,
+        }
+        add_entry(self.path, entry)
+        self.entries[task.id] = entry
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Refuses a second writer for as long as this one is at work; it sees all that others added before."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise AdaNPCError(
+                    f"another process is adding to {self.path}: wait for it, or choose another --out"
+                ) from None
+            self.entries = self._read()
+            _ = self.environment  # as it is now: files may be edited while tasks run
+            yield
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for entry in entries(self.path):
+            if {"id", "kind", "task", "record", "seconds"} <= entry.keys():
+                found.setdefault(entry["id"], entry)
+        return found

@@ -1,0 +1,169 @@
+"""Accuracy on a domain that was not trained on: by data set, and all data sets together."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from adanpc.experiments import paper
+from adanpc.experiments.exhibit import Cell, Sheet
+from adanpc.experiments.scale import EVERY, Scale
+from adanpc.experiments.selection import LABELLED, RULES, best
+from adanpc.experiments.subjects import Trained
+from adanpc.experiments.tables.table import (
+    BENCHMARKS,
+    Benchmark,
+    Found,
+    Parts,
+    Table,
+    cells,
+    mean_of,
+    printed,
+    seeds_of,
+)
+from adanpc.experiments.task import Adapt, Task, drawn
+
+AVERAGE = "average"
+ROWS = {  # the paper's names: what is trained, and what answers
+    "ERM": ("erm", "source"),
+    "IRM": ("irm", "source"),
+    "GDRO": ("group-dro", "source"),
+    "Mixup": ("mixup", "source"),
+    "MLDG": ("mldg", "source"),
+    "CORAL": ("coral", "source"),
+    "MMD": ("mmd", "source"),
+    "DANN": ("dann", "source"),
+    "CDANN": ("cdann", "source"),
+    "MTL": ("mtl", "source"),
+    "SagNet": ("sag-net", "source"),
+    "ARM": ("arm", "source"),
+    "VREx": ("vrex", "source"),
+    "RSC": ("rsc", "source"),
+    "Fish": ("fish", "source"),
+    "Fishr": ("fishr", "source"),
+    "AdaNPC": ("erm", "adanpc"),
+    "AdaNPC+BN": ("erm", "adanpc-bn"),
+    "KNN loss": ("knn", "knn"),
+    "KNN loss + AdaNPC": ("knn", "adanpc"),
+}
+SPELLINGS = {
+    "Fishr": ("Fisher",),
+    "AdaNPC+BN": ("AdaNPC+NP", "+BN retraining"),
+}  # as some of the paper's tables print them
+GROUPS = {"source": "training-domain", LABELLED: "test-domain"}
+
+
+def trials(scale: Scale, data: str, target: str, row: str, seed: int, rule: str) -> list[Adapt]:
+    """The trials among which a rule selects.
+
+    Held-out target images select among last models, as in DomainBed; all other rules take the best on held-out source.
+    """
+    algorithm, method = ROWS[row]
+    which = "best" if rule != LABELLED and scale.steps > EVERY else "last"
+    return [
+        Adapt(
+            Trained(scale.spec(data, (target,), algorithm, seed, trial), which),  # type: ignore[arg-type]
+            method,
+            settings=drawn(method, trial),
+            seed=seed,
+        )
+        for trial in range(scale.trials)
+    ]
+
+
+def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
+    """Every row, target, seed and trial."""
+    return [
+        task
+        for row in ROWS
+        if scale.wants(row)
+        for target in benchmark.domains
+        for seed in range(scale.seeds)
+        for rule in GROUPS
+        for task in trials(scale, benchmark.data, target, row, seed, rule)
+    ]
+
+
+def accuracies(found: Found, benchmark: Benchmark, row: str, rule: str) -> list[list[float | None]]:
+    """For each seed the selected accuracy on each target."""
+    return [
+        [_selected(found, benchmark.data, target, row, seed, rule) for target in benchmark.domains]
+        for seed in range(found.scale.seeds)
+    ]
+
+
+def _selected(found: Found, data: str, target: str, row: str, seed: int, rule: str) -> float | None:
+    records = [record for task in trials(found.scale, data, target, row, seed, rule) if (record := found(task))]
+    return float(best(records, rule)["average"]) if records else None
+
+
+def _printed(table: str, group: str, row: str, column: str) -> object:
+    names = (row, *SPELLINGS.get(row, ()))
+    return next((cell for name in names if (cell := printed(table, group, name, column))), None)
+
+
+def sheet(found: Found, benchmark: Benchmark, rule: str) -> Sheet:
+    """One selection rule: rows by targets."""
+    group = GROUPS.get(rule, "")
+    headings = paper.columns(benchmark.data) if benchmark.data in paper.tables() else (*benchmark.domains, AVERAGE)
+    rows = []
+    for row in ROWS:
+        each = accuracies(found, benchmark, row, rule)
+        ours = dict(zip(headings, [seeds_of(list(column)) for column in zip(*each, strict=True)], strict=False))
+        ours[headings[-1]] = seeds_of([mean_of(seed) for seed in each])
+        theirs = {heading: _printed(benchmark.data, group, row, heading) for heading in headings}
+        if any(ours.values()) or not found.scale.only:
+            rows.append((row, cells(ours, theirs)))  # type: ignore[arg-type]
+    return Sheet(f"{benchmark.title}, {RULES[rule]}", tuple(headings), tuple(rows))
+
+
+def show(benchmark: Benchmark, found: Found) -> tuple[Parts, list[str]]:
+    """The paper's two rules; the label-free ones where there is more than one trial to select from."""
+    rules = list(RULES) if found.scale.trials > 1 else list(GROUPS)
+    notes = paper.notes(benchmark.data) if benchmark.data in paper.tables() else ()
+    return tuple(sheet(found, benchmark, rule) for rule in rules), [f"The paper: {note}" for note in notes]
+
+
+def summary_plan(scale: Scale) -> list[Task]:
+    """All five data sets."""
+    return [task for benchmark in BENCHMARKS.values() for task in plan(benchmark, scale)]
+
+
+def summary(found: Found) -> tuple[Parts, list[str]]:
+    """Averages over the targets of each data set, selected as the paper's Table 1: on the test domain."""
+    rows = []
+    for row in ROWS:
+        made = []
+        for benchmark in BENCHMARKS.values():
+            each = accuracies(found, benchmark, row, LABELLED)
+            theirs = _printed("ood", "all", row, benchmark.title)
+            made.append(Cell(seeds_of([mean_of(seed) for seed in each]), theirs))  # type: ignore[arg-type]
+        if any(cell.ours for cell in made) or not found.scale.only:
+            rows.append((row, tuple(made)))
+    headings = tuple(benchmark.title for benchmark in BENCHMARKS.values())
+    sheet_ = Sheet(f"Average over targets, {RULES[LABELLED]}", headings, tuple(rows))
+    return (sheet_,), [f"The paper: {note}" for note in paper.notes("ood")]
+
+
+TABLES = [
+    Table(
+        "ood",
+        "Out-of-distribution accuracy on five data sets",
+        "Table 1 (tab:ood)",
+        "Each domain in turn is the target; models are trained on the others.",
+        summary_plan,
+        summary,
+        tuple(BENCHMARKS),
+    ),
+    *(
+        Table(
+            f"ood-{benchmark.data}",
+            f"Out-of-distribution accuracy on {benchmark.title}",
+            f"the table of {benchmark.title} in the appendix",
+            "Each domain in turn is the target; models are trained on the others, with four fifths of each.",
+            partial(plan, benchmark),
+            partial(show, benchmark),
+            (benchmark.data,),
+        )
+        for benchmark in BENCHMARKS.values()
+    ),
+]

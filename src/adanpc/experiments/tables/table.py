@@ -1,0 +1,128 @@
+"""What a table is: tasks that it needs, and how their records are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from adanpc.data.digits import ANGLES
+from adanpc.data.folders import DOMAIN_NET, PACS, TERRA_INCOGNITA, VLCS, Layout
+from adanpc.experiments import paper
+from adanpc.experiments.exhibit import Cell, Chart, Exhibit, Gallery, Sheet, Value, value
+from adanpc.experiments.records import Records
+from adanpc.experiments.scale import Scale
+from adanpc.experiments.subjects import Workshop
+from adanpc.experiments.task import Task
+
+
+class Benchmark(NamedTuple):
+    """A data set of domains: its name here, the paper's name for it, and its domains in the paper's order."""
+
+    data: str
+    title: str
+    domains: tuple[str, ...]
+
+
+def _laid_out(layout: Layout, title: str) -> Benchmark:
+    return Benchmark(layout.name, title, tuple(names[0] for names in layout.domains))
+
+
+BENCHMARKS = {
+    made.data: made
+    for made in (
+        Benchmark("rotated-mnist", "RMNIST", tuple(map(str, ANGLES))),
+        _laid_out(VLCS, "VLCS"),
+        _laid_out(PACS, "PACS"),
+        _laid_out(DOMAIN_NET, "DomainNet"),
+        _laid_out(TERRA_INCOGNITA, "TerraIncognita"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """The records of tasks, at one scale.
+
+    Args:
+        records: of a folder.
+        scale: that was asked for.
+        shop: where data lie, for tables that show images.
+        absent: data sets that are not here.
+    """
+
+    records: Records
+    scale: Scale
+    shop: Workshop
+    absent: tuple[str, ...] = ()
+
+    def __call__(self, task: Task) -> dict[str, Any] | None:
+        """The record of a task; None if it has none, or was refused."""
+        record = self.records.of(task)
+        return None if record is None or "error" in record else record
+
+    def why(self, task: Task) -> str:
+        """Why there is no number: refused, or nothing yet."""
+        return "refused" if self.records.of(task) is not None else ""
+
+
+Parts = tuple[Sheet | Chart | Gallery, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or figure of the paper, by name.
+
+    Args:
+        name: what the command is given.
+        title: in words.
+        source: where the paper has it.
+        about: what is run, in a sentence or two.
+        plan: the tasks at a scale.
+        show: the parts and notes made of their records.
+        data: the data sets that are used, by name.
+        alone: times are shown, so tasks run one after another.
+    """
+
+    name: str
+    title: str
+    source: str
+    about: str
+    plan: Callable[[Scale], list[Task]]
+    show: Callable[[Found], tuple[Parts, Sequence[str]]]
+    data: tuple[str, ...]
+    alone: bool = False
+
+    def exhibit(self, found: Found) -> Exhibit:
+        """All that the records show so far."""
+        parts, notes = self.show(found)
+        missing = [f"{name} is not in the data's folder, so its cells are empty." for name in found.absent]
+        waiting = sum(task not in found.records for task in self.plan(found.scale))
+        unfinished = [f"{waiting} of its tasks have no record yet."] if waiting and not found.absent else []
+        about = f"{self.about} {found.scale.about()}"
+        return Exhibit(self.name, self.title, self.source, about, parts, (*notes, *missing, *unfinished))
+
+
+def printed(table: str, group: str, row: str, column: str) -> Value | None:
+    """The paper's number, or None where it has none."""
+    if table not in paper.tables() or group not in paper.tables()[table]:
+        return None
+    if row not in paper.rows(table, group) or column not in paper.columns(table):
+        return None
+    return paper.cell(table, group, row, column)
+
+
+def mean_of(each: Sequence[float | None]) -> float | None:
+    """The mean, or None if anything is missing."""
+    known = [number for number in each if number is not None]
+    return sum(known) / len(known) if known and len(known) == len(each) else None
+
+
+def seeds_of(each: Sequence[float | None]) -> Value | None:
+    """What several seeds gave; those that are missing do not count."""
+    return value([number for number in each if number is not None])
+
+
+def cells(ours: Mapping[str, Value | None], theirs: Mapping[str, Value | None], text: str = "") -> tuple[Cell, ...]:
+    """One cell for each column of ours."""
+    return tuple(Cell(number, theirs.get(column), "" if number else text) for column, number in ours.items())

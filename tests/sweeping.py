@@ -1,0 +1,103 @@
+"""Tasks that leave traces: a log of when they began and ended, which other processes can be asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from adanpc.data.domain import DataError
+from adanpc.errors import AdaNPCError
+from adanpc.experiments.records import FILE, Records
+from adanpc.experiments.ruler import Ruler
+from adanpc.experiments.subjects import Workshop
+from adanpc.experiments.sweep import sweep
+from adanpc.experiments.task import Task
+from adanpc.models.weights import WeightsError
+
+LOG = "log"
+Fate = Literal["fine", "refused", "no data", "no weights", "wrong", "killed", "in the way"]
+
+
+@dataclass(frozen=True)
+class Chore(Task):
+    """Tells the log when it begins and ends, and between the two sleeps, or meets another fate."""
+
+    name: str
+    seconds: float = 0.0
+    fate: Fate = "fine"
+    after: Chore | None = None
+
+    kind: ClassVar[str] = "chore"
+
+    def document(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    def run(self, shop: Workshop) -> dict[str, Any]:
+        note(shop, f"begin {self.name}")
+        time.sleep(self.seconds)
+        meet(self.fate, shop)
+        note(shop, f"end {self.name}")
+        return {"name": self.name, "length": len(self.name)}
+
+    def effort(self, ruler: Ruler) -> float:
+        return float(len(self.name))
+
+    def first(self) -> Chore | None:
+        return self.after
+
+
+class Errand(Chore):
+    """A chore of another kind."""
+
+    kind: ClassVar[str] = "errand"
+
+
+def meet(fate: Fate, shop: Workshop) -> None:
+    """Ends a chore early; those that end the sweep wait until it has recorded something."""
+    if fate == "refused":
+        raise AdaNPCError("this model has no batch norm")
+    if fate == "no data":
+        raise DataError("there are no data")
+    if fate == "no weights":
+        raise WeightsError("there are no weights")
+    if fate == "in the way":
+        (shop.folder / FILE).mkdir()
+    if fate in ("wrong", "killed"):
+        while not Records(shop.folder).entries:
+            time.sleep(0.05)
+        if fate == "wrong":
+            raise ZeroDivisionError("a mistake in a task")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def note(shop: Workshop, line: str) -> None:
+    """Adds a line to the log at once, whoever else writes."""
+    number = os.open(shop.folder / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(number, f"{line}\n".encode())
+    finally:
+        os.close(number)
+
+
+def noted(shop: Workshop, what: str = "begin") -> list[str]:
+    """The names of the chores that began, or ended, in that order."""
+    path = shop.folder / LOG
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line.removeprefix(f"{what} ") for line in lines if line.startswith(f"{what} ")]
+
+
+def work(seconds: float) -> Sequence[Task]:
+    """Two chores that end at once, and three that take their time."""
+    return [Chore("a"), Chore("bb"), *(Chore(name, seconds) for name in ("ccc", "dddd", "eeeee"))]
+
+
+def main() -> None:
+    """A sweep in two processes; takes a folder, and the seconds of ``work``."""
+    folder = Path(sys.argv[1])
+    sweep(work(float(sys.argv[2])), Workshop(folder, folder), Records(folder), workers=2)

@@ -1,0 +1,98 @@
+"""``adanpc table`` and ``adanpc report`` as a user meets them."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from adanpc import cli
+from adanpc.durable import entries
+from adanpc.experiments.tables import TABLES
+
+LEAST = ("--scale", "least", "--steps", "2", "--images", "10", "--workers", "1")
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    outcome = CliRunner().invoke(cli.app, arguments)
+    return outcome.exit_code, outcome.stdout, outcome.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--list",), ()])
+def test_the_list_names_every_table(arguments: tuple[str, ...]) -> None:
+    code, out, _ = run("table", *arguments)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(TABLES)
+
+
+def test_a_table_its_files_and_the_report(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    asked = ("table", "loss-rotated-mnist", "--data-dir", str(tmp_path), "--out", str(out), *LEAST, "--only", "erm")
+    code, printed, said = run(*asked)
+    assert code == 0, said
+    assert re.match(r"Reduced \(least\): 2 steps \(paper 5,000\).* About \d+ s on 1 cores are left\.", said)
+    assert "ERM + AdaNPC" in printed
+    assert "[96.6 ± 0.4]" in printed  # the paper's, from its own table
+    for form in ("md", "csv", "tex"):
+        assert (out / f"loss-rotated-mnist.{form}").stat().st_size > 0
+    before = (out / "records.jsonl").read_bytes()
+    assert run(*asked)[1] == printed
+    assert (out / "records.jsonl").read_bytes() == before  # nothing is done twice
+    code, path, _ = run("report", str(out), "--data-dir", str(tmp_path))
+    assert code == 0
+    assert "Training loss on Rotated MNIST" in Path(path.strip()).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("table", "nope"), "there is no table 'nope'; there are: ood, "),
+        (("table", "ood-vlcs", "--scale", "least"), "vlcs is not at"),
+        (("table", "theory", "--scale", "huge"), "there is no scale 'huge'; there are: full, large"),
+        (("table", "theory", "--budget", "soon"), "--budget takes a time such as 30m"),
+        (("table", "theory", "--budget", "1h", "--scale", "least"), "give a --budget or a --scale, not both"),
+        (("table", "loss-rotated-mnist", "--scale", "least", "--only", "nobody"), "has no row called nobody"),
+        (("report", "nowhere"), "nowhere holds no tables: make one with adanpc table NAME"),
+    ],
+)
+def test_wrong_inputs_are_one_sentence(
+    arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, said = run(*arguments)
+    assert code == 2
+    assert words in said
+    assert "Traceback" not in said
+
+
+def test_ctrl_c_loses_nothing_that_was_finished(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "adanpc",
+        "table",
+        "theory",
+        "--scale",
+        "least",
+        "--out",
+        str(tmp_path),
+        "--workers",
+        "1",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    records = tmp_path / "records.jsonl"
+    deadline = time.monotonic() + 120
+    while len(list(entries(records))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Stopped; the same command goes on where it was." in said
+    ids = [entry["id"] for entry in entries(records)]
+    assert len(ids) == len(set(ids)) >= 3
