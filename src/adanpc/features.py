@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adanpc.data.domain import Domain
 from adanpc.data.loading import chunks
@@ -26,12 +26,12 @@ def features(
     Args:
         model: the encoder; its mode is put back.
         domain: with the transform that the model expects.
-        cache: a folder. A file there, named by the digests of the model and of the domain, is read instead of
-            computing, or written after it.
+        cache: a folder. A file there, named by the digests of what makes features and of the domain, is read instead
+            of computing, or written after it. The head makes no features: models that differ by it share the file.
         workers: processes that read images, see ``data.loading.ahead``.
         size: images encoded at once.
     """
-    path = None if cache is None else cache / f"{fingerprint(model)}-{domain.digest()}.npy"
+    path = None if cache is None else cache / f"{_maker(model)}-{domain.digest()}.npy"
     if path is not None and path.exists():
         return torch.from_numpy(np.load(path, allow_pickle=False))
     made = _encoded(model, domain, workers, size)
@@ -39,6 +39,10 @@ def features(
         path.parent.mkdir(parents=True, exist_ok=True)
         replace(path, lambda new: _write(new, made))
     return made
+
+
+def _maker(model: SourceModel) -> str:
+    return fingerprint(nn.ModuleList([model.encoder, model.norm]))
 
 
 def _encoded(model: SourceModel, domain: Domain, workers: int | None, size: int) -> Tensor:

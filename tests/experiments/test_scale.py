@@ -43,6 +43,12 @@ def test_only_the_papers_size_is_called_full() -> None:
     assert "encoder deit-s16 for photos" in replace(SCALES["full"], encoder="deit-s16").about()
 
 
+def test_only_what_matters_is_said() -> None:
+    assert SCALES["small"].about(("images",)) == "Reduced (small): at most 2,000 images of each domain."
+    assert SCALES["large"].about(("images", "seeds")) == "Full (large): all images, 3 seeds."
+    assert SCALES["small"].about(()) == "Scale: small."
+
+
 def test_scales_go_down() -> None:
     sizes = [(s.steps, s.trials, s.seeds, s.images or 10**9) for s in SCALES.values()]
     for larger, smaller in pairwise(sizes):

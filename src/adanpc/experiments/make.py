@@ -75,13 +75,19 @@ def choose(
     before = choices(shop.folder).get(table.name, {})
     if budget and before.get("budget") == budget:
         size, limit = before["scale"]["name"], None
-    for name in [size or "full"] if limit is None else SCALES:
+
+    def priced(name: str) -> tuple[Scale, float]:
         scale = replace(SCALES[name], **own)
-        cost = left(wanted(table, scale, missing), records, ruler, workers)
-        if limit is None or cost <= limit or name == list(SCALES)[-1]:
+        return scale, left(wanted(table, scale, missing), records, ruler, workers)
+
+    first, *others = [size or "full"] if limit is None else reversed(SCALES)  # upwards: long plans take their time, too
+    scale, cost = priced(first)
+    for larger, needed in map(priced, others):
+        if limit is not None and needed > limit:
             break
+        scale, cost = larger, needed
     over = f", more than the budget of {budget}" if limit is not None and cost > limit else ""
-    return scale, f"{scale.about()} About {length(cost)} on {workers} cores are left{over}."
+    return scale, f"{scale.about(table.uses)} About {length(cost)} on {workers} cores are left{over}."
 
 
 def choices(folder: Path) -> dict[str, Any]:

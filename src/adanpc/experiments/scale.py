@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adanpc.errors import AdaNPCError
 from adanpc.train.spec import Spec
 
 EVERY = 300  # steps between evaluations, as in DomainBed
+SIZES = ("steps", "batch", "trials", "seeds", "images")
 
 
 @dataclass(frozen=True)
@@ -53,31 +54,31 @@ class Scale:
             images=self.images,
         )
 
-    def trials_and_seeds(self) -> Iterator[tuple[int, int]]:
-        """Every repetition: (trial, seed)."""
-        return ((trial, seed) for seed in range(self.seeds) for trial in range(self.trials))
-
     def wants(self, row: str) -> bool:
         """Whether a row is made; names are compared without case."""
         return not self.only or row.lower() in {name.lower() for name in self.only}
 
-    def about(self) -> str:
-        """The scale in one sentence that says what is reduced."""
+    def about(self, uses: Sequence[str] = SIZES) -> str:
+        """The scale in one sentence that says what is reduced.
+
+        Args:
+            uses: the sizes that matter for what is described.
+        """
+        words = {
+            "steps": f"{self.steps:,} steps",
+            "batch": f"{self.batch} images of each source domain in a step" if self.batch else "the usual batch",
+            "trials": f"{self.trials} {'trial' if self.trials == 1 else 'trials'} of settings",
+            "seeds": f"{self.seeds} {'seed' if self.seeds == 1 else 'seeds'}",
+            "images": "all images" if self.images is None else f"at most {self.images:,} images of each domain",
+        }
         full = SCALES["full"]
-        parts = [
-            f"{self.steps:,} steps" + (f" (paper {full.steps:,})" if self.steps != full.steps else ""),
-            (f"{self.batch} images of each source domain in a step" if self.batch else "the usual batch"),
-            f"{self.trials} {'trial' if self.trials == 1 else 'trials'} of settings"
-            + (f" (paper {full.trials})" if self.trials != full.trials else ""),
-            f"{self.seeds} {'seed' if self.seeds == 1 else 'seeds'}"
-            + (f" (paper {full.seeds})" if self.seeds != full.seeds else ""),
-            "all images" if self.images is None else f"at most {self.images:,} images of each domain",
-        ]
-        encoder = f", encoder {self.encoder} for photos" if self.encoder else ""
-        whole = all(
-            getattr(self, name) == getattr(full, name) for name in ("steps", "batch", "trials", "seeds", "images")
-        )
-        return f"{'Full' if whole else 'Reduced'} ({self.name}): {', '.join(parts)}{encoder}."
+        less = [name for name in uses if getattr(self, name) != getattr(full, name)]
+        paper = {name: f" (paper {getattr(full, name):,})" for name in less if getattr(full, name)}
+        parts = [words[name] + paper.get(name, "") for name in uses]
+        parts += [f"encoder {self.encoder} for photos"] if self.encoder else []
+        if not parts:
+            return f"Scale: {self.name}."
+        return f"{'Reduced' if less else 'Full'} ({self.name}): {', '.join(parts)}."
 
 
 SCALES = {  # from the paper's size downwards; a budget takes the first that fits

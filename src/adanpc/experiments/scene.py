@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ class Scene:
         recalled: held-out images of the source domains.
         held: the other fifth of each target, to select by; or none.
         cache: a folder for features, or None.
+        times: milliseconds of the encoder by batch size, once they were measured.
     """
 
     source: Source
@@ -33,6 +34,7 @@ class Scene:
     recalled: Domain
     held: tuple[Domain, ...] = ()
     cache: Path | None = None
+    times: dict[int, float] = field(default_factory=dict)
 
     def seen(self, domain: Domain, sees: str) -> Domain:
         """The domain as a method sees it: its images, or its features (n, D), which are computed once if cached."""

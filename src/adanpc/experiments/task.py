@@ -7,7 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from random import Random
 from typing import Any, ClassVar
 
@@ -39,7 +39,7 @@ class Task(ABC):
     def run(self, shop: Workshop) -> dict[str, Any]:
         """The record."""
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The same for equal tasks, on every machine."""
         text = json.dumps({"kind": self.kind, **self.document()}, sort_keys=True)

@@ -172,6 +172,7 @@ TABLES = [
             partial(cifar_plan, severity),
             partial(cifar, severity),
             ("cifar-10", "cifar-10-c"),
+            uses=("seeds", "images"),
         )
         for severity in (5, 1)
     ),
@@ -183,5 +184,6 @@ TABLES = [
         imagenet_plan,
         imagenet,
         ("imagenet", "imagenet-c"),
+        uses=("seeds", "images"),
     ),
 ]

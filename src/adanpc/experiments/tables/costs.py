@@ -73,5 +73,6 @@ TABLES = [
         times,
         TIMED,
         alone=True,
+        uses=("images",),
     ),
 ]

@@ -192,6 +192,7 @@ TABLES = [
             partial(encoders_plan, benchmark),
             partial(encoders, benchmark),
             (data,),
+            uses=("seeds", "images"),
         ),
         Table(
             f"k-{data}",
@@ -201,6 +202,7 @@ TABLES = [
             partial(ks_plan, benchmark),
             partial(ks, benchmark),
             (data,),
+            uses=("seeds", "images"),
         ),
         Table(
             f"share-{data}",
@@ -210,6 +212,7 @@ TABLES = [
             partial(shares_plan, benchmark),
             partial(shares, benchmark),
             (data,),
+            uses=("seeds", "images"),
         ),
     )
 ]

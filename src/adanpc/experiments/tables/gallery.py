@@ -106,6 +106,7 @@ TABLES = [
         partial(plan, BENCHMARKS[data]),
         partial(show, BENCHMARKS[data]),
         (data,),
+        uses=("images",) if data == "pacs" else ("steps", "batch", "images"),
     )
     for data in ("pacs", "rotated-mnist")
 ]

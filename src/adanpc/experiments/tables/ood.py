@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 from adanpc.experiments import paper
-from adanpc.experiments.exhibit import Cell, Sheet
-from adanpc.experiments.scale import EVERY, Scale
+from adanpc.experiments.exhibit import Cell, Sheet, Value
+from adanpc.experiments.scale import EVERY, SIZES, Scale
 from adanpc.experiments.selection import LABELLED, RULES, best
 from adanpc.experiments.subjects import Trained
 from adanpc.experiments.tables.table import (
@@ -58,10 +59,10 @@ def trials(scale: Scale, data: str, target: str, row: str, seed: int, rule: str)
     Held-out target images select among last models, as in DomainBed; all other rules take the best on held-out source.
     """
     algorithm, method = ROWS[row]
-    which = "best" if rule != LABELLED and scale.steps > EVERY else "last"
+    which: Literal["best", "last"] = "best" if rule != LABELLED and scale.steps > EVERY else "last"
     return [
         Adapt(
-            Trained(scale.spec(data, (target,), algorithm, seed, trial), which),  # type: ignore[arg-type]
+            Trained(scale.spec(data, (target,), algorithm, seed, trial), which),
             method,
             settings=drawn(method, trial),
             seed=seed,
@@ -96,7 +97,7 @@ def _selected(found: Found, data: str, target: str, row: str, seed: int, rule: s
     return float(best(records, rule)["average"]) if records else None
 
 
-def _printed(table: str, group: str, row: str, column: str) -> object:
+def _printed(table: str, group: str, row: str, column: str) -> Value | None:
     names = (row, *SPELLINGS.get(row, ()))
     return next((cell for name in names if (cell := printed(table, group, name, column))), None)
 
@@ -112,7 +113,7 @@ def sheet(found: Found, benchmark: Benchmark, rule: str) -> Sheet:
         ours[headings[-1]] = seeds_of([mean_of(seed) for seed in each])
         theirs = {heading: _printed(benchmark.data, group, row, heading) for heading in headings}
         if any(ours.values()) or not found.scale.only:
-            rows.append((row, cells(ours, theirs)))  # type: ignore[arg-type]
+            rows.append((row, cells(ours, theirs)))
     return Sheet(f"{benchmark.title}, {RULES[rule]}", tuple(headings), tuple(rows))
 
 
@@ -136,7 +137,7 @@ def summary(found: Found) -> tuple[Parts, list[str]]:
         for benchmark in BENCHMARKS.values():
             each = accuracies(found, benchmark, row, LABELLED)
             theirs = _printed("ood", "all", row, benchmark.title)
-            made.append(Cell(seeds_of([mean_of(seed) for seed in each]), theirs))  # type: ignore[arg-type]
+            made.append(Cell(seeds_of([mean_of(seed) for seed in each]), theirs))
         if any(cell.ours for cell in made) or not found.scale.only:
             rows.append((row, tuple(made)))
     headings = tuple(benchmark.title for benchmark in BENCHMARKS.values())
@@ -153,6 +154,7 @@ TABLES = [
         summary_plan,
         summary,
         tuple(BENCHMARKS),
+        uses=SIZES,
     ),
     *(
         Table(
@@ -163,6 +165,7 @@ TABLES = [
             partial(plan, benchmark),
             partial(show, benchmark),
             (benchmark.data,),
+            uses=SIZES,
         )
         for benchmark in BENCHMARKS.values()
     ),

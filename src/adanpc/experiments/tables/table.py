@@ -82,6 +82,7 @@ class Table:
         show: the parts and notes made of their records.
         data: the data sets that are used, by name.
         alone: times are shown, so tasks run one after another.
+        uses: the sizes of a scale that matter here.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Table:
     show: Callable[[Found], tuple[Parts, Sequence[str]]]
     data: tuple[str, ...]
     alone: bool = False
+    uses: tuple[str, ...] = ("steps", "batch", "seeds", "images")
 
     def exhibit(self, found: Found) -> Exhibit:
         """All that the records show so far."""
@@ -99,7 +101,7 @@ class Table:
         missing = [f"{name} is not in the data's folder, so its cells are empty." for name in found.absent]
         waiting = sum(task not in found.records for task in self.plan(found.scale))
         unfinished = [f"{waiting} of its tasks have no record yet."] if waiting and not found.absent else []
-        about = f"{self.about} {found.scale.about()}"
+        about = f"{self.about} {found.scale.about(self.uses)}"
         return Exhibit(self.name, self.title, self.source, about, parts, (*notes, *missing, *unfinished))
 
 
