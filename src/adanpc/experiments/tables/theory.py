@@ -74,8 +74,8 @@ TABLES = [
         "The bounds of Propositions 1 to 3 beside simulations",
         "section Theory; the paper simulates nothing",
         "Binary problems with known regression functions, without shift, with covariate shift, with posterior shift "
-        "and with both; excess error of votes beside the bound as k, n_s and n_u vary. Scales full and large have 30 seeds "
-        "in 2 and in 8 dimensions, the others 8 seeds in 2 dimensions.",
+        "and with both; excess error of votes beside the bound as k, n_s and n_u vary. Scales full and large have 30 "
+        "seeds in 2 and in 8 dimensions, the others 8 seeds in 2 dimensions.",
         simulations_plan,
         simulations,
         (),
