@@ -117,7 +117,9 @@ def cifar(severity: int, found: Found) -> tuple[Parts, list[str]]:
     headings = tuple(row.label for row in CIFAR_ROWS)
     sheet = Sheet(f"CIFAR-10-C at severity {severity}", headings, (*rows, ("mean", tuple(means))), "error in %", "")
     bars = Series("mean error", headings, tuple(cell.ours.mean if cell.ours else float("nan") for cell in means))
-    chart = Chart(f"CIFAR-10-C at severity {severity}, mean of fifteen corruptions", "", "error in %", (bars,), "bar")
+    chart = Chart(
+        f"CIFAR-10-C at severity {severity}, mean of fifteen corruptions", "method", "error in %", (bars,), "bar"
+    )
     return (sheet, chart), [
         "The paper prints no numbers for its figures of CIFAR-10-C, and uses Wide ResNets 40-2 and 28-10."
     ]
