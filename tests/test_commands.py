@@ -114,7 +114,7 @@ def test_what_is_wrong_is_said_in_one_sentence(folder: Path, data_dir: Path, tmp
     ("arguments", "words"),
     [
         (("--set", "lr=abc"), "lr of erm must be a number, got 'abc'"),
-        (("--set", "lr=-1"), "lr must be above 0 and weight_decay not below, got -1 and 0.0"),
+        (("--set", "lr=-1"), "lr and weight_decay must not be below 0, got -1 and 0.0"),
         (("--set", "lr=true"), "lr of erm must be a number, got True"),
         (("--algorithm", "knn", "--set", "k=0"), "k must be at least 1, got 0"),
         (("--algorithm", "knn", "--set", "k=2.5"), "k of knn must be a whole number, got 2.5"),

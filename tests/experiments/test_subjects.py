@@ -14,6 +14,7 @@ from adanpc.experiments.subjects import Extent, Frozen, Trained, Workshop, fitte
 from adanpc.models import build
 from adanpc.train.run import Run
 from adanpc.train.spec import Spec
+from adanpc.train.team import Team
 
 SPEC = Spec("folder", ("bright",), "erm", "convnet", steps=6, batch=4, every=3, augment=False)
 
@@ -35,7 +36,7 @@ def test_a_model_is_trained_once(shop: Workshop, monkeypatch: pytest.MonkeyPatch
     first = Trained(SPEC).run(shop)
     stamp = (first.folder / "checkpoint.pt").stat().st_mtime_ns
 
-    def never(run: Run) -> None:
+    def never(run: Run, place: Team) -> None:
         raise AssertionError("trained again")
 
     monkeypatch.setattr(subjects, "train", never)

@@ -27,7 +27,7 @@ from adanpc.experiments.tables import TABLES
 from adanpc.train.team import known_device
 
 OUT = Path("runs/tables")
-WIDE = Console(width=1000)  # tables are never cut: a terminal that is narrower wraps or scrolls
+ROOM = Console(width=1000)  # tables are never cut: a terminal that is narrower wraps them
 
 
 @app.command()
@@ -107,7 +107,8 @@ def _print(shown: Exhibit) -> None:
                 grid.add_column(heading, justify="right" if place else "left", no_wrap=True)
             for (label, _), row in zip(part.rows, render.shown(part), strict=True):
                 grid.add_row(Text(label), *(_text(cell) for cell in row))
-            console.print(grid, width=max(console.width, WIDE.measure(grid).maximum), crop=False, soft_wrap=True)
+            wide = Console(highlight=False, width=max(console.width, ROOM.measure(grid).maximum))
+            wide.print(grid)
             for line in render.legend(part):
                 console.print(line, markup=False)
     for note in shown.notes:

@@ -52,8 +52,8 @@ class Algorithm(nn.Module, ABC):
         super().__init__()
         if domains < self.needs:
             raise AdaNPCError(f"{type(self).__name__} needs at least {self.needs} source domains, got {domains}")
-        if not lr > 0 or not weight_decay >= 0:
-            raise AdaNPCError(f"lr must be above 0 and weight_decay not below, got {lr} and {weight_decay}")
+        if not (lr >= 0 and weight_decay >= 0):
+            raise AdaNPCError(f"lr and weight_decay must not be below 0, got {lr} and {weight_decay}")
         self.model, self.domains, self.lr, self.weight_decay = model, domains, lr, weight_decay
         self.step = 0  # updates made
         self.optimisers: dict[str, Optimizer] = {"model": self.adam(model)}

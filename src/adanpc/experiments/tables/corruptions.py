@@ -168,9 +168,9 @@ TABLES = [
             f"cifar-10-c-{severity}",
             f"CIFAR-10-C at severity {severity}",
             "Figures 5 and 6 to 8 (fig:cifar10-5, fig:cifar10-1, fig:cifar10-3, fig:cifar10-4)",
-            "A ResNet-56 with published weights; each corruption from a fresh start, a bank of CIFAR-10 training "
-            "images, default settings but for EATA's weight of 1 and 500 source images, and a refreshed bank in the "
-            "combinations.",
+            "A ResNet-56 with published weights; each corruption from a fresh start, on a tenth as many images as are "
+            "named below, with a bank of as many CIFAR-10 training images as are named. Default settings but for "
+            "EATA's weight of 1 and 500 source images, and a refreshed bank in the combinations.",
             partial(cifar_plan, severity),
             partial(cifar, severity),
             ("cifar-10", "cifar-10-c"),
