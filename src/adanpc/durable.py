@@ -8,10 +8,14 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from stat import S_IMODE
 from typing import Any
+
+fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None  # not on Windows
 
 STALE = 3600.0  # seconds; no save takes that long, so what is older was left by a writer that was killed
 
@@ -57,6 +61,23 @@ def entries(path: Path) -> Iterator[dict[str, Any]]:
             entry = json.loads(line)
             if isinstance(entry, dict):
                 yield entry
+
+
+@contextmanager
+def held(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Holds a lock file against other processes of this machine; a killed process holds nothing.
+
+    Without waiting, False says that another process holds it. Where the platform has no such locks, nothing is held.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 def _sweep(target: Path, before: float) -> None:

@@ -17,8 +17,9 @@ from adanpc.errors import AdaNPCError
 from adanpc.experiments import make, paper, report, subjects
 from adanpc.experiments.exhibit import Exhibit, Gallery, Sheet
 from adanpc.experiments.records import Records
+from adanpc.experiments.ruler import Ruler
 from adanpc.experiments.scale import SCALES, Scale
-from adanpc.experiments.subjects import Trained, Workshop
+from adanpc.experiments.subjects import Extent, Frozen, Trained, Workshop
 from adanpc.experiments.sweep import sweep
 from adanpc.experiments.tables import TABLES, Found, ood
 from adanpc.experiments.tables import corruptions as corrupted
@@ -235,6 +236,26 @@ def test_a_budget_takes_the_largest_scale_that_fits_and_keeps_to_it(shop: Worksh
     assert make.choose(table, "", "tiny", {"steps": 7}, here, 2)[0] == replace(SCALES["tiny"], steps=7)
     with pytest.raises(AdaNPCError, match="not both"):
         make.choose(table, "1h", "tiny", {}, here, 2)
+
+
+def test_an_estimate_counts_the_source_that_is_known_and_no_other_domain(shop: Workshop, tmp_path: Path) -> None:
+    """CIFAR-10-C has 95 domains; its source is one domain of another data set."""
+    ruler = Ruler(Workshop(shop.data_dir, tmp_path))
+    task = corrupted.asked("cifar-10-c", "cifar-resnet-56", corrupted.CIFAR_ROWS[0], "fog", 5, SCALES["full"], 0)
+    reading = task.subject.reading()
+    assert ruler.known(reading, task.extent) == 30  # three training images of each class
+    assert ruler.met(reading, task.extent) == 30
+    assert ruler.known(reading, Extent(rows=7)) == 7
+    digits = Frozen("rotated-mnist", ("0", "15"), "convnet").reading()
+    assert (ruler.known(digits, Extent(rows=100)), ruler.met(digits, Extent(images=5))) == (400, 10)
+    assert ruler.features(digits, Extent(5, 100)) == pytest.approx(410 * ruler.forward("convnet"))
+
+
+def test_the_encoder_that_is_asked_for_is_the_one_that_is_shown(shop: Workshop, tmp_path: Path) -> None:
+    for name in ("k-pacs", "share-pacs"):
+        scale = replace(LEAST, encoder="deit-s16")
+        assert {task.document()["subject"]["encoder"] for task in TABLES[name].plan(scale)} == {"deit-s16"}
+        assert any("deit-s16" in part.title for part in TABLES[name].show(Found(Records(tmp_path), scale, shop))[0])
 
 
 def test_what_is_done_costs_nothing_more(shop: Workshop) -> None:

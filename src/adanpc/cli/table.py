@@ -59,7 +59,7 @@ def table(
         made, shop = table_of(name), Workshop(data_dir, out, known_device(device))
         processes = 1 if made.alone else workers or cores()
         asked = {"encoder": encoder, "only": tuple(only or ()), "steps": steps, "images": images, "seeds": seeds}
-        own = {name: value for name, value in asked.items() if value}
+        own = {field: value for field, value in asked.items() if value}
         chosen, cost = choose(made, budget, scale, own, shop, processes)
         typer.echo(cost, err=True)
         note_choice(out, name, chosen, budget)

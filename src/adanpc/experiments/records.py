@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -10,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from adanpc.durable import add_entry, entries
+from adanpc.durable import add_entry, entries, held
 from adanpc.environment import environment
 from adanpc.errors import AdaNPCError
 from adanpc.experiments.task import Task
@@ -59,14 +58,9 @@ class Records:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Refuses a second writer for as long as this one is at work; it sees all that others added before."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_suffix(".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise AdaNPCError(
-                    f"another process is adding to {self.path}: wait for it, or choose another --out"
-                ) from None
+        with held(self.path.with_suffix(".lock"), wait=False) as free:
+            if not free:
+                raise AdaNPCError(f"another process is adding to {self.path}: wait for it, or choose another --out")
             self.entries = self._read()
             _ = self.environment  # as it is now: files may be edited while tasks run
             yield

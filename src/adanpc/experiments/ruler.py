@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from adanpc.durable import replace
-from adanpc.experiments.subjects import Workshop
+from adanpc.experiments.subjects import Extent, Reading, Workshop
 from adanpc.models import build
 
 IMAGES = 8  # in a measurement
@@ -47,6 +47,25 @@ class Ruler:
         """Domain to the number of its images, at most so many."""
         found = self.shop.data(data, seed).domains
         return {domain.name: min(len(domain), images or len(domain)) for domain in found}
+
+    def met(self, reading: Reading, extent: Extent) -> int:
+        """How many target images are met."""
+        sizes = self.sizes(reading.data, reading.seed, reading.images)
+        return sum(min(sizes[name], extent.images or sizes[name]) for name in reading.targets)
+
+    def known(self, reading: Reading, extent: Extent) -> int:
+        """How many source images are encoded."""
+        if reading.known is not None:
+            data, name = reading.known
+            counts = [self.sizes(data, reading.seed, reading.images)[name]]
+        else:
+            sizes = self.sizes(reading.data, reading.seed, reading.images)
+            counts = [size for name, size in sizes.items() if name not in reading.targets]
+        return sum(min(size, extent.rows or size) for size in counts)
+
+    def features(self, reading: Reading, extent: Extent) -> float:
+        """Seconds until all images of source and target are encoded."""
+        return (self.known(reading, extent) + self.met(reading, extent)) * self.forward(reading.encoder)
 
     def _rate(self, encoder: str) -> list[float]:
         if encoder not in self.rates:

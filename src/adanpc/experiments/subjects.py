@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from adanpc.adapt import Source
 from adanpc.data import read
 from adanpc.data.domain import DataSet, Domain, join, some, split
+from adanpc.durable import held
 from adanpc.experiments.scene import Scene, scene_of
 from adanpc.features import features
 from adanpc.models import build
@@ -52,14 +51,6 @@ class Workshop:
         """A data set, read once."""
         return _data(name, self.data_dir, seed)
 
-    @contextmanager
-    def alone(self, name: str) -> Iterator[None]:
-        """Waits until no other process on this machine is within the same name; a killed process is not within."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f".{name}.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
 
 @lru_cache(maxsize=4)
 def _data(name: str, root: Path, seed: int) -> DataSet:
@@ -76,6 +67,17 @@ class Extent:
 
 
 ALL = Extent()
+
+
+class Reading(NamedTuple):
+    """What a subject reads, for estimates: targets and, unless ``known`` names one domain elsewhere, all others."""
+
+    data: str
+    targets: tuple[str, ...]
+    known: tuple[str, str] | None
+    seed: int
+    images: int | None  # of each domain at most
+    encoder: str
 
 
 @dataclass(frozen=True)
@@ -97,17 +99,17 @@ class Trained:
         """The run, trained to its end; nothing is trained twice, and what was interrupted goes on."""
         name = f"{seed_of(json.dumps(self.spec.complete().document(), sort_keys=True)):014x}"
         folder = shop.folder / "models" / name
-        with shop.alone(name):
+        with held(folder.with_suffix(".lock"), wait=True):
             run = Run(folder) if (folder / SPEC).exists() else start(self.spec, shop.data_dir, folder)
             records = run.records()
             if not records or records[-1]["step"] < run.spec.steps:
                 train(run, Team(0, 1, torch.device(shop.device)))
         return run
 
-    def measure(self) -> tuple[str, tuple[str, ...], int, int | None, str]:
-        """What decides the cost: data, targets, seed, images of each domain, encoder."""
+    def reading(self) -> Reading:
+        """What decides the cost."""
         spec = self.spec.complete()
-        return spec.data, spec.targets, spec.seed, spec.images, spec.encoder
+        return Reading(spec.data, spec.targets, None, spec.seed, spec.images, spec.encoder)
 
     def scene(self, shop: Workshop, extent: Extent) -> Scene:
         """What methods meet."""
@@ -154,9 +156,9 @@ class Frozen:
         """The data sets that are needed."""
         return (self.data,) if self.known is None else (self.data, self.known[0])
 
-    def measure(self) -> tuple[str, tuple[str, ...], int, int | None, str]:
-        """What decides the cost: data, targets, seed, images of each domain, encoder."""
-        return self.data, self.targets, self.seed, None, self.encoder
+    def reading(self) -> Reading:
+        """What decides the cost."""
+        return Reading(self.data, self.targets, self.known, self.seed, None, self.encoder)
 
     def scene(self, shop: Workshop, extent: Extent) -> Scene:
         """What methods meet."""

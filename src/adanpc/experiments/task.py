@@ -134,14 +134,12 @@ class Adapt(Task):
 
     def effort(self, ruler: Ruler) -> float:
         """Features of all images, once, and the method on each target image and each recalled one."""
-        data, targets, seed, images, encoder = self.subject.measure()
-        sizes = ruler.sizes(data, seed, images)
-        met = sum(min(sizes[name], self.extent.images or sizes[name]) for name in targets)
-        known = sum(min(size, self.extent.rows or size) for name, size in sizes.items() if name not in targets)
-        again = self.extent.recalled * (1 + (len(targets) if self.stream == "successive" else 1))
-        each = FEATURES if ADAPTERS[self.method].sees == "features" else STEPS * ruler.forward(encoder)
+        reading = self.subject.reading()
+        met, forward = ruler.met(reading, self.extent), ruler.forward(reading.encoder)
+        again = self.extent.recalled * (1 + (len(reading.targets) if self.stream == "successive" else 1))
+        each = FEATURES if ADAPTERS[self.method].sees == "features" else STEPS * forward
         copies = COPIES if self.method in BY_COPIES else 1
-        return STARTING + (known + met) * ruler.forward(encoder) / SHARED + (met + again) * each * copies
+        return STARTING + ruler.features(reading, self.extent) / SHARED + (met + again) * each * copies
 
     def first(self) -> Task | None:
         """Training, if the model is not published."""

@@ -12,7 +12,7 @@ from adanpc.core import Append, MemoryBank, Prediction, Restore, Veto
 from adanpc.experiments.ruler import Ruler
 from adanpc.experiments.scene import Scene
 from adanpc.experiments.subjects import ALL, Extent, Subject, Trained, Workshop
-from adanpc.experiments.task import Task, Train
+from adanpc.experiments.task import STARTING, Task, Train
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,7 @@ class Witness(Task):
 
     def effort(self, ruler: Ruler) -> float:
         """Features of all images."""
-        data, _, seed, images, encoder = self.subject.measure()
-        return 5 + sum(ruler.sizes(data, seed, images).values()) * ruler.forward(encoder)
+        return STARTING + ruler.features(self.subject.reading(), self.extent)
 
     def first(self) -> Task | None:
         """Training, if the model is not published."""

@@ -10,7 +10,7 @@ from adanpc.experiments import paper
 from adanpc.experiments.exhibit import Cell, Sheet
 from adanpc.experiments.scale import Scale
 from adanpc.experiments.subjects import Extent, Trained
-from adanpc.experiments.tables.table import BENCHMARKS, Found, Parts, Table, mean_of, printed, seeds_of
+from adanpc.experiments.tables.table import BENCHMARKS, Found, Parts, Table, averages, printed
 from adanpc.experiments.task import Adapt, Task
 
 NAMES = {  # as the paper prints them
@@ -80,14 +80,9 @@ def _compared(found: Found, data: str, method: str, batch: int) -> Cell:
         [compared(found.scale, data, method, batch, target, seed) for target in BENCHMARKS[data].domains]
         for seed in range(found.scale.seeds)
     ]
-    each = [[_average(found(task)) for task in seed] for seed in tasks]
     theirs = printed("adaptation", f"batch-{batch}", NAMES.get(method, method), BENCHMARKS[data].title)
-    ours = seeds_of([mean_of(seed) for seed in each])
+    ours = averages(found, tasks)[1]
     return Cell(ours, theirs, "" if ours else found.why(tasks[0][0]))
-
-
-def _average(record: Mapping[str, Any] | None) -> float | None:
-    return None if record is None else float(record["average"])
 
 
 TABLES = [

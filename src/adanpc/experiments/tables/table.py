@@ -114,6 +114,12 @@ def printed(table: str, group: str, row: str, column: str) -> Value | None:
     return paper.cell(table, group, row, column)
 
 
+def averages(found: Found, tasks: Sequence[Sequence[Task]]) -> tuple[list[Value | None], Value | None]:
+    """The accuracy on each target, and their mean, over seeds; the tasks are in rows by seed, columns by target."""
+    each = [[None if record is None else float(record["average"]) for record in map(found, seed)] for seed in tasks]
+    return [seeds_of(target) for target in zip(*each, strict=True)], seeds_of([mean_of(seed) for seed in each])
+
+
 def mean_of(each: Sequence[float | None]) -> float | None:
     """The mean, or None if anything is missing."""
     known = [number for number in each if number is not None]
@@ -125,6 +131,6 @@ def seeds_of(each: Sequence[float | None]) -> Value | None:
     return value([number for number in each if number is not None])
 
 
-def cells(ours: Mapping[str, Value | None], theirs: Mapping[str, Value | None], text: str = "") -> tuple[Cell, ...]:
+def cells(ours: Mapping[str, Value | None], theirs: Mapping[str, Value | None]) -> tuple[Cell, ...]:
     """One cell for each column of ours."""
-    return tuple(Cell(number, theirs.get(column), "" if number else text) for column, number in ours.items())
+    return tuple(Cell(number, theirs.get(column)) for column, number in ours.items())

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from adanpc.experiments import paper
-from adanpc.experiments.exhibit import Chart, Series, Sheet, Value
+from adanpc.experiments.exhibit import Chart, Series, Sheet
 from adanpc.experiments.scale import Scale
 from adanpc.experiments.subjects import Trained
 from adanpc.experiments.tables.table import (
@@ -17,8 +17,8 @@ from adanpc.experiments.tables.table import (
     Found,
     Parts,
     Table,
+    averages,
     cells,
-    mean_of,
     printed,
     seeds_of,
 )
@@ -100,16 +100,10 @@ def show(name: str, benchmark: Benchmark, rows: list[Row], found: Found) -> tupl
     """Rows by targets."""
     headings, made = paper.columns(name), []
     for row in rows:
-        each = [
-            [
-                None if record is None else float(record["average"])
-                for target in benchmark.domains
-                for record in [found(task(benchmark, found.scale, row, target, seed))]
-            ]
-            for seed in range(found.scale.seeds)
-        ]
-        numbers: list[Value | None] = [seeds_of(column) for column in zip(*each, strict=True)]
-        ours = dict(zip(headings, [*numbers, seeds_of([mean_of(seed) for seed in each])], strict=True))
+        seeds = range(found.scale.seeds)
+        tasks = [[task(benchmark, found.scale, row, target, seed) for target in benchmark.domains] for seed in seeds]
+        each, mean = averages(found, tasks)
+        ours = dict(zip(headings, [*each, mean], strict=True))
         theirs = {heading: printed(name, row.group, row.printed, heading) for heading in headings}
         if any(ours.values()) or not found.scale.only:
             made.append((row.label, cells(ours, theirs)))

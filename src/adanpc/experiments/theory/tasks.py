@@ -10,7 +10,7 @@ from adanpc import core
 from adanpc.core import MemoryBank
 from adanpc.experiments.ruler import Ruler
 from adanpc.experiments.subjects import ALL, Extent, Subject, Trained, Workshop
-from adanpc.experiments.task import Task, Train
+from adanpc.experiments.task import STARTING, Task, Train
 from adanpc.experiments.theory.bank import split_of_bank
 from adanpc.experiments.theory.simulate import measure
 
@@ -90,8 +90,7 @@ class SplitOfBank(Task):
 
     def effort(self, ruler: Ruler) -> float:
         """Features of all images."""
-        data, _, seed, images, encoder = self.subject.measure()
-        return 5 + sum(ruler.sizes(data, seed, images).values()) * ruler.forward(encoder)
+        return STARTING + ruler.features(self.subject.reading(), self.extent)
 
     def first(self) -> Task | None:
         """Training, if the model is not published."""
