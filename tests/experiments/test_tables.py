@@ -15,7 +15,7 @@ from PIL import Image
 from adanpc.adapt import ADAPTERS
 from adanpc.errors import AdaNPCError
 from adanpc.experiments import make, paper, report, subjects
-from adanpc.experiments.exhibit import Exhibit, Gallery, Sheet
+from adanpc.experiments.exhibit import Exhibit, Gallery, Sheet, Value
 from adanpc.experiments.records import Records
 from adanpc.experiments.ruler import Ruler
 from adanpc.experiments.scale import SCALES, Scale
@@ -98,6 +98,15 @@ def test_every_algorithm_of_the_paper_has_a_row() -> None:
             assert {row for group in groups for row in paper.rows(table, group)} <= names, table
 
 
+def test_every_row_of_the_papers_corruption_tables_has_one_of_ours(shop: Workshop) -> None:
+    shown = TABLES["imagenet-c"].exhibit(Found(Records(shop.folder), LEAST, shop))
+    groups = [("imagenet-c", "all"), *(("imagenet-c-batch-1", half) for half in ("bn-retraining", "clf-retraining"))]
+    for part, (name, group) in zip(shown.parts, groups, strict=True):
+        assert isinstance(part, Sheet)
+        theirs = {label for label, row in part.rows if all(cell.paper for cell in row)}
+        assert theirs == set(paper.rows(name, group))
+
+
 def test_out_of_distribution(shop: Workshop) -> None:
     exhibit = made("ood-rotated-mnist", shop, replace(LEAST, trials=2, only=("erm", "adanpc")))
     assert "Reduced" in exhibit.about
@@ -178,6 +187,11 @@ def test_data_sets_that_are_here_are_shown_and_the_others_named(tmp_path: Path) 
     assert isinstance(sheet, Sheet)
     assert [[cell.ours is not None for cell in row] for _, row in sheet.rows] == [[True, False, False, False]] * 2
     assert sum("is not in the data's folder" in note for note in exhibit.notes) == 3
+    alone = made("adaptation-rotated-mnist", digits, replace(LEAST, only=("source", "adanpc")))
+    assert isinstance(first := alone.parts[0], Sheet)
+    assert first.columns == ("0", "15", "30", "45", "60", "75", "average")
+    assert [row[-1] for _, row in first.rows] == [row[0] for _, row in sheet.rows]  # the same records, the same average
+    assert [row[-1].paper for _, row in first.rows] == [Value(97.27), Value(98.85)]
 
 
 def test_the_split_of_a_bank_that_has_met_a_target(data_dir: Path, tmp_path: Path) -> None:

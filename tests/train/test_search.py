@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -60,6 +61,17 @@ def test_defaults_follow_the_data() -> None:
     assert (digits.encoder, digits.batch, digits.pretrained, digits.augment) == ("convnet", 64, False, False)
     assert (photos.encoder, photos.batch, photos.pretrained, photos.augment) == ("resnet-50", 32, True, True)
     assert Spec("pacs", ("photo",), encoder="resnet-18").complete().pretrained is False
+
+
+@pytest.mark.parametrize(("algorithm", "usual"), [("irm", 500), ("vrex", 500), ("fishr", 1500)])
+def test_a_penalty_begins_after_the_same_part_of_any_training(algorithm: str, usual: int) -> None:
+    assert ALGORITHMS[algorithm].paced == ("anneal",)
+    for steps in (5000, 500, 10):
+        spec = Spec("rotated-mnist", ("0",), algorithm, steps=steps)
+        assert spec.complete().hyper["anneal"] == usual * steps // 5000
+        long, short = (replace(spec, steps=each, trial=4).complete().hyper["anneal"] for each in (5000, steps))
+        assert short == pytest.approx(long * steps / 5000, abs=1)
+        assert replace(spec, trial=4, hyper={"anneal": 7}).complete().hyper["anneal"] == 7
 
 
 def test_bad_specs_are_refused_by_name() -> None:

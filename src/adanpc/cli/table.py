@@ -42,6 +42,7 @@ def table(
     only: Annotated[list[str] | None, typer.Option(help="Only these rows; may be repeated.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Of training, instead of the scale's.")] = None,
     images: Annotated[int | None, typer.Option(min=5, help="Of each domain at most, instead of the scale's.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Settings to select from, instead of the scale's.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions, instead of the scale's.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each core.")] = None,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda; take one of the --workers for each.")] = "cpu",
@@ -58,7 +59,8 @@ def table(
             return
         made, shop = table_of(name), Workshop(data_dir, out, known_device(device))
         processes = 1 if made.alone else workers or cores()
-        asked = {"encoder": encoder, "only": tuple(only or ()), "steps": steps, "images": images, "seeds": seeds}
+        sizes = {"steps": steps, "images": images, "trials": trials, "seeds": seeds}
+        asked = {"encoder": encoder, "only": tuple(only or ()), **sizes}
         own = {field: value for field, value in asked.items() if value}
         chosen, cost = choose(made, budget, scale, own, shop, processes)
         typer.echo(cost, err=True)

@@ -47,6 +47,7 @@ class Algorithm(nn.Module, ABC):
     aligned: ClassVar[bool] = False  # whether "penalty" is zero if all domains bring the same batch
     needs: ClassVar[int] = 1  # domains
     batch: ClassVar[int | None] = None  # rows of each domain in a step, if the method prescribes them
+    paced: ClassVar[tuple[str, ...]] = ()  # settings that are numbers of steps: shorter in a shorter training
 
     def __init__(self, model: SourceModel, domains: int, *, lr: float = 1e-3, weight_decay: float = 0.0) -> None:
         super().__init__()

@@ -132,7 +132,7 @@ class Fishr(Penalised):
 
     Args:
         weight: of the penalty from step ``anneal`` on; 0 before.
-        anneal: a number of steps.
+        anneal: a number of steps, for a training of 5,000; ``Spec`` makes it as much of any other.
         ema: how much of a sum is left after a step; below 1.
 
     Paper: Rame, Dancette and Cord, Fishr: Invariant Gradient Variances for Out-of-Distribution Generalization, 2022.
@@ -145,6 +145,7 @@ class Fishr(Penalised):
         "anneal": Uniform(0, 5000),
         "ema": Uniform(0.9, 0.99),
     }
+    paced: ClassVar[tuple[str, ...]] = ("anneal",)
     aligned: ClassVar[bool] = True
     needs: ClassVar[int] = 2
     before: ClassVar[float] = 0.0

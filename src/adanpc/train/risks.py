@@ -23,7 +23,7 @@ class IRM(Penalised):
 
     Args:
         weight: of the penalty from step ``anneal`` on; 1 before. 0 leaves it out at every step.
-        anneal: a number of steps.
+        anneal: a number of steps, for a training of 5,000; ``Spec`` makes it as much of any other.
 
     Paper: Arjovsky, Bottou, Gulrajani and Lopez-Paz, Invariant Risk Minimization, 2019.
 
@@ -31,6 +31,7 @@ class IRM(Penalised):
     """
 
     space: ClassVar[Mapping[str, Draw]] = {"weight": Power(-1, 5), "anneal": Power(0, 4, whole=True)}
+    paced: ClassVar[tuple[str, ...]] = ("anneal",)
 
     def __init__(
         self, model: SourceModel, domains: int, *, weight: float = 100.0, anneal: float = 500, **adam: float
@@ -47,7 +48,7 @@ class VREx(Penalised):
 
     Args:
         weight: of the penalty from step ``anneal`` on; 1 before. 0 leaves it out at every step.
-        anneal: a number of steps.
+        anneal: a number of steps, for a training of 5,000; ``Spec`` makes it as much of any other.
 
     Paper: Krueger et al., Out-of-Distribution Generalization via Risk Extrapolation, 2021.
 
@@ -55,6 +56,7 @@ class VREx(Penalised):
     """
 
     space: ClassVar[Mapping[str, Draw]] = {"weight": Power(-1, 5), "anneal": Power(0, 4, whole=True)}
+    paced: ClassVar[tuple[str, ...]] = ("anneal",)
     aligned: ClassVar[bool] = True
     needs: ClassVar[int] = 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from inspect import signature
 from typing import Any, NamedTuple
 
 from adanpc.errors import AdaNPCError
@@ -35,6 +36,7 @@ PHOTOS = Habit(
         "dropout": Choice((0.0, 0.1, 0.5)),
     },
 )
+STEPS = 5000  # of a training as DomainBed has it, which numbers of steps among the settings are meant for
 HABITS = {"rotated-mnist": DIGITS, "cifar-10": TINY, "cifar-10-c": TINY}  # others are photos
 
 
@@ -47,7 +49,8 @@ class Spec:
         targets: the domains that are not trained on.
         algorithm: by name, see ``adanpc.train.ALGORITHMS``.
         encoder: by name, see ``adanpc.models.build``; by default the usual one for the data.
-        steps: updates.
+        steps: updates. Settings that are numbers of steps, such as when a penalty begins, are by default as large a
+            part of these as of DomainBed's 5,000.
         batch: rows from each source domain in each step.
         every: after how many steps the model is evaluated and the run saved.
         seed: decides the splits, the initial weights, the order of samples and every other random choice.
@@ -64,7 +67,7 @@ class Spec:
     targets: tuple[str, ...]
     algorithm: str = "erm"
     encoder: str = ""
-    steps: int = 5000
+    steps: int = STEPS
     batch: int = 0
     every: int = 300
     seed: int = 0
@@ -93,11 +96,13 @@ class Spec:
         kind = ALGORITHMS[self.algorithm]
         drawn = draw({**habit.space, **kind.space}, self.trial)
         batch, dropout = drawn.pop("batch", habit.batch), drawn.pop("dropout", 0.0)
+        usual = {name: signature(kind).parameters[name].default for name in kind.paced}
+        paced = {name: round({**usual, **drawn}[name] * self.steps / STEPS) for name in usual}
         return replace(
             self,
             encoder=self.encoder or habit.encoder,
             batch=self.batch or kind.batch or batch,
-            hyper={**habit.hyper, **drawn, **self.hyper},
+            hyper={**habit.hyper, **drawn, **paced, **self.hyper},
             trial=0,
             dropout=self.dropout or dropout,
             pretrained=habit.pretrained and not self.encoder if self.pretrained is None else self.pretrained,

@@ -63,7 +63,7 @@ class Found:
 
     def why(self, task: Task) -> str:
         """Why there is no number: refused, or nothing yet."""
-        return "refused" if self.records.of(task) is not None else ""
+        return "refused" if "error" in (self.records.of(task) or {}) else ""
 
 
 Parts = tuple[Sheet | Chart | Gallery, ...]
