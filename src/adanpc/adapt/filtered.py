@@ -103,10 +103,14 @@ class ETA(EntropyDescent):
         """One step on the weighted mean entropy of the chosen, if there are any."""
         loss = self.selection.loss(logits)
         if loss is not None:
-            self.descend(loss)
+            self.descend(self.objective(loss))
+
+    def objective(self, loss: Tensor) -> Tensor:
+        """What is descended, for the weighted mean entropy () of the chosen."""
+        return loss
 
 
-class EATA(EntropyDescent):
+class EATA(ETA):
     """ETA, with a penalty on moving what the source model's own answers on source images depend on.
 
     Paper: Niu et al. 2022, Efficient test-time model adaptation without forgetting.
@@ -118,8 +122,6 @@ class EATA(EntropyDescent):
         weight: of the penalty; 2000 is published for ImageNet, 1 for CIFAR-10.
         samples: source images for the Fisher weights, spread evenly over the rows; all if there are fewer.
     """
-
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = GRID
 
     def __init__(
         self,
@@ -137,19 +139,12 @@ class EATA(EntropyDescent):
             raise AdaNPCError(f"weight must be 0 or more, got {weight}")
         if samples < 1:
             raise AdaNPCError(f"samples must be at least 1, got {samples}")
-        super().__init__(source, trains=trains, alpha=alpha, optimiser=optimiser, steps=1)
-        self.selection = Selection(self.model.classes, margin, similarity).to(self.model.device)
+        super().__init__(source, margin=margin, similarity=similarity, trains=trains, alpha=alpha, optimiser=optimiser)
         self.weight, self.fisher = weight, self._fisher(source, samples)
 
-    def moving(self) -> set[str]:
-        """What is trained, and the average answer."""
-        return super().moving() | {"selection.average"}
-
-    def learn(self, batch: Tensor, logits: Tensor) -> None:
-        """One step on the weighted mean entropy of the chosen and the penalty, if anybody is chosen."""
-        loss = self.selection.loss(logits)
-        if loss is not None:
-            self.descend(loss + self.weight * self.penalty())
+    def objective(self, loss: Tensor) -> Tensor:
+        """The loss and the penalty."""
+        return loss + self.weight * self.penalty()
 
     def penalty(self) -> Tensor:
         """The sum () of squared moves since the source, each times its Fisher weight."""
