@@ -57,7 +57,11 @@ def test_a_table_its_files_and_the_report(tmp_path: Path) -> None:
         (("table", "theory", "--scale", "huge"), "there is no scale 'huge'; there are: full, large"),
         (("table", "theory", "--budget", "soon"), "--budget takes a time such as 30m"),
         (("table", "theory", "--budget", "1h", "--scale", "least"), "give a --budget or a --scale, not both"),
-        (("table", "loss-rotated-mnist", "--scale", "least", "--only", "nobody"), "has no row called nobody"),
+        (
+            ("table", "loss-rotated-mnist", "--scale", "least", "--only", "nobody"),
+            "has no row called 'nobody'; it has: erm, knn",
+        ),
+        (("table", "theory", "--scale", "least", "--only", "1"), "it is made as a whole: leave --only away"),
         (("report", "nowhere"), "nowhere holds no tables: make one with adanpc table NAME"),
     ],
 )

@@ -90,6 +90,16 @@ def test_every_table_can_be_shown_before_anything_is_run(name: str, shop: Worksh
             assert all(cell.ours is None for _, row in part.rows for cell in row)
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_that_can_be_asked_for_has_tasks_and_all_have_the_tables(name: str) -> None:
+    table = TABLES[name]
+    every = {task.id for task in table.plan(LEAST)}
+    alone = [{task.id for task in table.plan(replace(LEAST, only=(row.upper(),)))} for row in table.rows]
+    assert all(alone)
+    if table.rows and not table.alone:  # where all methods are timed together, another choice is another task
+        assert set.union(*alone) == every
+
+
 def test_every_algorithm_of_the_paper_has_a_row() -> None:
     assert {algorithm for algorithm, _ in ood.ROWS.values()} == set(ALGORITHMS) - {"rotation"}
     names = {name for row in ood.ROWS for name in (row, *ood.SPELLINGS.get(row, ()))}

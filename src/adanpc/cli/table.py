@@ -14,10 +14,9 @@ from rich.text import Text
 from adanpc.cli.app import app, one_sentence
 from adanpc.data.loading import cores
 from adanpc.environment import environment
-from adanpc.errors import AdaNPCError
 from adanpc.experiments import render
 from adanpc.experiments.exhibit import Exhibit, Sheet
-from adanpc.experiments.make import absent, choose, exhibit, note_choice, table_of, wanted, write_report
+from adanpc.experiments.make import absent, check_rows, choose, exhibit, note_choice, table_of, wanted, write_report
 from adanpc.experiments.records import Records
 from adanpc.experiments.report import write
 from adanpc.experiments.scale import SCALES
@@ -58,6 +57,7 @@ def table(
             _list()
             return
         made, shop = table_of(name), Workshop(data_dir, out, known_device(device))
+        check_rows(made, only or ())
         processes = 1 if made.alone else workers or cores()
         sizes = {"steps": steps, "images": images, "trials": trials, "seeds": seeds}
         asked = {"encoder": encoder, "only": tuple(only or ()), **sizes}
@@ -66,8 +66,6 @@ def table(
         typer.echo(cost, err=True)
         note_choice(out, name, chosen, budget)
         tasks = wanted(made, chosen, absent(made, shop))
-        if not tasks:
-            raise AdaNPCError(f"{name} has no row called {', '.join(only or ())}; leave --only away to see all rows")
         for reason in sweep(tasks, shop, Records(out), ray="" if made.alone else ray, workers=processes):
             typer.echo(f"Left out: {reason}", err=True)
         shown = exhibit(name, shop, chosen)

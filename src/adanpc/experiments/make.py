@@ -31,6 +31,15 @@ def table_of(name: str) -> Table:
     return TABLES[name]
 
 
+def check_rows(table: Table, only: Sequence[str]) -> None:
+    """Refuses names that no row of the table has."""
+    known = {row.lower() for row in table.rows}
+    for name in only:
+        if name.lower() not in known:
+            rows = f"it has: {', '.join(table.rows)}" if known else "it is made as a whole: leave --only away"
+            raise AdaNPCError(f"{table.name} has no row called {name!r}; {rows}")
+
+
 def absent(table: Table, shop: Workshop) -> tuple[str, ...]:
     """The table's data sets that are not here; refuses if nothing of them is."""
     missing, reason = [], ""

@@ -185,6 +185,7 @@ TABLES = [
             partial(cifar, severity),
             ("cifar-10", "cifar-10-c"),
             uses=("seeds", "images"),
+            rows=tuple(row.label for row in CIFAR_ROWS),
         )
         for severity in (5, 1)
     ),
@@ -197,5 +198,6 @@ TABLES = [
         imagenet,
         ("imagenet", "imagenet-c"),
         uses=("seeds", "images"),
+        rows=tuple(row.label for row in IMAGENET_ROWS if row.method),
     ),
 ]

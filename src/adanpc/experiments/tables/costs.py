@@ -74,5 +74,6 @@ TABLES = [
         TIMED,
         alone=True,
         uses=("images",),
+        rows=tuple(ADAPTERS),
     ),
 ]

@@ -187,6 +187,7 @@ TABLES = [
             partial(encoders, benchmark),
             (data,),
             uses=("seeds", "images"),
+            rows=ENCODERS,
         ),
         Table(
             f"k-{data}",

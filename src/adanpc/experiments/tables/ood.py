@@ -155,6 +155,7 @@ TABLES = [
         summary,
         tuple(BENCHMARKS),
         uses=SIZES,
+        rows=tuple(ROWS),
     ),
     *(
         Table(
@@ -166,6 +167,7 @@ TABLES = [
             partial(show, benchmark),
             (benchmark.data,),
             uses=SIZES,
+            rows=tuple(ROWS),
         )
         for benchmark in BENCHMARKS.values()
     ),

@@ -109,6 +109,7 @@ TABLES = [
         partial(plan, BENCHMARKS[data]),
         partial(show, BENCHMARKS[data]),
         (data,),
+        rows=tuple(ADAPTERS),
     )
     for data in DATA
 ]

@@ -83,6 +83,7 @@ class Table:
         data: the data sets that are used, by name.
         alone: times are shown, so tasks run one after another.
         uses: the sizes of a scale that matter here.
+        rows: what can be asked for alone; none if it is all or nothing.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Table:
     data: tuple[str, ...]
     alone: bool = False
     uses: tuple[str, ...] = ("steps", "batch", "seeds", "images")
+    rows: tuple[str, ...] = ()
 
     def exhibit(self, found: Found) -> Exhibit:
         """All that the records show so far."""
