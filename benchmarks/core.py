@@ -17,6 +17,7 @@ from typing import Any
 
 import faiss
 import hnswlib
+import numkong
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -68,7 +69,10 @@ def clock(work: Callable[[int], object], count: int) -> float:
 
 
 def online(rows: Tensor, labels: Tensor, queries: Tensor, rounds: int, few: int) -> list[Timings]:
-    """(a) and (b): milliseconds a query of step one by one, in batches, and of the published way."""
+    """(a) and (b): milliseconds a query of step one by one, in batches, and of the published way.
+
+    The product of a batch and all rows alone says how far batches could be driven.
+    """
     out = []
     for _ in track(range(rounds), f"step, {len(rows):,} rows"):
         bank = MemoryBank(DIM, CLASSES)
@@ -78,7 +82,9 @@ def online(rows: Tensor, labels: Tensor, queries: Tensor, rounds: int, few: int)
         one = clock(lambda turn: model.step(queries[turn : turn + 1]), few)  # noqa: B023
         many = clock(lambda turn: model.step(queries[few + turn * BATCH :][:BATCH]), 3) / BATCH  # noqa: B023
         theirs = clock(lambda turn: published.step(queries[turn : turn + 1]), max(6, few // 4))  # noqa: B023
-        out.append({"one by one": one, "batches of 256": many, "published": theirs})
+        room = torch.empty(BATCH, len(rows))
+        alone = clock(lambda turn: torch.mm(queries[turn * BATCH :][:BATCH], rows.T, out=room), 3) / BATCH  # noqa: B023
+        out.append({"one by one": one, "batches of 256": many, "published": theirs, "product alone": alone})
     return out
 
 
@@ -109,14 +115,35 @@ def searchers(rows: Tensor, labels: Tensor, hnsw: bool) -> Engines:
     return found
 
 
+def bare(rows: Tensor) -> dict[str, list[Callable[[Tensor], object]]]:
+    """Products of one query and all rows, nothing else: in float32 by NumPy and by torch, in int8 by SIMD kernels."""
+    array, codes = rows.numpy(), (127 * rows).round().to(torch.int8).numpy()
+    room = np.empty(len(rows), np.float32)
+
+    def small(query: Tensor) -> object:
+        code = (127 * query).round().to(torch.int8).numpy()
+        return numkong.cdist(code[None], codes, metric="dot", out_dtype="float32")
+
+    return {
+        "products alone, float32": [
+            lambda query: np.vecdot(array, query.numpy(), out=room),
+            lambda query: rows @ query,
+        ],
+        "products alone, int8": [small],
+    }
+
+
 def search(engines: Engines, rows: Tensor, queries: Tensor, rounds: int, few: int) -> list[Timings]:
     """(c): milliseconds of a single-query search, and of one read of the float32 rows, for each engine and round.
 
-    faiss runs with one thread and with all; its faster time counts.
+    faiss runs with one thread and with all; its faster time counts. Products alone, by the fastest of some ways, say
+    how far a search could be driven.
     """
-    out = []
+    products, out = bare(rows), []
     for _ in track(range(rounds), f"search, {len(rows):,} rows"):
         times = {"one read of the rows": clock(lambda turn: rows.sum(), few)}
+        for name, ways in products.items():
+            times[name] = min(clock(lambda turn: way(queries[turn]), few) for way in ways)  # noqa: B023
         for name, engine in engines.items():
             turns = 3 if name.startswith("scikit") else few
             times[name] = clock(lambda turn: engine(queries[turn : turn + 1]), turns)  # noqa: B023
@@ -170,8 +197,10 @@ def report(results: dict[int, dict[str, Any]], where: str) -> str:
     """The results as Markdown."""
     lines = ["# The bank beside its peers", "", f"`make bench` on {where}. Milliseconds a query, medians.", ""]
     lines += ["## step: (a) batches against one by one, (b) against the published way", ""]
-    lines += ["| rows | one by one | batches of 256 | published | (a) | (b) one by one | (b) batches |"]
-    lines += ["|---|---|---|---|---|---|---|"]
+    lines += [
+        "| rows | one by one | batches of 256 | published | (a) | (b) one by one | (b) batches | (b) product alone |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|"]
     for size, result in results.items():
         steps: list[Timings] = result["step"]
         cells = [middle(steps, name) for name in ("one by one", "batches of 256", "published")]
@@ -179,9 +208,11 @@ def report(results: dict[int, dict[str, Any]], where: str) -> str:
             middle(steps, "one by one", "batches of 256"),
             middle(steps, "published", "one by one"),
             middle(steps, "published", "batches of 256"),
+            middle(steps, "published", "product alone"),
         ]
         numbers = " | ".join([*(f"{cell:.3f}" for cell in cells), *(f"{ratio:.1f}x" for ratio in ratios)])
         lines.append(f"| {size:,} | {numbers} |")
+    lines += ["", "The last column is what batches could reach if a matrix product were all they did."]
     lines += ["", "## (c) Search for one query", ""]
     lines += [
         "| rows | engine | ms | of one read | faiss flat / this | votes as faiss flat |",
