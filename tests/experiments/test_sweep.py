@@ -17,7 +17,7 @@ from adanpc.errors import AdaNPCError
 from adanpc.experiments.records import FILE, Records
 from adanpc.experiments.ruler import Ruler
 from adanpc.experiments.subjects import Workshop
-from adanpc.experiments.sweep import left, stages, sweep
+from adanpc.experiments.sweep import ahead, left, sweep
 from adanpc.experiments.task import Task
 
 LONG = 300.0  # seconds; no test waits for it
@@ -55,8 +55,30 @@ def test_what_others_need_comes_first_and_once(shop: Workshop) -> None:
     base = Chore("base")
     tasks = [Chore("a"), Chore("b", after=base), base, Chore("c", after=base)]
     run(tasks, shop)
-    assert noted(shop) == ["base", "a", "b", "c"]
-    assert stages([*tasks, Chore("d", after=base)], Records(shop.folder)) == [[Chore("d", after=base)]]
+    assert noted(shop) == ["a", "base", "b", "c"]
+    assert ahead([*tasks, Chore("d", after=base)], Records(shop.folder)) == [Chore("d", after=base)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_task_made_possible_comes_next(shop: Workshop, workers: int) -> None:
+    bases = [Chore(name) for name in "abcdefgh"]
+    tasks = [Chore(f"{base.name}{number}", after=base) for base in bases for number in range(3)]
+    assert run(tasks, shop, workers) == []
+    begun, order = noted(shop), recorded(shop)
+    assert sorted(begun) == sorted(order) == sorted(each.name for each in (*bases, *tasks))
+    assert all(order.index(name[0]) <= order.index(name) for name in order)
+    assert begun.index("h") > begun.index("a2")  # not all bases first
+    if workers == 1:
+        assert begun == [name + number for name in "abcdefgh" for number in ("", "0", "1", "2")]
+
+
+def test_what_waited_for_something_missing_is_tried_and_tells_itself(shop: Workshop) -> None:
+    base = Chore("base", fate="no data")
+    assert run([Chore("a", after=base), Chore("b", fate="no weights", after=base)], shop) == [
+        "there are no data",
+        "there are no weights",
+    ]
+    assert recorded(shop) == ["a"]
 
 
 def test_nothing_comes_first_for_a_task_that_is_finished(shop: Workshop) -> None:

@@ -9,8 +9,9 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from importlib import import_module
@@ -38,7 +39,7 @@ Outcome = tuple[Task, dict[str, Any], float]  # the task, its record, seconds
 def sweep(
     tasks: Iterable[Task], shop: Workshop, records: Records, *, ray: str = "", workers: int | None = None
 ) -> list[str]:
-    """Runs every task that has no record yet, and what must come first, and records each as it is finished.
+    """Runs every task that has no record yet, after what it needs, and records each as it is finished.
 
     Returns what could not be run because data or weights are not here, each reason once; that is not recorded, so that
     another call tries again. What ends it early also ends the tasks at hand: another call runs them again, and training
@@ -53,24 +54,54 @@ def sweep(
     """
     missing: dict[str, None] = {}
     with records.writing():
-        for stage in stages(tasks, records):
-            run = _on_ray(stage, shop, ray) if ray else _here(stage, shop, cores() if workers is None else workers)
-            with closing(run):
-                for task, record, seconds in (bar := track(run, f"{stage[0].kind} tasks", len(stage))):
-                    if MISSING in record:
-                        missing[record[MISSING]] = None
-                    else:
-                        records.add(task, record, seconds)
-                    bar.note(task.kind)
+        agenda = Agenda(ahead(tasks, records))
+        run = _on_ray(agenda, shop, ray) if ray else _here(agenda, shop, cores() if workers is None else workers)
+        with closing(run):
+            for task, record, seconds in (bar := track(run, "tasks", len(agenda))):
+                if MISSING in record:
+                    missing[record[MISSING]] = None
+                else:
+                    records.add(task, record, seconds)
+                agenda.finish(task)
+                bar.note(task.kind)
     return list(missing)
 
 
-def stages(tasks: Iterable[Task], records: Records) -> list[list[Task]]:
-    """The tasks that have no record, each once: first those that others need, then the others."""
-    wanted = {task.id: task for task in tasks if task not in records}
-    early = {first.id: first for task in wanted.values() if (first := task.first()) and first not in records}
-    late = {name: task for name, task in wanted.items() if name not in early}
-    return [list(stage.values()) for stage in (early, late) if stage]
+def ahead(tasks: Iterable[Task], records: Records) -> list[Task]:
+    """The tasks that have no record and what must come first, each once, in an order in which they can be run."""
+    found: dict[str, Task] = {}
+    for task in tasks:
+        if task not in records:
+            if (first := task.first()) and first not in records:
+                found.setdefault(first.id, first)
+            found.setdefault(task.id, task)
+    return list(found.values())
+
+
+class Agenda:
+    """Tasks that wait to be run. Those that need another come next once it is finished, so that results come early.
+
+    Args:
+        tasks: each once, with all that they need.
+    """
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.ready: deque[Task] = deque()
+        self.waiting: dict[str, list[Task]] = {task.id: [] for task in tasks}
+        for task in tasks:
+            first = task.first()
+            self.waiting.get(first.id if first else "", self.ready).append(task)
+
+    def __len__(self) -> int:
+        return len(self.ready) + sum(map(len, self.waiting.values()))
+
+    def take(self, most: int) -> list[Task]:
+        """The next tasks, at most so many; none for now if all others wait."""
+        return [self.ready.popleft() for _ in range(min(most, len(self.ready)))]
+
+    def finish(self, task: Task) -> None:
+        """Lets those come next that waited for a task."""
+        self.ready.extendleft(reversed(self.waiting.pop(task.id)))
 
 
 def left(tasks: Iterable[Task], records: Records, ruler: Ruler, workers: int) -> float:
@@ -80,9 +111,9 @@ def left(tasks: Iterable[Task], records: Records, ruler: Ruler, workers: int) ->
     """
     tasks = list(tasks)
     known = {each.id: each for task in tasks for each in (task, task.first()) if each and _measured(each, records)}
-    ahead = [task for stage in stages(tasks, records) for task in stage]
-    pace = {kind: _pace(kind, known.values(), records, ruler) for kind in {task.kind for task in ahead}}
-    return sum(task.effort(ruler) * pace[task.kind] for task in ahead) / workers
+    coming = ahead(tasks, records)
+    pace = {kind: _pace(kind, known.values(), records, ruler) for kind in {task.kind for task in coming}}
+    return sum(task.effort(ruler) * pace[task.kind] for task in coming) / workers
 
 
 def _measured(task: Task, records: Records) -> bool:
@@ -108,28 +139,30 @@ def outcome(task: Task, shop: Workshop) -> Outcome:
     return task, record, time.perf_counter() - start
 
 
-def _here(tasks: Sequence[Task], shop: Workshop, workers: int) -> Generator[Outcome, None, None]:
+def _here(agenda: Agenda, shop: Workshop, workers: int) -> Generator[Outcome, None, None]:
     """In processes of this machine, which end when this generator or its process does, whatever they are doing."""
     if workers == 1:
-        yield from (outcome(task, shop) for task in tasks)
+        while tasks := agenda.take(1):
+            yield outcome(tasks[0], shop)
         return
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     with reader, ProcessPoolExecutor(workers, context, _begin, (reader,)) as pool, writer:
+        waiting: set[Future[Outcome]] = set()
         try:
-            for done in as_completed(_submitted(pool, tasks, shop)):
-                yield done.result()
+            while True:
+                with _no_interrupts():  # processes must never see Ctrl-C: it is this one that ends them
+                    waiting |= {pool.submit(outcome, task, shop) for task in agenda.take(workers - len(waiting))}
+                if not waiting:
+                    return
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
         except BrokenProcessPool:
             raise AdaNPCError(
                 "a process was killed, by lack of memory perhaps; what was finished is recorded: run it again, or with "
                 "fewer --workers"
             ) from None
-
-
-def _submitted(pool: ProcessPoolExecutor, tasks: Sequence[Task], shop: Workshop) -> list[Future[Outcome]]:
-    """Every task, given to processes that never see Ctrl-C: it is this process that ends them."""
-    with _no_interrupts():
-        return [pool.submit(outcome, task, shop) for task in tasks]
 
 
 @contextmanager
@@ -153,13 +186,20 @@ def _end_with(reader: Connection) -> None:
     os._exit(1)
 
 
-def _on_ray(tasks: Sequence[Task], shop: Workshop, address: str) -> Generator[Outcome, None, None]:
-    """On the nodes of a cluster, one core a task; tasks of a node that dies are given to another."""
+def _on_ray(agenda: Agenda, shop: Workshop, address: str) -> Generator[Outcome, None, None]:
+    """On the nodes of a cluster, one core a task; tasks of a node that dies are given to another.
+
+    Ray has twice as many tasks as there are cores, so that none of them waits for this process.
+    """
     ray = _cluster(address)
     try:
         remote = ray.remote(num_cpus=1, max_retries=RETRIES)(outcome)
-        waiting = [remote.remote(task, shop) for task in tasks]
-        while waiting:
+        waiting: list[Any] = []
+        while True:
+            room = max(1, 2 * int(ray.cluster_resources().get("CPU", 1)) - len(waiting))
+            waiting += [remote.remote(task, shop) for task in agenda.take(room)]
+            if not waiting:
+                break
             done, waiting = ray.wait(waiting)
             yield from ray.get(done)
     except ray.exceptions.RayTaskError:  # what the task raised
