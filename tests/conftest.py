@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 
 torch.set_num_threads(1)  # several test processes share the cores
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and all that they start
 
 
 @pytest.fixture(scope="session")
