@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 from adanpc.data.corrupted import title
 from adanpc.data.corruptions import CORRUPTIONS
-from adanpc.experiments import paper
 from adanpc.experiments.exhibit import Cell, Chart, Series, Sheet, value
 from adanpc.experiments.scale import Scale
 from adanpc.experiments.subjects import Extent, Frozen
-from adanpc.experiments.tables.table import Found, Parts, Table, printed
+from adanpc.experiments.tables.table import Found, Parts, Table, printed, remarks
 from adanpc.experiments.task import Adapt, Task
 
 
@@ -168,8 +167,7 @@ def imagenet(found: Found) -> tuple[Parts, list[str]]:
                 made.append((row.label, tuple(each)))
             label = {"all": "batches of 32"}.get(group, f"one by one, {group}")
             sheets.append(Sheet(f"ImageNet-C at severity 5, {label}", tuple(BLURS), tuple(made), "error in %", "low"))
-    notes = [*paper.notes("imagenet-c"), *paper.notes("imagenet-c-batch-1")]
-    return tuple(sheets), [JOINT, *(f"The paper: {note}" for note in notes)]
+    return tuple(sheets), [JOINT, *remarks(*groups)]
 
 
 TABLES = [

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from adanpc.adapt import ADAPTERS
-from adanpc.experiments import paper
 from adanpc.experiments.exhibit import Cell, Sheet, Value
 from adanpc.experiments.scale import Scale
 from adanpc.experiments.subjects import Trained
 from adanpc.experiments.tables.methods import EACH, NAMES, settings
-from adanpc.experiments.tables.table import BENCHMARKS, Found, Parts, Table, printed
+from adanpc.experiments.tables.table import BENCHMARKS, Found, Parts, Table, printed, remarks
 from adanpc.experiments.task import Task
 from adanpc.experiments.timing import Timing
 
@@ -52,7 +51,7 @@ def times(found: Found) -> tuple[Parts, list[str]]:
             known = tuple(row for row in rows if any(cell.ours for cell in row[1]))
             unit = "MB" if quantity == "mb" else "ms"
             parts.append(Sheet(f"{title}, batches of {batch}", headings, known, unit, "low", decimals))
-    return tuple(parts), [f"The paper: {note}" for note in paper.notes("inference-time")]
+    return tuple(parts), remarks("inference-time")
 
 
 def _time(record: Mapping[str, Any], data: str, method: str, quantity: str) -> Cell:

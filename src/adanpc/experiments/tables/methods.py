@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any
 
 from adanpc.adapt import ADAPTERS
-from adanpc.experiments import paper
 from adanpc.experiments.exhibit import Cell, Sheet
 from adanpc.experiments.scale import Scale
 from adanpc.experiments.subjects import Extent, Trained
-from adanpc.experiments.tables.table import BENCHMARKS, Found, Parts, Table, averages, printed
+from adanpc.experiments.tables.table import BENCHMARKS, Found, Parts, Table, averages, printed, remarks
 from adanpc.experiments.task import Adapt, Task
 
 NAMES = {  # as the paper prints them
@@ -101,7 +100,7 @@ def _sheets(
         rows = [(method, tuple(row(method, batch))) for method in ROWS]
         made = tuple((method, cells) for method, cells in rows if any(cell.ours or cell.text for cell in cells))
         sheets.append(Sheet(f"Batches of {batch}{about}", headings, made))
-    return tuple(sheets), [f"The paper: {note}" for note in paper.notes("adaptation")]
+    return tuple(sheets), remarks("adaptation")
 
 
 SOURCE = "Table 4 (tab:adapt_comp)"

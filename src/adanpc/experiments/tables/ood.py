@@ -19,6 +19,7 @@ from adanpc.experiments.tables.table import (
     cells,
     mean_of,
     printed,
+    remarks,
     seeds_of,
 )
 from adanpc.experiments.task import Adapt, Task, drawn
@@ -120,8 +121,7 @@ def sheet(found: Found, benchmark: Benchmark, rule: str) -> Sheet:
 def show(benchmark: Benchmark, found: Found) -> tuple[Parts, list[str]]:
     """The paper's two rules; the label-free ones where there is more than one trial to select from."""
     rules = list(RULES) if found.scale.trials > 1 else list(GROUPS)
-    notes = paper.notes(benchmark.data) if benchmark.data in paper.tables() else ()
-    return tuple(sheet(found, benchmark, rule) for rule in rules), [f"The paper: {note}" for note in notes]
+    return tuple(sheet(found, benchmark, rule) for rule in rules), remarks(benchmark.data)
 
 
 def summary_plan(scale: Scale) -> list[Task]:
@@ -142,7 +142,7 @@ def summary(found: Found) -> tuple[Parts, list[str]]:
             rows.append((row, tuple(made)))
     headings = tuple(benchmark.title for benchmark in BENCHMARKS.values())
     sheet_ = Sheet(f"Average over targets, {RULES[LABELLED]}", headings, tuple(rows))
-    return (sheet_,), [f"The paper: {note}" for note in paper.notes("ood")]
+    return (sheet_,), remarks("ood")
 
 
 TABLES = [

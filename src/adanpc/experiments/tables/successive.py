@@ -12,10 +12,10 @@ from adanpc.experiments.exhibit import Cell, Chart, Series, Sheet, Value, value
 from adanpc.experiments.scale import Scale
 from adanpc.experiments.subjects import ALL, Extent, Trained
 from adanpc.experiments.tables.methods import EACH, FEW, NAMES, SOME, settings, short
-from adanpc.experiments.tables.table import BENCHMARKS, Benchmark, Found, Parts, Table, printed
+from adanpc.experiments.tables.table import BENCHMARKS, Benchmark, Found, Parts, Table, printed, remarks
 from adanpc.experiments.task import Adapt, Task
 
-DATA = ("rotated-mnist", "pacs", "terra-incognita", "domain-net")
+DATA = ("rotated-mnist", "vlcs", "pacs", "terra-incognita", "domain-net")
 BATCHES = (1, 2, 32)
 DRAWN = (*NAMES, "knn", "adanpc-bn")  # in the charts
 
@@ -54,7 +54,7 @@ def show(benchmark: Benchmark, found: Found) -> tuple[Parts, list[str]]:
     parts += _sheets(
         benchmark, found, few, "methods that look at many copies of each image: a few images, a first look"
     )
-    return (*long, *charts, *parts), [f"The paper: {note}" for note in paper.notes(f"reval-{benchmark.data}")]
+    return (*long, *charts, *parts), remarks(f"reval-{benchmark.data}")
 
 
 def _sheets(
@@ -63,14 +63,15 @@ def _sheets(
     """What is met, and what is left of the source; one row for each method, batch size and extent."""
     first, *others = benchmark.domains
     table = f"reval-{benchmark.data}"
+    theirs = paper.columns(table)[:-1] if table in paper.tables() else ("before", *others)
     met, back = [], []
     for method, batch, extent in rows:
         tasks = [led(benchmark, found.scale, method, batch, extent, seed) for seed in range(found.scale.seeds)]
         label = f"{method}, {extent.images} images, batches of {batch}" if method in FEW else method
         if records := [record for task in tasks if (record := found(task))]:
             met.append((label, tuple(map(Cell, _met(records, others)))))
-            theirs = [printed(table, "all", NAMES.get(method, method), column) for column in paper.columns(table)[:-1]]
-            back.append((label, tuple(map(Cell, _back(records, others), theirs))))
+            cells = [printed(table, "all", NAMES.get(method, method), column) for column in theirs]
+            back.append((label, tuple(map(Cell, _back(records, others), cells))))
         elif text := found.why(tasks[0]):
             met.append((label, tuple(Cell(text=text) for _ in (*others, "average"))))
     return (

@@ -116,6 +116,11 @@ def printed(table: str, group: str, row: str, column: str) -> Value | None:
     return paper.cell(table, group, row, column)
 
 
+def remarks(*tables: str) -> list[str]:
+    """What to know of the paper's tables before one compares with them; nothing where it prints none."""
+    return [f"The paper: {note}" for table in tables if table in paper.tables() for note in paper.notes(table)]
+
+
 def averages(found: Found, tasks: Sequence[Sequence[Task]]) -> tuple[list[Value | None], Value | None]:
     """The accuracy on each target, and their mean, over seeds; the tasks are in rows by seed, columns by target."""
     each = [[None if record is None else float(record["average"]) for record in map(found, seed)] for seed in tasks]

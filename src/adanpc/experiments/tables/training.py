@@ -20,6 +20,7 @@ from adanpc.experiments.tables.table import (
     averages,
     cells,
     printed,
+    remarks,
     seeds_of,
 )
 from adanpc.experiments.task import Adapt, Task
@@ -112,7 +113,7 @@ def show(name: str, benchmark: Benchmark, rows: list[Row], found: Found) -> tupl
         theirs = {heading: printed(name, row.group, row.printed, heading) for heading in headings}
         if any(ours.values()) or not found.scale.only:
             made.append((row.label, cells(ours, theirs)))
-    return (Sheet(benchmark.title, headings, tuple(made)),), [f"The paper: {note}" for note in paper.notes(name)]
+    return (Sheet(benchmark.title, headings, tuple(made)),), remarks(name)
 
 
 def curve_steps(scale: Scale) -> list[int]:
