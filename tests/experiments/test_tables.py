@@ -313,10 +313,10 @@ def test_the_report_has_every_table_that_was_asked_for(shop: Workshop) -> None:
 
 def test_settings_of_a_trial_come_from_the_grid() -> None:
     for method, kind in ADAPTERS.items():
-        assert drawn(method, 0) == {}
+        assert drawn(method, 0, 1) == {}
         for trial in (1, 2):
-            settings = drawn(method, trial)
-            assert settings == drawn(method, trial)
+            settings = drawn(method, trial, 1)
+            assert settings == drawn(method, trial, 1)
             assert set(settings) == set(kind.grid)
             assert all(value in kind.grid[name] for name, value in settings.items())
 

@@ -35,6 +35,8 @@ def test_each_name_is_drawn_by_itself() -> None:
     assert drawn["a"] != drawn["b"]
     assert draw({"b": Uniform(0, 1)}, 3) == {"b": drawn["b"]}
     assert draw(space, 4) != drawn
+    assert draw(space, 3, 1) != drawn
+    assert draw(space, 1, 3) != draw(space, 3, 1)
     assert draw(space, 0) == {}
 
 
@@ -44,6 +46,12 @@ def test_the_knn_learning_rate_of_a_trial_is_in_its_range() -> None:
         assert 10**-4.5 <= spec.hyper["lr"] <= 10**-2.5
         assert 8 <= spec.batch <= 512
         assert spec.hyper["k"] in (5, 10, 20, 50, 100, 150)
+
+
+def test_every_seed_searches_anew_and_all_algorithms_alike() -> None:
+    specs = [Spec("rotated-mnist", ("0",), name, seed=seed, trial=2) for name in ("erm", "coral") for seed in (0, 1)]
+    rates = [spec.complete().hyper["lr"] for spec in specs]
+    assert rates[0] == rates[2] != rates[1] == rates[3]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adanpc.errors import AdaNPCError
-from adanpc.train.spec import Spec
+from adanpc.train.spec import HABITS, Spec
 
 EVERY = 300  # steps between evaluations, as in DomainBed
 SIZES = ("steps", "batch", "trials", "seeds", "images")
@@ -38,7 +38,7 @@ class Scale:
     only: tuple[str, ...] = ()
 
     def spec(self, data: str, targets: tuple[str, ...], algorithm: str, seed: int = 0, trial: int = 0) -> Spec:
-        """The training of one trial at this scale."""
+        """The training of one trial at this scale; photos with BatchNorm's statistics kept, as in DomainBed."""
         own = bool(self.encoder) and self.encoder != "convnet"
         return Spec(
             data,
@@ -51,6 +51,7 @@ class Scale:
             seed=seed,
             trial=trial,
             pretrained=True if own and data != "rotated-mnist" else None,
+            frozen_batchnorm=data not in HABITS,
             images=self.images,
         )
 

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from random import Random
 from typing import Any, ClassVar
 
 from adanpc.adapt import ADAPTERS
@@ -17,7 +16,7 @@ from adanpc.experiments.adaptation import adapt
 from adanpc.experiments.ruler import Ruler
 from adanpc.experiments.scene import Scene
 from adanpc.experiments.subjects import ALL, Extent, Subject, Trained, Workshop, subject_of
-from adanpc.seeds import seed_of
+from adanpc.train.search import Choice, draw
 
 STARTING = 2.0  # seconds until anything is seen: data are read, models built
 FEATURES = 1e-3  # seconds a sample of methods that see features
@@ -151,7 +150,6 @@ def _scene(subject: str, shop: Workshop, extent: Extent) -> Scene:
     return subject_of(json.loads(subject)).scene(shop, extent)
 
 
-def drawn(method: str, trial: int) -> dict[str, Any]:
+def drawn(method: str, trial: int, seed: int) -> dict[str, Any]:
     """Settings of a method for one trial of a random search over its grid; trial 0 keeps the defaults."""
-    grid = ADAPTERS[method].grid if trial else {}
-    return {name: Random(seed_of(trial, method, name)).choice(list(values)) for name, values in grid.items()}
+    return draw({name: Choice(tuple(values)) for name, values in ADAPTERS[method].grid.items()}, trial, seed)

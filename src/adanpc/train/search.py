@@ -55,8 +55,8 @@ class Choice:
         return random.choice(self.values)
 
 
-def draw(space: Mapping[str, Draw], seed: int) -> dict[str, Any]:
-    """One value for each name; each depends on the seed and its own name alone. Seed 0 draws nothing: the defaults."""
-    if seed == 0:
+def draw(space: Mapping[str, Draw], trial: int, seed: int = 0) -> dict[str, Any]:
+    """One value for each name, by trial, seed and that name alone. Trial 0 draws nothing: the defaults."""
+    if trial == 0:
         return {}
-    return {name: distribution(Random(seed_of(seed, name))) for name, distribution in space.items()}
+    return {name: distribution(Random(seed_of(seed, trial, name))) for name, distribution in space.items()}

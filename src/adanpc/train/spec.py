@@ -55,7 +55,8 @@ class Spec:
         every: after how many steps the model is evaluated and the run saved.
         seed: decides the splits, the initial weights, the order of samples and every other random choice.
         hyper: the algorithm's own settings, lr and weight_decay among them.
-        trial: 0 keeps the defaults; any other number draws what ``hyper`` leaves open from the search space.
+        trial: 0 keeps the defaults; any other number draws what ``hyper`` leaves open from the search space, for every
+            seed anew and for all algorithms alike.
         pretrained: starts from published weights; by default where that is usual for the data.
         weights: a file to start from.
         norm, dropout, frozen_batchnorm: of the ``SourceModel``.
@@ -94,7 +95,7 @@ class Spec:
         """The spec with every default and every drawn value filled in; completing it again changes nothing."""
         habit = HABITS.get(self.data, PHOTOS)
         kind = ALGORITHMS[self.algorithm]
-        drawn = draw({**habit.space, **kind.space}, self.trial)
+        drawn = draw({**habit.space, **kind.space}, self.trial, self.seed)
         batch, dropout = drawn.pop("batch", habit.batch), drawn.pop("dropout", 0.0)
         usual = {name: signature(kind).parameters[name].default for name in kind.paced}
         paced = {name: round({**usual, **drawn}[name] * self.steps / STEPS) for name in usual}

@@ -65,7 +65,7 @@ def trials(scale: Scale, data: str, target: str, row: str, seed: int, rule: str)
         Adapt(
             Trained(scale.spec(data, (target,), algorithm, seed, trial), which),
             method,
-            settings=drawn(method, trial),
+            settings=drawn(method, trial, seed),
             seed=seed,
         )
         for trial in range(scale.trials)
