@@ -19,9 +19,10 @@ from adanpc.experiments.subjects import Workshop
 from adanpc.experiments.sweep import sweep
 from adanpc.experiments.task import Task
 from adanpc.models.weights import WeightsError
+from adanpc.train.run import RunError
 
 LOG = "log"
-Fate = Literal["fine", "refused", "no data", "no weights", "wrong", "killed", "in the way"]
+Fate = Literal["fine", "refused", "no data", "no weights", "damaged", "wrong", "killed", "in the way"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ def meet(fate: Fate, shop: Workshop) -> None:
         raise DataError("there are no data")
     if fate == "no weights":
         raise WeightsError("there are no weights")
+    if fate == "damaged":
+        raise RunError("the run is damaged")
     if fate == "in the way":
         (shop.folder / FILE).mkdir()
     if fate in ("wrong", "killed"):

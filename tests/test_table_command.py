@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from adanpc import cli
 from adanpc.durable import entries
+from adanpc.experiments.records import Records
 from adanpc.experiments.tables import TABLES
 
 LEAST = ("--scale", "least", "--steps", "2", "--images", "10", "--workers", "1")
@@ -73,6 +74,14 @@ def test_wrong_inputs_are_one_sentence(
     assert code == 2
     assert words in said
     assert "Traceback" not in said
+
+
+def test_a_second_command_in_the_same_folder_changes_nothing(tmp_path: Path) -> None:
+    with Records(tmp_path).writing():
+        code, _, said = run("table", "theory", "--scale", "least", "--out", str(tmp_path))
+    assert code == 2
+    assert "another process is adding to" in said
+    assert not (tmp_path / "tables.json").exists()
 
 
 def test_ctrl_c_loses_nothing_that_was_finished(tmp_path: Path) -> None:

@@ -5,6 +5,10 @@ class AdaNPCError(ValueError):
     """A value that cannot be used."""
 
 
+class UnavailableError(AdaNPCError):
+    """Something outside is missing, damaged or not as it was, and may be there another time: data, weights, a run."""
+
+
 class FeatureError(AdaNPCError):
     """Features that cannot be stored or searched: wrong shape, NaN, infinite, or zero."""
 

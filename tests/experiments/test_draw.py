@@ -123,25 +123,25 @@ def test_every_line_looks_different() -> None:
     assert (len(looks), len(styles)) == (28, 14)
 
 
-def test_the_papers_line_is_dashed_in_the_greyed_colour_of_ours() -> None:
+def test_a_bound_is_dashed_in_the_greyed_colour_of_what_it_bounds() -> None:
     series = (
         Series("T3A", K, K),
         Series("AdaNPC", K, K),
-        Series("AdaNPC", K, K, paper=True),
-        Series("SHOT", K, K, paper=True),
+        Series("AdaNPC", K, K, bound=True),
+        Series("SHOT", K, K, bound=True),
     )
     figure = draw.figure(Chart("", "k", "y", series))
-    t3a, ours, paper, other = figure.axes[0].lines
-    assert [line.get_linestyle() for line in (t3a, ours, paper, other)] == ["-", "-", "--", "--"]
+    t3a, ours, bound, other = figure.axes[0].lines
+    assert [line.get_linestyle() for line in (t3a, ours, bound, other)] == ["-", "-", "--", "--"]
     middle = [(one + grey) / 2 for one, grey in zip(to_rgb(ours.get_color()), to_rgb(draw.GREY), strict=True)]
-    assert to_rgb(paper.get_color()) == pytest.approx(middle)
-    assert len({t3a.get_color(), ours.get_color(), paper.get_color(), other.get_color()}) == 4
+    assert to_rgb(bound.get_color()) == pytest.approx(middle)
+    assert len({t3a.get_color(), ours.get_color(), bound.get_color(), other.get_color()}) == 4
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["T3A", "AdaNPC", "AdaNPC (paper)", "SHOT (paper)"]
+    assert names == ["T3A", "AdaNPC", "AdaNPC (bound)", "SHOT (bound)"]
 
 
 def test_bars_stand_in_groups_over_their_names() -> None:
-    series = (Series("a", ("x", "y"), (1.0, 2.0), (0.1, 0.2)), Series("b", ("y", "z"), (3.0, nan), paper=True))
+    series = (Series("a", ("x", "y"), (1.0, 2.0), (0.1, 0.2)), Series("b", ("y", "z"), (3.0, nan), bound=True))
     (axes,) = draw.figure(Chart("", "", "", series, kind="bar")).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["x", "y", "z"]
     first, second = (each for each in axes.containers if isinstance(each, BarContainer))
@@ -217,7 +217,7 @@ def test_long_captions_overlap_nothing(rows: int) -> None:
 @settings(max_examples=15, deadline=None)
 @given(st.text(st.sampled_from("$\\{}_^%&<>-— a中😀\n\x00"), max_size=12) | st.text(max_size=5))
 def test_any_text_can_be_drawn(text: str) -> None:
-    chart = Chart(text, text, text, (Series(text, (text, "b"), (1.0, 2.0)), Series(text, ("b",), (1.0,), paper=True)))
+    chart = Chart(text, text, text, (Series(text, (text, "b"), (1.0, 2.0)), Series(text, ("b",), (1.0,), bound=True)))
     ET.fromstring(draw.image(chart, "svg"))
     ET.fromstring(draw.image(Gallery(text, (Question(picture(text), (), text),)), "svg"))
 

@@ -33,7 +33,7 @@ def sheet(title: str = "Accuracy", label: str = "AdaNPC") -> Sheet:
 
 def chart(label: str = "AdaNPC") -> Chart:
     return Chart(
-        label, label, label, (Series(label, (1, 2), (3, 4), (0.1, 0.1)), Series(label, (1, 2), (3, 4), paper=True))
+        label, label, label, (Series(label, (1, 2), (3, 4), (0.1, 0.1)), Series(label, (1, 2), (3, 4), bound=True))
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, log, sqrt
+from math import exp, log, nan, sqrt
 
 import pytest
 import torch
@@ -53,6 +53,6 @@ def test_kept_together_is_denser_than_scattered() -> None:
 def test_the_best_by_a_rule_ignores_all_other_scores(rule: str) -> None:
     records = [
         {"name": name, "scores": dict.fromkeys(RULES, float(-place)) | {rule: score}}
-        for place, (name, score) in enumerate({"low": 1.0, "high": 3.0, "also high": 3.0}.items())
+        for place, (name, score) in enumerate({"none": nan, "low": 1.0, "high": 3.0, "also high": 3.0}.items())
     ]
     assert best(records, rule)["name"] == "high"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +48,33 @@ def test_a_model_is_trained_once(shop: Workshop, monkeypatch: pytest.MonkeyPatch
         Trained(replace(SPEC, seed=1)).run(shop)
 
 
+@pytest.mark.parametrize("every", [3, 6])
+def test_a_run_that_was_killed_before_its_last_save_goes_on(
+    shop: Workshop, tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(SPEC, every=every)
+    whole = Trained(spec).run(Workshop(shop.data_dir, tmp_path / "whole")).state("checkpoint.pt")
+    save = Run.save
+
+    def killed(run: Run, name: str, state: dict[str, Any]) -> None:
+        if name == "checkpoint.pt" and state["algorithm"]["step"] == 6:
+            raise SystemExit
+        save(run, name, state)
+
+    monkeypatch.setattr(Run, "save", killed)
+    with pytest.raises(SystemExit):
+        Trained(spec).run(shop)
+    monkeypatch.undo()
+    run = Trained(spec).run(shop)
+    assert run.finished()
+    found = run.state("checkpoint.pt")
+    assert found is not None
+    assert whole is not None
+    pairs = zip(found["algorithm"]["weights"].values(), whole["algorithm"]["weights"].values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    assert [entry["step"] for entry in run.records()] == list(range(every, 7, every))
+
+
 @pytest.mark.parametrize(
     "subject",
     [
@@ -61,12 +89,12 @@ def test_a_subject_is_what_its_document_says(subject: Trained | Frozen) -> None:
 
 def test_source_rows_come_from_the_training_part_of_source_domains_alone(shop: Workshop, tmp_path: Path) -> None:
     scene = frozen(tmp_path).scene(shop, Extent())
-    assert (len(scene.source.labels), len(scene.recalled)) == (48, 12)
+    assert (len(scene.source.labels), sum(map(len, scene.recalled))) == (48, 12)
     assert [len(domain) for domain in (*scene.targets, *scene.held)] == [24, 6]
     assert scene.source.domains is not None
     assert scene.source.domains.tolist() == [0] * 24 + [1] * 24
     assert scene.source.images is not None
-    known, held = scene.source.images(torch.arange(48)), scene.recalled.take(range(12))
+    known, held = scene.source.images(torch.arange(48)), torch.cat([part.take(range(6)) for part in scene.recalled])
     assert not any(torch.equal(one, other) for one in held for other in known)
     again = frozen(tmp_path).scene(shop, Extent())
     assert torch.equal(again.source.features, scene.source.features)
@@ -74,7 +102,8 @@ def test_source_rows_come_from_the_training_part_of_source_domains_alone(shop: W
 
 def test_a_share_of_the_source(shop: Workshop, tmp_path: Path) -> None:
     scene = frozen(tmp_path, share=0.25).scene(shop, Extent(images=5, rows=20, recalled=3))
-    assert (len(scene.source.labels), len(scene.recalled), len(scene.targets[0]), len(scene.held[0])) == (10, 3, 5, 2)
+    assert (len(scene.source.labels), len(scene.targets[0]), len(scene.held[0])) == (10, 5, 2)
+    assert list(map(len, scene.recalled)) == [2, 2]  # as many of each domain
 
 
 @pytest.mark.parametrize("head", ["own", "untrained", "linear", "mlp"])

@@ -97,7 +97,11 @@ def test_a_refusal_is_a_record(shop: Workshop) -> None:
 
 def test_what_is_missing_is_told_once_and_tried_again(shop: Workshop) -> None:
     tasks = [Chore("a", fate="no data"), Chore("b", fate="no weights"), Chore("c", fate="no data"), Chore("d")]
-    assert run(tasks, shop) == ["there are no data", "there are no weights"]
+    assert run([*tasks, Chore("e", fate="damaged")], shop) == [
+        "there are no data",
+        "there are no weights",
+        "the run is damaged",
+    ]
     assert recorded(shop) == ["d"]
     assert run([Chore("a"), Chore("b", fate="no weights")], shop) == ["there are no weights"]
     assert recorded(shop) == ["d", "a"]
@@ -117,6 +121,17 @@ def test_a_second_sweep_in_the_same_folder_is_refused(shop: Workshop) -> None:
     assert noted(shop) == []
     run([Chore("a")], shop)
     assert noted(shop) == ["a"]
+
+
+def test_a_sweep_may_be_a_part_of_a_longer_writing(shop: Workshop) -> None:
+    records = Records(shop.folder)
+    with records.writing():
+        sweep([Chore("a")], shop, records, workers=1)
+        with pytest.raises(AdaNPCError, match="another process is adding"):
+            run([Chore("b")], shop)
+        sweep([Chore("c")], shop, records, workers=1)
+    run([Chore("b")], shop)
+    assert noted(shop) == ["a", "c", "b"]
 
 
 def test_a_sweep_sees_what_another_finished_since_the_records_were_read(shop: Workshop) -> None:
@@ -201,10 +216,12 @@ def test_what_is_left_is_corrected_by_what_was_seen(shop: Workshop) -> None:
     records, ruler = Records(shop.folder), Ruler(shop)
     base = Errand("base")
     tasks = [Chore("a"), Chore("bb", after=base), Chore("ccc", after=Errand("other"))]
-    assert left(tasks, records, ruler, 2) == (1 + 2 + 3 + 4 + 5) / 2
+    assert left(tasks, records, ruler, 1) == 1 + 2 + 3 + 4 + 5
+    assert left([*tasks, Chore("a" * 9)], records, ruler, 2) == (1 + 2 + 3 + 4 + 5 + 9) / 2
+    assert left(tasks, records, ruler, 64) == 5 + 3  # a task after what it needs
     with records.writing():
         records.add(base, {}, 8.0)  # twice as long as expected
-    assert left(tasks, records, ruler, 2) == (1 + 2 + 3 + 2 * 5) / 2
+    assert left(tasks, records, ruler, 1) == 1 + 2 + 3 + 2 * 5
     with records.writing():
         records.add(Chore("a"), {"error": "refused"}, 0.0)  # tells nothing
     assert left(tasks, records, ruler, 1) == 2 + 3 + 2 * 5

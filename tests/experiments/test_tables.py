@@ -81,10 +81,8 @@ def test_every_plan_is_a_list_of_tasks_that_can_be_sent_and_named(name: str, siz
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_can_be_shown_before_anything_is_run(name: str, shop: Workshop, tmp_path: Path) -> None:
-    table = TABLES[name]
-    empty = Found(Records(tmp_path), LEAST, shop)
-    exhibit = table.exhibit(empty)
-    assert exhibit.notes[-1].endswith("of its tasks have no record yet.")
+    exhibit = make.exhibit(name, Workshop(shop.data_dir, tmp_path), LEAST)
+    assert any(note.endswith("have no record yet.") or "nothing is run on it" in note for note in exhibit.notes)
     for part in exhibit.parts:
         if isinstance(part, Sheet):
             assert all(cell.ours is None for _, row in part.rows for cell in row)
@@ -109,7 +107,7 @@ def test_every_algorithm_of_the_paper_has_a_row() -> None:
 
 
 def test_every_row_of_the_papers_corruption_tables_has_one_of_ours(shop: Workshop) -> None:
-    shown = TABLES["imagenet-c"].exhibit(Found(Records(shop.folder), LEAST, shop))
+    shown = make.exhibit("imagenet-c", shop, LEAST)
     groups = [("imagenet-c", "all"), *(("imagenet-c-batch-1", half) for half in ("bn-retraining", "clf-retraining"))]
     for part, (name, group) in zip(shown.parts, groups, strict=True):
         assert isinstance(part, Sheet)
@@ -217,7 +215,7 @@ def test_the_split_of_a_bank_that_has_met_a_target(data_dir: Path, tmp_path: Pat
 
 def test_refused_methods_say_so(shop: Workshop) -> None:
     exhibit = made("successive-rotated-mnist", shop, replace(LEAST, only=("source", "bn-adapt")))
-    sheets = [part for part in exhibit.parts if isinstance(part, Sheet) and "as it is met: at most" in part.title]
+    sheets = [part for part in exhibit.parts if isinstance(part, Sheet) and "as it is met: 10 images" in part.title]
     rows = dict(sheets[0].rows)
     assert [cell.text for cell in rows["bn-adapt"]] == ["refused"] * 6  # the ConvNet has no BatchNorm
 
@@ -257,6 +255,11 @@ def test_a_budget_takes_the_largest_scale_that_fits_and_keeps_to_it(shop: Worksh
     assert "About" in words
     make.note_choice(tmp_path, table.name, small, "9000d")
     assert make.choose(table, "9000d", "", own, here, 2)[0].name == "least"  # as it began
+    assert make.choose(table, "9000d", "", {}, here, 2)[0].name == "full"  # something else is asked for
+    make.note_choice(tmp_path, table.name, replace(large, steps=4), "2s")
+    again, words = make.choose(table, "2s", "", {**own, "steps": 4}, here, 2)
+    assert again.name == "full"
+    assert "more than the budget of 2s" in words  # goes on, but not in silence
     assert make.choose(table, "", "tiny", {"steps": 7}, here, 2)[0] == replace(SCALES["tiny"], steps=7)
     with pytest.raises(AdaNPCError, match="not both"):
         make.choose(table, "1h", "tiny", {}, here, 2)
@@ -293,22 +296,72 @@ def test_what_is_done_costs_nothing_more(shop: Workshop) -> None:
 
 def test_data_that_are_not_here(shop: Workshop, tmp_path: Path) -> None:
     with pytest.raises(AdaNPCError, match="vlcs is not at"):
-        make.absent(TABLES["ood-vlcs"], shop)
+        make.choose(TABLES["ood-vlcs"], "", "least", {}, shop, 1)
     assert make.absent(TABLES["ood"], shop) == ("vlcs", "domain-net", "terra-incognita")
-    exhibit = make.exhibit("ood", shop, LEAST)
-    assert "vlcs is not in the data's folder, so its cells are empty." in exhibit.notes
+    there = Workshop(shop.data_dir, tmp_path)
+    exhibit = make.exhibit("ood", there, LEAST)
+    assert "vlcs is not in the data's folder, so nothing is run on it." in exhibit.notes
+    tasks = {task.id for task in make.wanted(TABLES["ood"], LEAST, make.absent(TABLES["ood"], there))}
+    assert f"{len(tasks)} of {len(tasks)} tasks have no record yet." in exhibit.notes  # each once, on what is here
+
+
+def test_what_is_particular_about_the_data_is_said(shop: Workshop, tmp_path: Path) -> None:
+    notes = make.exhibit("cifar-10-c-5", Workshop(shop.data_dir, tmp_path), LEAST).notes
+    assert any(note.startswith("cifar-10-c: ") for note in notes)
+
+
+def test_a_selection_needs_all_trials(shop: Workshop, tmp_path: Path) -> None:
+    scale = replace(LEAST, trials=2)
+    records = Records(tmp_path)
+    for place, task in enumerate(ood.trials(scale, "rotated-mnist", "0", "ERM", 0, "source")):
+        sheet = ood.sheet(Found(records, scale, shop), BENCHMARKS["rotated-mnist"], "source")
+        assert dict(sheet.rows)["ERM"][0].ours is None
+        records.add(task, {"average": 10.0 * place, "scores": {"source": float(place)}}, 1.0)
+    sheet = ood.sheet(Found(records, scale, shop), BENCHMARKS["rotated-mnist"], "source")
+    assert dict(sheet.rows)["ERM"][0].ours == Value(10.0)
+
+
+def test_the_reason_of_a_refusal_is_told_once(shop: Workshop, tmp_path: Path) -> None:
+    table, records = TABLES["adaptation-rotated-mnist"], Records(tmp_path)
+    scale = replace(LEAST, only=("bn-adapt",))
+    for task in table.plan(scale):
+        records.add(task, {"error": "there is no BatchNorm"}, 0.0)
+    exhibit = table.exhibit(Found(records, scale, shop))
+    assert exhibit.notes.count("Refused: there is no BatchNorm") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "has"), [("ood-pacs", True), ("k-pacs", True), ("backbones", False), ("theory", False)]
+)
+def test_an_encoder_is_refused_where_there_is_none_to_choose(name: str, has: bool) -> None:
+    if has:
+        make.check_choice(TABLES[name], (), "efficientnet-lite0")
+    else:
+        with pytest.raises(AdaNPCError, match=f"{name} has no encoder to choose"):
+            make.check_choice(TABLES[name], (), "efficientnet-lite0")
 
 
 def test_the_report_has_every_table_that_was_asked_for(shop: Workshop) -> None:
     scale = replace(LEAST, only=("erm",))
     made("loss-rotated-mnist", shop, scale)
     make.note_choice(shop.folder, "loss-rotated-mnist", scale, "")
-    path = make.write_report(shop, {"machine": "<this>"})
-    text = path.read_text()
+    environment = Records(shop.folder).entries[TABLES["loss-rotated-mnist"].plan(scale)[0].id]["environment"]
+    text = make.write_report(shop).read_text()
     assert "Training loss on Rotated MNIST" in text
-    assert "&lt;this&gt;" in text
+    assert environment["machine"] in text
     assert "Reduced (least)" in text
     assert make.exhibits(shop)[0].name == "loss-rotated-mnist"
+
+
+def test_a_report_needs_no_data(shop: Workshop, tmp_path: Path) -> None:
+    scale = replace(LEAST, images=12, encoder="efficientnet-lite0")
+    there = Workshop(shop.data_dir, tmp_path / "out")
+    for name, only in (("frozen-pacs", ("efficientnet-lite0",)), ("gallery-pacs", ())):
+        sweep(TABLES[name].plan(replace(scale, only=only))[:1], there, Records(there.folder), workers=1)
+        make.note_choice(there.folder, name, replace(scale, only=only), "")
+    text = make.write_report(Workshop(tmp_path / "nowhere", there.folder)).read_text()
+    assert "PACS without fine-tuning" in text
+    assert "which are not here" in text
 
 
 def test_settings_of_a_trial_come_from_the_grid() -> None:

@@ -13,10 +13,9 @@ from rich.text import Text
 
 from adanpc.cli.app import app, one_sentence
 from adanpc.data.loading import cores
-from adanpc.environment import environment
 from adanpc.experiments import render
 from adanpc.experiments.exhibit import Exhibit, Sheet
-from adanpc.experiments.make import absent, check_rows, choose, exhibit, note_choice, table_of, wanted, write_report
+from adanpc.experiments.make import absent, check_choice, choose, exhibit, note_choice, table_of, wanted, write_report
 from adanpc.experiments.records import Records
 from adanpc.experiments.report import write
 from adanpc.experiments.scale import SCALES
@@ -57,17 +56,18 @@ def table(
             _list()
             return
         made, shop = table_of(name), Workshop(data_dir, out, known_device(device))
-        check_rows(made, only or ())
+        check_choice(made, only or (), encoder)
         processes = 1 if made.alone else workers or cores()
         sizes = {"steps": steps, "images": images, "trials": trials, "seeds": seeds}
         asked = {"encoder": encoder, "only": tuple(only or ()), **sizes}
         own = {field: value for field, value in asked.items() if value}
         chosen, cost = choose(made, budget, scale, own, shop, processes)
         typer.echo(cost, err=True)
-        note_choice(out, name, chosen, budget)
-        tasks = wanted(made, chosen, absent(made, shop))
-        for reason in sweep(tasks, shop, Records(out), ray="" if made.alone else ray, workers=processes):
-            typer.echo(f"Left out: {reason}", err=True)
+        tasks, records = wanted(made, chosen, absent(made, shop)), Records(out)
+        with records.writing():
+            note_choice(out, name, chosen, budget)
+            for reason in sweep(tasks, shop, records, ray="" if made.alone else ray, workers=processes):
+                typer.echo(f"Left out: {reason}", err=True)
         shown = exhibit(name, shop, chosen)
         _print(shown)
         for path in write(shown, out):
@@ -81,14 +81,7 @@ def report(
 ) -> None:
     """Write one self-contained page with every table and figure that a folder holds."""
     with one_sentence():
-        about = environment()
-        facts = {"machine": str(about["machine"]), "commit": str(about["commit"]), "versions": _versions(about)}
-        typer.echo(str(write_report(Workshop(data_dir, folder), facts)))
-
-
-def _versions(about: dict[str, object]) -> str:
-    found = about["versions"]
-    return ", ".join(f"{name} {version}" for name, version in found.items()) if isinstance(found, dict) else ""
+        typer.echo(str(write_report(Workshop(data_dir, folder))))
 
 
 def _list() -> None:

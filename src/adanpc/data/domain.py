@@ -12,13 +12,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from adanpc.errors import AdaNPCError
+from adanpc.errors import UnavailableError
 from adanpc.seeds import seed_of
 
 Transform = Callable[[Tensor], Tensor]
 
 
-class DataError(AdaNPCError):
+class DataError(UnavailableError):
     """Data that is missing, unreadable, or not laid out as published; the message says where to look."""
 
 

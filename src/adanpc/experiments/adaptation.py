@@ -29,9 +29,9 @@ def adapt(
     """One method on one stream: the record.
 
     Accuracies are in percent. ``domains`` counts each answer as it was given, before anything was learnt from later
-    samples; labels are used for counting alone. ``source`` is the accuracy on held-out source images before the stream
-    and after each domain; they are answered but not learnt from. ``scores`` are what settings can be selected by, see
-    ``selection.RULES``. Milliseconds are a sample's share of its batch.
+    samples; labels are used for counting alone. ``source`` is the accuracy on held-out images, averaged over source
+    domains, before the stream and after each domain; they are answered but not learnt from. ``scores`` are what
+    settings can be selected by, see ``selection.RULES``. Milliseconds are a sample's share of its batch.
 
     Args:
         scene: model, targets and source.
@@ -46,14 +46,14 @@ def adapt(
     check_settings(method, [ADAPTERS[method]], settings or {}, ("source",))
     adapter = ADAPTERS[method](scene.source, **(settings or {}))
     targets = [scene.seen(domain, adapter.sees) for domain in scene.targets]
-    recalled = scene.seen(scene.recalled, adapter.sees)
+    recalled = [scene.seen(domain, adapter.sees) for domain in scene.recalled]
     torch.manual_seed(seed_of(seed, method, size))
     before = recall(adapter, recalled, size)
     walk = follow(adapter, targets, stream, size, method, lambda: recall(adapter, recalled, size))
     pairs = zip(targets, walk.right, strict=True)
     accuracy = {domain.name: 100 * sum(marks) / len(marks) for domain, marks in pairs if marks}
     each = torch.tensor(walk.times)
-    held = [recall(adapter, scene.seen(domain, adapter.sees), size) for domain in scene.held]
+    held = [scene.seen(domain, adapter.sees) for domain in scene.held]
     return {
         "method": method,
         "settings": dict(settings or {}),
@@ -61,14 +61,14 @@ def adapt(
         "batch_size": size,
         "domains": accuracy,
         "average": sum(accuracy.values()) / len(accuracy),
-        "source": {"before": before, "after": walk.recalled, "images": len(recalled)},
+        "source": {"before": before, "after": walk.recalled, "images": sum(map(len, recalled))},
         "ms": {"p50": each.quantile(0.5).item(), "p99": each.quantile(0.99).item()},
         "encoder_ms": 0.0 if adapter.sees == "images" else _encoder_ms(scene, size),
         "extra_bytes": extra_bytes(adapter),
         "samples": len(walk.times),
         "scores": {
             "source": list(walk.recalled.values())[-1],
-            "target": sum(held) / len(held) if held else None,
+            "target": recall(adapter, held, size) if held else None,
             "snd": density(torch.cat(walk.probs)),
             "diversity": diversity(torch.cat(walk.probs)),
             "agreement": agreement(scene, walk),
@@ -126,8 +126,12 @@ def _answer(adapter: Adapter, targets: Sequence[Domain], arrival: Arrival, size:
         walk.right[position].append(mark)
 
 
-def recall(adapter: Adapter, domain: Domain, size: int) -> float:
-    """The accuracy on a domain in percent, answered in batches from the same state each."""
+def recall(adapter: Adapter, domains: Sequence[Domain], size: int) -> float:
+    """The mean accuracy on domains in percent, answered in batches from the same state each."""
+    return sum(_accuracy(adapter, domain, size) for domain in domains) / len(domains)
+
+
+def _accuracy(adapter: Adapter, domain: Domain, size: int) -> float:
     right = [
         adapter.predict(domain.take(rows)).argmax(1).cpu() == domain.labels[rows]
         for rows in torch.arange(len(domain)).split(size)
@@ -158,8 +162,8 @@ def encoder_ms(scene: Scene, size: int) -> float:
     """Milliseconds that the encoder takes for a sample in a batch of this size: the median of a few."""
     times = []
     with torch.no_grad():
-        for rows in torch.arange(len(scene.recalled)).split(size)[:TIMED]:
-            images = scene.recalled.take(rows).to(scene.source.model.device)
+        for rows in torch.arange(len(scene.recalled[0])).split(size)[:TIMED]:
+            images = scene.recalled[0].take(rows).to(scene.source.model.device)
             start = time.perf_counter()
             scene.source.model.features(images)
             times.append(1000 * (time.perf_counter() - start) / len(rows))

@@ -84,9 +84,9 @@ def save(part: Chart | Gallery, path: Path) -> None:
 
 
 def named(series: Series) -> str:
-    """The label of a series; the paper's says so."""
-    told = not series.paper or "paper" in series.label.lower()
-    return series.label if told else f"{series.label} (paper)".strip()
+    """The label of a series; a bound's says so."""
+    told = not series.bound or "bound" in series.label.lower()
+    return series.label if told else f"{series.label} (bound)".strip()
 
 
 def _words(text: str, width: int = 200, lines: int | None = None) -> str:
@@ -137,32 +137,32 @@ def _name(x: float | str) -> str:
 
 
 def _slots(series: Sequence[Series]) -> list[int]:
-    """A number for the look of each series; what the paper has of one of ours gets the number of ours."""
-    ours = {label: slot for slot, label in enumerate(dict.fromkeys(each.label for each in series if not each.paper))}
+    """A number for the look of each series; a bound on one of them gets the number of that."""
+    ours = {label: slot for slot, label in enumerate(dict.fromkeys(each.label for each in series if not each.bound))}
     slots: list[int] = []
     for each in series:
-        akin = [label for label in ours if label and label in each.label] if each.paper else [each.label]
+        akin = [label for label in ours if label and label in each.label] if each.bound else [each.label]
         key = max(akin, key=len, default=each.label)
         slots.append(ours.setdefault(key, len(ours)))
     return slots
 
 
-def _colour(slot: int, paper: bool) -> tuple[float, ...]:
-    """The colour of a slot, half grey for the paper's."""
+def _colour(slot: int, bound: bool) -> tuple[float, ...]:
+    """The colour of a slot, half grey for a bound."""
     pure = np.array(to_rgb(PALETTE[slot % len(PALETTE)]))
-    return tuple((pure + to_rgb(GREY)) / 2 if paper else pure)
+    return tuple((pure + to_rgb(GREY)) / 2 if bound else pure)
 
 
 def _line(axes: Axes, series: Series, at: np.ndarray[Any, Any], slot: int) -> None:
-    colour, y = _colour(slot, series.paper), np.array(series.y, dtype=float)
+    colour, y = _colour(slot, series.bound), np.array(series.y, dtype=float)
     axes.plot(
         at,
         y,
-        linestyle="--" if series.paper else LINES[slot // len(PALETTE) % len(LINES)],
+        linestyle="--" if series.bound else LINES[slot // len(PALETTE) % len(LINES)],
         color=colour,
         marker=MARKERS[slot % len(MARKERS)],
         markersize=5,
-        markerfacecolor="white" if series.paper else colour,
+        markerfacecolor="white" if series.bound else colour,
         markevery=max(1, len(y) // 20),
         linewidth=1.6,
         label=_label(series),
@@ -177,10 +177,10 @@ def _bars(axes: Axes, series: Series, at: np.ndarray[Any, Any], width: float, sl
         series.y,
         width * 0.92,
         yerr=series.errors,
-        color=_colour(slot, series.paper),
+        color=_colour(slot, series.bound),
         edgecolor="white",
         linewidth=0,
-        hatch="////" if series.paper else HATCHES[slot // len(PALETTE) % len(HATCHES)],
+        hatch="////" if series.bound else HATCHES[slot // len(PALETTE) % len(HATCHES)],
         error_kw={"elinewidth": 1, "capsize": min(3, 18 * width), "ecolor": "#000000"},
         label=_label(series),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import nan, sqrt
 from typing import Literal
 
 import numpy as np
@@ -77,17 +77,28 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart, or one group of bars; ``errors`` are drawn as a band or whiskers, ``paper`` lines dashed."""
+    """One line of a chart, or one group of bars; ``errors`` are drawn as a band or whiskers, a bound is dashed."""
 
     label: str
     x: tuple[float | str, ...]
     y: tuple[float, ...]
     errors: tuple[float, ...] | None = None
-    paper: bool = False
+    bound: bool = False
 
     def __post_init__(self) -> None:
         if len({len(self.x), len(self.y), len(self.y if self.errors is None else self.errors)}) > 1:
             raise AdaNPCError(f"{self.label}: x, y and errors must be as many, got {len(self.x)} and {len(self.y)}")
+
+
+def line(label: str, x: Sequence[float | str], values: Sequence[Value | None]) -> Series:
+    """Numbers as a series, with their standard errors where every one has one; what is not known leaves a gap."""
+    errors = tuple(value.error for value in values if value and value.error is not None)
+    return Series(
+        label,
+        tuple(x),
+        tuple(value.mean if value else nan for value in values),
+        errors if len(errors) == len(values) else None,
+    )
 
 
 @dataclass(frozen=True)

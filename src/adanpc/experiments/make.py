@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from adanpc import durable
 from adanpc.data.domain import DataError
@@ -31,27 +31,29 @@ def table_of(name: str) -> Table:
     return TABLES[name]
 
 
-def check_rows(table: Table, only: Sequence[str]) -> None:
-    """Refuses names that no row of the table has."""
+def check_choice(table: Table, only: Sequence[str], encoder: str) -> None:
+    """Refuses names that no row of the table has, and an encoder where there is none to choose."""
     known = {row.lower() for row in table.rows}
     for name in only:
         if name.lower() not in known:
             rows = f"it has: {', '.join(table.rows)}" if known else "it is made as a whole: leave --only away"
             raise AdaNPCError(f"{table.name} has no row called {name!r}; {rows}")
+    usual, other = (table.plan(replace(SCALES["least"], encoder=name)) for name in ("", "another"))
+    if encoder and [task.id for task in usual] == [task.id for task in other]:
+        raise AdaNPCError(f"{table.name} has no encoder to choose: leave --encoder away")
 
 
 def absent(table: Table, shop: Workshop) -> tuple[str, ...]:
-    """The table's data sets that are not here; refuses if nothing of them is."""
-    missing, reason = [], ""
-    for name in table.data:
-        try:
-            shop.data(name, 0)
-        except DataError as error:
-            missing.append(name)
-            reason = str(error)
-    if table.data and len(missing) == len(table.data):
-        raise DataError(reason)
-    return tuple(missing)
+    """The table's data sets that are not here."""
+    return tuple(name for name in table.data if not _here(name, shop))
+
+
+def _here(name: str, shop: Workshop) -> bool:
+    try:
+        shop.data(name, 0)
+    except DataError:
+        return False
+    return True
 
 
 def wanted(table: Table, scale: Scale, missing: Sequence[str]) -> list[Task]:
@@ -64,8 +66,8 @@ def choose(
 ) -> tuple[Scale, str]:
     """The scale that is asked for by name, or the largest that fits into a time; and a sentence with its cost.
 
-    A budget that was chosen for before, for the same table in the same folder, gives the same scale again, so that an
-    interrupted table goes on.
+    A budget that was chosen for before, for the same table in the same folder with the same fields, gives the same
+    scale again, so that an interrupted table goes on. Refuses a table of whose data nothing is here.
 
     Args:
         table: to be made.
@@ -79,17 +81,19 @@ def choose(
         raise AdaNPCError(f"give a --budget or a --scale, not both: {budget}, {size}")
     if size and size not in SCALES:
         raise AdaNPCError(f"there is no scale {size!r}; there are: {', '.join(SCALES)}")
-    records, ruler, missing = Records(shop.folder), Ruler(shop), absent(table, shop)
     limit = seconds(budget) if budget else None
-    before = choices(shop.folder).get(table.name, {})
-    if budget and before.get("budget") == budget:
-        size, limit = before["scale"]["name"], None
+    records, ruler, missing = Records(shop.folder), Ruler(shop), absent(table, shop)
+    if table.data and len(missing) == len(table.data):
+        shop.data(table.data[0], 0)  # says where it is to be had
+    before = choices(shop.folder).get(table.name)
+    if budget and before and before.budget == budget and before.scale == replace(SCALES[before.scale.name], **own):
+        size = before.scale.name
 
     def priced(name: str) -> tuple[Scale, float]:
         scale = replace(SCALES[name], **own)
         return scale, left(wanted(table, scale, missing), records, ruler, workers)
 
-    first, *others = [size or "full"] if limit is None else reversed(SCALES)  # upwards: long plans take their time, too
+    first, *others = [size or "full"] if size or limit is None else reversed(SCALES)  # long plans take their time, too
     scale, cost = priced(first)
     for larger, needed in map(priced, others):
         if limit is not None and needed > limit:
@@ -99,17 +103,29 @@ def choose(
     return scale, f"{scale.about(table.uses)} About {length(cost)} on {workers} cores are left{over}."
 
 
-def choices(folder: Path) -> dict[str, Any]:
+class Choice(NamedTuple):
+    """What was asked for: a scale, and the budget that it was chosen by, if any."""
+
+    scale: Scale
+    budget: str
+
+
+def choices(folder: Path) -> dict[str, Choice]:
     """What was asked for each table in this folder, the last time."""
     path = folder / CHOICES
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return {
+        name: Choice(Scale(**{**entry["scale"], "only": tuple(entry["scale"]["only"])}), entry["budget"])
+        for name, entry in found.items()
+    }
 
 
 def note_choice(folder: Path, name: str, scale: Scale, budget: str) -> None:
     """Keeps what was asked for, so that the report shows it and a budget goes on as it began."""
-    known = {**choices(folder), name: {"scale": asdict(scale), "budget": budget}}
+    known = {**choices(folder), name: Choice(scale, budget)}
+    text = {name: {"scale": asdict(choice.scale), "budget": choice.budget} for name, choice in known.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    durable.replace(folder / CHOICES, lambda new: _write(new, json.dumps(known, indent=1)))
+    durable.replace(folder / CHOICES, lambda new: _write(new, json.dumps(text, indent=1)))
 
 
 def exhibit(name: str, shop: Workshop, scale: Scale) -> Exhibit:
@@ -123,14 +139,25 @@ def exhibits(shop: Workshop) -> list[Exhibit]:
     found = choices(shop.folder)
     if not found:
         raise AdaNPCError(f"{shop.folder} holds no tables: make one with adanpc table NAME --out {shop.folder}")
-    scales = {name: Scale(**{**entry["scale"], "only": tuple(entry["scale"]["only"])}) for name, entry in found.items()}
-    return [exhibit(name, shop, scales[name]) for name in TABLES if name in scales]
+    return [exhibit(name, shop, found[name].scale) for name in TABLES if name in found]
 
 
-def write_report(shop: Workshop, environment: dict[str, str]) -> Path:
+def measured_with(shop: Workshop) -> dict[str, str]:
+    """What the records of the tables of a folder were made with; several values where it was not always the same."""
+    records, found = Records(shop.folder), choices(shop.folder)
+    ids = dict.fromkeys(task.id for name in TABLES if name in found for task in TABLES[name].plan(found[name].scale))
+    seen: dict[str, dict[str, None]] = {"machine": {}, "commit": {}, "versions": {}}
+    for entry in (records.entries[name]["environment"] for name in ids if name in records.entries):
+        versions = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
+        for name, said in (("machine", entry["machine"]), ("commit", entry["commit"]), ("versions", versions)):
+            seen[name][said or "unknown"] = None
+    return {name: "; ".join(values) for name, values in seen.items() if values}
+
+
+def write_report(shop: Workshop) -> Path:
     """One page with everything that a folder holds."""
     path = shop.folder / "report.html"
-    text = report.page(exhibits(shop), environment, "AdaNPC: tables and figures made again")
+    text = report.page(exhibits(shop), measured_with(shop), "AdaNPC: tables and figures made again")
     durable.replace(path, lambda new: _write(new, text))
     return path
 

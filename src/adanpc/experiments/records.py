@@ -27,6 +27,7 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
         self.entries = self._read()
+        self.locked = False
 
     @cached_property
     def environment(self) -> dict[str, object]:
@@ -57,13 +58,23 @@ class Records:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Refuses a second writer for as long as this one is at work; it sees all that others added before."""
+        """Refuses a second writer for as long as this one is at work; it sees all that others added before.
+
+        Within another ``writing`` of the same records it does nothing.
+        """
+        if self.locked:
+            yield
+            return
         with held(self.path.with_suffix(".lock"), wait=False) as free:
             if not free:
                 raise AdaNPCError(f"another process is adding to {self.path}: wait for it, or choose another --out")
             self.entries = self._read()
             _ = self.environment  # as it is now: files may be edited while tasks run
-            yield
+            self.locked = True
+            try:
+                yield
+            finally:
+                self.locked = False
 
     def _read(self) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}

@@ -57,7 +57,8 @@ figure { margin: 1.5rem 0; } figcaption { font-weight: 600; margin-bottom: .4rem
 """
 READING = (
     ("96.4 ± 0.2", "our measurement: the mean and its standard error over several measurements; alone, there was one"),
-    ("[98.5]", "what the paper prints in the same place; in charts its lines are dashed and its bars hatched"),
+    ("[98.5]", "what the paper prints in the same place"),
+    ("dashed lines", "bounds, calculated and not measured"),
     ("bold", "the best of ours in its column, ties included; differences within ± may be chance"),
     ("–", "not measured, or not measurable; where there is a reason, it stands there instead"),
     ("caution", "a box in this colour says what to know before believing the numbers above it"),

@@ -63,6 +63,11 @@ class Ruler:
             counts = [size for name, size in sizes.items() if name not in reading.targets]
         return sum(min(size, extent.rows or size) for size in counts)
 
+    def recalled(self, reading: Reading, extent: Extent) -> int:
+        """How many held-out source images are answered whenever the source is come back to."""
+        held = self.known(reading, Extent()) // 5
+        return held if extent.recalled is None else min(held, extent.recalled)
+
     def features(self, reading: Reading, extent: Extent) -> float:
         """Seconds until all images of source and target are encoded."""
         return (self.known(reading, extent) + self.met(reading, extent)) * self.forward(reading.encoder)

@@ -39,19 +39,19 @@ class Scale:
 
     def spec(self, data: str, targets: tuple[str, ...], algorithm: str, seed: int = 0, trial: int = 0) -> Spec:
         """The training of one trial at this scale; photos with BatchNorm's statistics kept, as in DomainBed."""
-        own = bool(self.encoder) and self.encoder != "convnet"
+        photos = data not in HABITS
         return Spec(
             data,
             targets,
             algorithm,
-            self.encoder if own and data != "rotated-mnist" else "",
+            self.encoder if photos else "",
             steps=self.steps,
             batch=self.batch,
             every=min(EVERY, self.steps),
             seed=seed,
             trial=trial,
-            pretrained=True if own and data != "rotated-mnist" else None,
-            frozen_batchnorm=data not in HABITS,
+            pretrained=True if self.encoder and photos else None,
+            frozen_batchnorm=photos,
             images=self.images,
         )
 
@@ -79,7 +79,8 @@ class Scale:
         parts += [f"encoder {self.encoder} for photos"] if self.encoder else []
         if not parts:
             return f"Scale: {self.name}."
-        return f"{'Reduced' if less else 'Full'} ({self.name}): {', '.join(parts)}."
+        size = "Reduced" if less else "Full but for the encoder" if self.encoder else "Full"
+        return f"{size} ({self.name}): {', '.join(parts)}."
 
 
 SCALES = {  # from the paper's size downwards; a budget takes the first that fits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,7 @@ class Scene:
     Args:
         source: what adapters are made of.
         targets: four fifths of each target domain, with the model's transform.
-        recalled: held-out images of the source domains.
+        recalled: held-out images of each source domain.
         held: the other fifth of each target, to select by; or none.
         cache: a folder for features, or None.
         times: milliseconds of the encoder by batch size, once they were measured.
@@ -31,7 +32,7 @@ class Scene:
 
     source: Source
     targets: tuple[Domain, ...]
-    recalled: Domain
+    recalled: tuple[Domain, ...]
     held: tuple[Domain, ...] = ()
     cache: Path | None = None
     times: dict[int, float] = field(default_factory=dict)
@@ -43,13 +44,18 @@ class Scene:
         return Domain(domain.name, features(self.source.model, domain, cache=self.cache), domain.labels)
 
 
+def evenly(domains: Sequence[Domain], count: int | None, seed: int) -> tuple[Domain, ...]:
+    """About so many samples in all, as many of each domain; None takes all."""
+    return tuple(some(domain, None if count is None else -(-count // len(domains)), seed) for domain in domains)
+
+
 def scene_of(
     run: Run,
     *,
     which: str = "best",
     images: int | None = None,
     rows: int | None = None,
-    recalled: int = RECALLED,
+    recalled: int | None = RECALLED,
     device: str = "cpu",
 ) -> Scene:
     """The scene of a trained run.
@@ -59,7 +65,7 @@ def scene_of(
         which: the best or the last model.
         images: of each target at most, drawn by the run's seed, and a quarter as many to select by; None takes all.
         rows: of each source domain in the bank at most, drawn likewise.
-        recalled: held-out source images at most.
+        recalled: held-out source images at most, as many of each domain; None takes all.
         device: where the model computes.
     """
     algorithm, cache, seed = load_algorithm(run, which).to(device), run.folder / "features", run.spec.seed
@@ -80,7 +86,7 @@ def scene_of(
     return Scene(
         source,
         tuple(some(part.large, images, seed) for part in targets),
-        some(join("source", [part.small for part in sources]), recalled, seed),
+        evenly([part.small for part in sources], recalled, seed),
         tuple(some(part.small, None if images is None else -(-images // 4), seed) for part in targets),
         cache,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf, isnan
 from typing import Any
 
 import torch
@@ -47,5 +48,10 @@ def entropy(probs: Tensor) -> Tensor:
 
 
 def best(records: Sequence[Mapping[str, Any]], rule: str) -> Mapping[str, Any]:
-    """The record with the highest score under a rule; the earliest of equals."""
-    return max(records, key=lambda record: float(record["scores"][rule]))
+    """The record with the highest score under a rule, the earliest of equals; a score that is no number is lowest."""
+
+    def score(record: Mapping[str, Any]) -> float:
+        found = float(record["scores"][rule])
+        return -inf if isnan(found) else found
+
+    return max(records, key=score)

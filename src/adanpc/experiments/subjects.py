@@ -17,7 +17,7 @@ from adanpc.adapt import Source
 from adanpc.data import read
 from adanpc.data.domain import DataSet, Domain, join, some, split
 from adanpc.durable import held
-from adanpc.experiments.scene import Scene, scene_of
+from adanpc.experiments.scene import Scene, evenly, scene_of
 from adanpc.features import features
 from adanpc.models import build
 from adanpc.models.source import SourceModel
@@ -59,11 +59,11 @@ def _data(name: str, root: Path, seed: int) -> DataSet:
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of the data is met: images of each target, bank rows of each source domain, and recalled images."""
+    """How much of the data is met: images of each target, bank rows of each source domain, recalled images in all."""
 
     images: int | None = None
     rows: int | None = None
-    recalled: int = 1000
+    recalled: int | None = 1000
 
 
 ALL = Extent()
@@ -101,8 +101,7 @@ class Trained:
         folder = shop.folder / "models" / name
         with held(folder.with_suffix(".lock"), wait=True):
             run = Run(folder) if (folder / SPEC).exists() else start(self.spec, shop.data_dir, folder)
-            records = run.records()
-            if not records or records[-1]["step"] < run.spec.steps:
+            if not run.finished():
                 train(run, Team(0, 1, torch.device(shop.device)))
         return run
 
@@ -178,7 +177,7 @@ class Frozen:
         return Scene(
             Source(model, rows, known.labels, places, known.take, LR),
             tuple(some(large, extent.images, self.seed) for large, _ in met),
-            some(join("source", [small for _, small in parts]), extent.recalled, self.seed),
+            evenly([small for _, small in parts], extent.recalled, self.seed),
             tuple(some(small, extent.images and -(-extent.images // 4), self.seed) for _, small in met),
             cache,
         )

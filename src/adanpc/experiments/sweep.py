@@ -20,14 +20,12 @@ from typing import Any
 
 import torch
 
-from adanpc.data.domain import DataError
 from adanpc.data.loading import cores
-from adanpc.errors import AdaNPCError
+from adanpc.errors import AdaNPCError, UnavailableError
 from adanpc.experiments.records import Records
 from adanpc.experiments.ruler import Ruler
 from adanpc.experiments.subjects import Workshop
 from adanpc.experiments.task import Task
-from adanpc.models.weights import WeightsError
 from adanpc.progress import track
 
 MISSING = "missing"
@@ -41,9 +39,9 @@ def sweep(
 ) -> list[str]:
     """Runs every task that has no record yet, after what it needs, and records each as it is finished.
 
-    Returns what could not be run because data or weights are not here, each reason once; that is not recorded, so that
-    another call tries again. What ends it early also ends the tasks at hand: another call runs them again, and training
-    goes on from where it was last saved.
+    Returns what could not be run because something is missing or damaged, each reason once; that is not recorded, so
+    that another call tries again. What ends it early also ends the tasks at hand: another call runs them again, and
+    training goes on from where it was last saved.
 
     Args:
         tasks: in the order in which they are wanted.
@@ -107,13 +105,21 @@ class Agenda:
 def left(tasks: Iterable[Task], records: Records, ruler: Ruler, workers: int) -> float:
     """About how many seconds the tasks that have no record will take, corrected by those that have.
 
-    The correction is what recorded tasks of the same kind took, beside what they were expected to take.
+    The correction is what recorded tasks of the same kind took, beside what they were expected to take. However many
+    workers there are, a task takes its time, after what it needs.
     """
     tasks = list(tasks)
     known = {each.id: each for task in tasks for each in (task, task.first()) if each and _measured(each, records)}
     coming = ahead(tasks, records)
     pace = {kind: _pace(kind, known.values(), records, ruler) for kind in {task.kind for task in coming}}
-    return sum(task.effort(ruler) * pace[task.kind] for task in coming) / workers
+    cost = {task.id: task.effort(ruler) * pace[task.kind] for task in coming}
+
+    def from_nothing(task: Task) -> float:
+        first = task.first()
+        return cost[task.id] + (cost.get(first.id, 0.0) if first else 0.0)
+
+    longest = max(map(from_nothing, coming), default=0.0)
+    return max(sum(cost.values()) / workers, longest)
 
 
 def _measured(task: Task, records: Records) -> bool:
@@ -128,11 +134,11 @@ def _pace(kind: str, known: Iterable[Task], records: Records, ruler: Ruler) -> f
 
 
 def outcome(task: Task, shop: Workshop) -> Outcome:
-    """Runs a task. A method that refuses its model has that as its record."""
+    """Runs a task. A method that refuses its model has that as its record; what is missing today has none."""
     start = time.perf_counter()
     try:
         record = task.run(shop)
-    except (DataError, WeightsError) as error:
+    except UnavailableError as error:
         record = {MISSING: str(error)}
     except AdaNPCError as error:
         record = {"error": str(error)}
@@ -156,7 +162,7 @@ def _here(agenda: Agenda, shop: Workshop, workers: int) -> Generator[Outcome, No
                 if not waiting:
                     return
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
+                for future in sorted(done, key=lambda each: each.exception() is not None):  # what is finished first
                     yield future.result()
         except BrokenProcessPool:
             raise AdaNPCError(

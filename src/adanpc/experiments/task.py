@@ -135,7 +135,9 @@ class Adapt(Task):
         """Features of all images, once, and the method on each target image and each recalled one."""
         reading = self.subject.reading()
         met, forward = ruler.met(reading, self.extent), ruler.forward(reading.encoder)
-        again = self.extent.recalled * (1 + (len(reading.targets) if self.stream == "successive" else 1))
+        again = ruler.recalled(reading, self.extent) * (
+            1 + (len(reading.targets) if self.stream == "successive" else 1)
+        )
         each = FEATURES if ADAPTERS[self.method].sees == "features" else STEPS * forward
         copies = COPIES if self.method in BY_COPIES else 1
         return STARTING + ruler.features(reading, self.extent) / SHARED + (met + again) * each * copies

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from torch.library import Library
 
-from adanpc.errors import AdaNPCError
+from adanpc.errors import UnavailableError
 
 
 @cache
@@ -18,7 +18,7 @@ def vision() -> ModuleType:
         _import_torchvision()
         return import_module("timm")
     except ModuleNotFoundError as error:
-        raise AdaNPCError(f"this encoder is one of timm's, and {error}: pip install 'adanpc[vision]'") from None
+        raise UnavailableError(f"this encoder is one of timm's, and {error}: pip install 'adanpc[vision]'") from None
 
 
 def _import_torchvision() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adanpc.errors import AdaNPCError
+from adanpc.errors import UnavailableError
 from adanpc.models.vision import vision
 
 State = dict[str, Tensor]
@@ -18,7 +18,7 @@ NESTED = ("state_dict", "model")  # where training scripts put the tensors, besi
 PREFIX = "module."  # of models that were trained in parallel
 
 
-class WeightsError(AdaNPCError):
+class WeightsError(UnavailableError):
     """Weights that are missing, unreadable, or of another network."""
 
 

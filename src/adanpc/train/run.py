@@ -13,14 +13,14 @@ import torch
 
 from adanpc.durable import add_entry, entries, replace
 from adanpc.environment import environment
-from adanpc.errors import AdaNPCError
+from adanpc.errors import UnavailableError
 from adanpc.train.spec import Spec
 
 SPEC, RECORDS, CHECKPOINT, BEST = "spec.json", "records.jsonl", "checkpoint.pt", "best.pt"
 FORMAT = 1
 
 
-class RunError(AdaNPCError):
+class RunError(UnavailableError):
     """A folder that is no run, or one that cannot be continued."""
 
 
@@ -70,6 +70,11 @@ class Run:
         """One record for each evaluation, in order of steps; what was measured again after a crash counts once."""
         found = {entry["step"]: entry for entry in entries(self.folder / RECORDS) if "step" in entry}
         return [found[step] for step in sorted(found)]
+
+    def finished(self) -> bool:
+        """Whether every step is made and saved; a record alone comes earlier, and a crash may lie between."""
+        state = self.state(CHECKPOINT)
+        return state is not None and state["algorithm"]["step"] >= self.spec.steps
 
     def save(self, name: str, state: Mapping[str, Any]) -> None:
         """Writes a state, whole or not at all."""

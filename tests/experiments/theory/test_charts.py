@@ -48,7 +48,7 @@ def test_lines_are_means_over_seeds_with_standard_errors() -> None:
     assert line.errors is not None
     assert line.errors[1] == pytest.approx((sum((each - mean) ** 2 for each in chosen) / 6) ** 0.5)
     bound = next(series for series in chart.series if series.label == "shift both, bound")
-    assert bound.paper
+    assert bound.bound
     assert bound.errors is None
     expected = [proposition_2(k, 60, Problem(2, **SHIFTS["both"]).assumptions) for k in (1, 9)]
     assert list(bound.y) == pytest.approx(expected)

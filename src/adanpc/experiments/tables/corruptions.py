@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from adanpc.data.corrupted import title
 from adanpc.data.corruptions import CORRUPTIONS
-from adanpc.experiments.exhibit import Cell, Chart, Series, Sheet, value
+from adanpc.experiments.exhibit import Cell, Chart, Sheet, Value, line, value
 from adanpc.experiments.scale import Scale
 from adanpc.experiments.subjects import Extent, Frozen
-from adanpc.experiments.tables.table import Found, Parts, Table, printed, remarks
+from adanpc.experiments.tables.table import Found, Parts, Table, averages, printed, remarks
 from adanpc.experiments.task import Adapt, Task
 
 
@@ -105,6 +106,16 @@ def cifar_plan(severity: int, scale: Scale) -> list[Task]:
     ]
 
 
+def _mean_error(found: Found, encoder: str, row: Row, severity: int) -> Value | None:
+    """The mean over corruptions, where all are known, over seeds."""
+    tasks = [
+        [asked("cifar-10-c", encoder, row, name, severity, found.scale, seed) for name in CORRUPTIONS]
+        for seed in range(found.scale.seeds)
+    ]
+    right = averages(found, tasks)[1]
+    return None if right is None else replace(right, mean=100 - right.mean)
+
+
 def cifar(severity: int, found: Found) -> tuple[Parts, list[str]]:
     """Errors by corruption, and their mean."""
     encoder, rows = found.scale.encoder or "cifar-resnet-56", []
@@ -117,14 +128,10 @@ def cifar(severity: int, found: Found) -> tuple[Parts, list[str]]:
             for row in CIFAR_ROWS
         ]
         rows.append((corruption, tuple(_error(found, each) for each in tasks)))
-    means = []
-    for place, _ in enumerate(CIFAR_ROWS):
-        column = [row[1][place].ours for row in rows]
-        known = [number.mean for number in column if number]
-        means.append(Cell(None if len(known) < len(column) else value([sum(known) / len(known)])))
+    means = [Cell(_mean_error(found, encoder, row, severity)) for row in CIFAR_ROWS]
     headings = tuple(row.label for row in CIFAR_ROWS)
     sheet = Sheet(f"CIFAR-10-C at severity {severity}", headings, (*rows, ("mean", tuple(means))), "error in %", "")
-    bars = Series("mean error", headings, tuple(cell.ours.mean if cell.ours else float("nan") for cell in means))
+    bars = line("mean error", headings, [cell.ours for cell in means])
     chart = Chart(
         f"CIFAR-10-C at severity {severity}, mean of fifteen corruptions", "method", "error in %", (bars,), "bar"
     )

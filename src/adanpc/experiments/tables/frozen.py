@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from adanpc.experiments.exhibit import Cell, Chart, Series, Sheet, Value
+from adanpc.experiments.exhibit import Cell, Chart, Sheet, Value, line
 from adanpc.experiments.scale import Scale
 from adanpc.experiments.subjects import Extent, Frozen
 from adanpc.experiments.tables.table import BENCHMARKS, Benchmark, Found, Parts, Table, averages
@@ -162,10 +162,7 @@ def _swept(
 ) -> tuple[Sheet, Chart]:
     """A sweep as a sheet and as a chart."""
     headings = tuple(f"{each:g}" for each in values)
-    series = tuple(
-        Series(label, tuple(values), tuple(cell.ours.mean if cell.ours else float("nan") for cell in row))
-        for label, row in rows
-    )
+    series = tuple(line(label, values, [cell.ours for cell in row]) for label, row in rows)
     unit = "accuracy in %, average over targets"
     return (
         Sheet(f"{title}: {name}", headings, tuple(rows), unit),

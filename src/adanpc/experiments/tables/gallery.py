@@ -38,6 +38,8 @@ def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
 
 def show(benchmark: Benchmark, found: Found) -> tuple[Parts, list[str]]:
     """One gallery for each target."""
+    if benchmark.data in found.absent:
+        return (), ["The pictures of a gallery are read from the data, which are not here."]
     made = [(target, witness(benchmark, found.scale, target)) for target in benchmark.domains]
     known = [(target, task, record) for target, task in made if (record := found(task))]
     galleries = tuple(_gallery(benchmark, found, target, task, record) for target, task, record in known)

@@ -8,10 +8,10 @@ from typing import Any
 
 from adanpc.adapt import ADAPTERS
 from adanpc.experiments import paper
-from adanpc.experiments.exhibit import Cell, Chart, Series, Sheet, Value, value
+from adanpc.experiments.exhibit import Cell, Chart, Sheet, Value, line, value
 from adanpc.experiments.scale import Scale
 from adanpc.experiments.subjects import ALL, Extent, Trained
-from adanpc.experiments.tables.methods import EACH, FEW, NAMES, SOME, settings, short
+from adanpc.experiments.tables.methods import EACH, FEW, NAMES, how_many, settings, short
 from adanpc.experiments.tables.table import BENCHMARKS, Benchmark, Found, Parts, Table, printed, remarks
 from adanpc.experiments.task import Adapt, Task
 
@@ -47,13 +47,11 @@ def show(benchmark: Benchmark, found: Found) -> tuple[Parts, list[str]]:
     parts: list[Sheet] = []
     for batch in BATCHES:
         usual = [(method, batch, short(method, found.scale)) for method in ADAPTERS if method not in FEW]
-        parts += _sheets(benchmark, found, usual, f"at most {SOME} images of each domain, batches of {batch}")
+        parts += _sheets(benchmark, found, usual, f"{how_many('source', found.scale)}, batches of {batch}")
     few = [
         (method, batch, short(method, found.scale)) for method in FEW for batch in BATCHES if _differs(method, batch)
     ]
-    parts += _sheets(
-        benchmark, found, few, "methods that look at many copies of each image: a few images, a first look"
-    )
+    parts += _sheets(benchmark, found, few, "methods that look at many copies of each image")
     return (*long, *charts, *parts), remarks(f"reval-{benchmark.data}")
 
 
@@ -67,7 +65,7 @@ def _sheets(
     met, back = [], []
     for method, batch, extent in rows:
         tasks = [led(benchmark, found.scale, method, batch, extent, seed) for seed in range(found.scale.seeds)]
-        label = f"{method}, {extent.images} images, batches of {batch}" if method in FEW else method
+        label = f"{method}, {how_many(method, found.scale)}, batches of {batch}" if method in FEW else method
         if records := [record for task in tasks if (record := found(task))]:
             met.append((label, tuple(map(Cell, _met(records, others)))))
             cells = [printed(table, "all", NAMES.get(method, method), column) for column in theirs]
@@ -93,7 +91,7 @@ def _back(records: list[dict[str, Any]], names: list[str]) -> list[Value | None]
 def _chart(sheet: Sheet) -> Chart | None:
     columns = tuple(column for column in sheet.columns if column != "average")
     series = tuple(
-        Series(label, columns, tuple(cell.ours.mean if cell.ours else float("nan") for cell in made[: len(columns)]))
+        line(label, columns, [cell.ours for cell in made[: len(columns)]])
         for label, made in sheet.rows
         if label in DRAWN
     )

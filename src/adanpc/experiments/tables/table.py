@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -100,11 +100,26 @@ class Table:
     def exhibit(self, found: Found) -> Exhibit:
         """All that the records show so far."""
         parts, notes = self.show(found)
-        missing = [f"{name} is not in the data's folder, so its cells are empty." for name in found.absent]
-        waiting = sum(task not in found.records for task in self.plan(found.scale))
-        unfinished = [f"{waiting} of its tasks have no record yet."] if waiting and not found.absent else []
         about = f"{self.about} {found.scale.about(self.uses)}"
-        return Exhibit(self.name, self.title, self.source, about, parts, (*notes, *missing, *unfinished))
+        return Exhibit(self.name, self.title, self.source, about, parts, (*notes, *self._cautions(found)))
+
+    def _cautions(self, found: Found) -> list[str]:
+        """What is particular about the data here, what is missing, and what was refused."""
+        here = [name for name in self.data if name not in found.absent]
+        notices = [f"{name}: {said}" for name in here if (said := found.shop.data(name, 0).notice)]
+        missing = [f"{name} is not in the data's folder, so nothing is run on it." for name in found.absent]
+        tasks = {task.id: task for task in self.plan(found.scale) if not set(task.data()) & set(found.absent)}
+        waiting = sum(task not in found.records for task in tasks.values())
+        unfinished = [f"{waiting} of {len(tasks)} tasks have no record yet."] if waiting else []
+        return [*notices, *missing, *unfinished, *_refusals(found, tasks.values())]
+
+
+def _refusals(found: Found, tasks: Iterable[Task]) -> list[str]:
+    """Why there are cells without numbers, each reason once."""
+    records = [found.records.of(task) or {} for task in tasks]
+    return [
+        f"Refused: {reason}" for reason in dict.fromkeys(record["error"] for record in records if "error" in record)
+    ]
 
 
 def printed(table: str, group: str, row: str, column: str) -> Value | None:

@@ -89,5 +89,6 @@ TABLES = [
         splits_plan,
         splits,
         ("rotated-mnist",),
+        uses=("steps", "batch", "images"),
     ),
 ]

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from adanpc.experiments import paper
-from adanpc.experiments.exhibit import Chart, Series, Sheet
+from adanpc.experiments.exhibit import Cell, Chart, Sheet, Value, line
 from adanpc.experiments.scale import Scale
 from adanpc.experiments.subjects import Trained
 from adanpc.experiments.tables.table import (
@@ -139,26 +139,21 @@ def curves_plan(scale: Scale) -> list[Task]:
 
 def curves(found: Found) -> tuple[Parts, list[str]]:
     """Accuracy on target and held-out source against steps."""
-    steps = curve_steps(found.scale)
+    steps, sheets, charts = curve_steps(found.scale), [], []
     names = {"source": "linear head", "knn": "frozen vote", "adanpc": "AdaNPC"}
-    charts = []
     for part in ("target (0 degrees)", "held-out source"):
-        series = []
-        for method, label in names.items():
-            means = [
-                seeds_of(
-                    [
-                        _curve(found(curve_task(found.scale, step, method, seed)), part)
-                        for seed in range(found.scale.seeds)
-                    ]
-                )
-                for step in steps
-            ]
-            series.append(
-                Series(label, tuple(map(float, steps)), tuple(mean.mean if mean else float("nan") for mean in means))
-            )
-        charts.append(Chart(f"Convergence on Rotated MNIST, {part}", "steps", "accuracy in %", tuple(series)))
-    return tuple(charts), []
+        rows = {label: [_point(found, step, method, part) for step in steps] for method, label in names.items()}
+        title = f"Convergence on Rotated MNIST, {part}"
+        cells = tuple((label, tuple(map(Cell, values))) for label, values in rows.items())
+        sheets.append(Sheet(f"{title}: after as many steps", tuple(map(str, steps)), cells))
+        series = tuple(line(label, steps, values) for label, values in rows.items())
+        charts.append(Chart(title, "steps", "accuracy in %", series))
+    return (*sheets, *charts), []
+
+
+def _point(found: Found, steps: int, method: str, part: str) -> Value | None:
+    records = [found(curve_task(found.scale, steps, method, seed)) for seed in range(found.scale.seeds)]
+    return seeds_of([_curve(record, part) for record in records])
 
 
 def _curve(record: Mapping[str, Any] | None, part: str) -> float | None:

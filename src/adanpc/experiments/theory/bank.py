@@ -84,7 +84,7 @@ def split_chart(split: Split) -> Chart:
     choices = tuple(range(max(0, k - split.n_s), most + 1))
     near = min(choices, key=lambda k_u: abs(k_u - split.joint))
     series = (
-        Series("bound", choices, tuple(map(at, choices)), paper=True),
+        Series("bound", choices, tuple(map(at, choices)), bound=True),
         Series("least", (split.k_u,), (at(split.k_u),)),
         Series("k nearest of all rows", (near,), (at(near),)),
     )

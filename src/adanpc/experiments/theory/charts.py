@@ -65,13 +65,13 @@ def _third(dim: int, records: Group, shift: str) -> Chart:
     return _chart(f"Proposition 3: votes with target rows (d = {dim}, shift {shift})", "n_u", ERROR, series)
 
 
-def _line(label: str, records: Group, x: str, read: Reading, paper: bool = False) -> Series:
-    """Means over seeds at every positive x, the bounds as the paper's."""
+def _line(label: str, records: Group, x: str, read: Reading, bounded: bool = False) -> Series:
+    """Means over seeds at every positive x; a bound is drawn as one."""
     means = {size: mean(group, read) for size, group in sorted(by(records, lambda record: record[x]).items())}
     shown = {size: found for size, found in means.items() if size > 0 and found.mean > 0}
-    single = paper or any(found.error is None for found in shown.values())
+    single = bounded or any(found.error is None for found in shown.values())
     errors = None if single else tuple(found.error or 0.0 for found in shown.values())
-    return Series(label, tuple(shown), tuple(found.mean for found in shown.values()), errors, paper)
+    return Series(label, tuple(shown), tuple(found.mean for found in shown.values()), errors, bounded)
 
 
 def _chart(title: str, x: str, y: str, series: Sequence[Series]) -> Chart:
