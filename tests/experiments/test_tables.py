@@ -305,6 +305,18 @@ def test_data_that_are_not_here(shop: Workshop, tmp_path: Path) -> None:
     assert f"{len(tasks)} of {len(tasks)} tasks have no record yet." in exhibit.notes  # each once, on what is here
 
 
+def test_records_on_other_data_are_not_taken_for_these(shop: Workshop, tmp_path: Path) -> None:
+    table, here = TABLES["convergence"], Workshop(shop.data_dir, tmp_path)
+    own = {"steps": 2, "images": 10}
+    sweep(table.plan(LEAST)[:1], here, Records(tmp_path), workers=1)
+    assert "are left" in make.choose(table, "", "least", own, here, 1)[1]
+    text = (tmp_path / "records.jsonl").read_text()
+    (tmp_path / "records.jsonl").write_text(text.replace('"rotated-mnist": 5000', '"rotated-mnist": 70000'))
+    with pytest.raises(AdaNPCError, match="on rotated-mnist with 70,000 images, and there are 5,000 now: choose ano"):
+        make.choose(table, "", "least", own, here, 1)
+    assert make.choose(TABLES["theory"], "", "least", {}, here, 1)
+
+
 def test_what_is_particular_about_the_data_is_said(shop: Workshop, tmp_path: Path) -> None:
     notes = make.exhibit("cifar-10-c-5", Workshop(shop.data_dir, tmp_path), LEAST).notes
     assert any(note.startswith("cifar-10-c: ") for note in notes)

@@ -85,6 +85,7 @@ def choose(
     records, ruler, missing = Records(shop.folder), Ruler(shop), absent(table, shop)
     if table.data and len(missing) == len(table.data):
         shop.data(table.data[0], 0)  # says where it is to be had
+    records.check({name: shop.count(name) for name in table.data if name not in missing})
     before = choices(shop.folder).get(table.name)
     if budget and before and before.budget == budget and before.scale == replace(SCALES[before.scale.name], **own):
         size = before.scale.name

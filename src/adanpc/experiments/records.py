@@ -42,19 +42,37 @@ class Records:
         entry = self.entries.get(task.id)
         return None if entry is None else entry["record"]
 
-    def add(self, task: Task, record: Mapping[str, Any], seconds: float) -> None:
-        """Adds the record of a task, on the disk when it returns."""
+    def add(self, task: Task, record: Mapping[str, Any], seconds: float, data: Mapping[str, int] | None = None) -> None:
+        """Adds the record of a task, on the disk when it returns.
+
+        Args:
+            task: without a record so far.
+            record: what it found.
+            seconds: that it took.
+            data: the data sets that it read, by name, with the number of their images.
+        """
         entry = {
             "id": task.id,
             "kind": task.kind,
             "task": task.document(),
             "record": dict(record),
+            "data": dict(data or {}),
             "seconds": round(seconds, 3),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "environment": self.environment,
         }
         add_entry(self.path, entry)
         self.entries[task.id] = entry
+
+    def check(self, counts: Mapping[str, int]) -> None:
+        """Refuses records that were made on data other than those here, by name with the number of their images."""
+        for entry in self.entries.values():
+            for name, count in entry.get("data", {}).items():
+                if counts.get(name, count) != count:
+                    raise AdaNPCError(
+                        f"{self.path} has records on {name} with {count:,} images, and there are {counts[name]:,} now: "
+                        "choose another --out, or the --data-dir that it was made with"
+                    )
 
     @contextmanager
     def writing(self) -> Iterator[None]:

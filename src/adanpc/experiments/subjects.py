@@ -51,6 +51,10 @@ class Workshop:
         """A data set, read once."""
         return _data(name, self.data_dir, seed)
 
+    def count(self, name: str) -> int:
+        """How many images a data set has."""
+        return sum(map(len, self.data(name, 0).domains))
+
 
 @lru_cache(maxsize=4)
 def _data(name: str, root: Path, seed: int) -> DataSet:

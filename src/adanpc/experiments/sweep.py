@@ -59,7 +59,7 @@ def sweep(
                 if MISSING in record:
                     missing[record[MISSING]] = None
                 else:
-                    records.add(task, record, seconds)
+                    records.add(task, record, seconds, {name: shop.count(name) for name in task.data()})
                 agenda.finish(task)
                 bar.note(task.kind)
     return list(missing)
