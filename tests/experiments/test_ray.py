@@ -75,6 +75,12 @@ def unused() -> int:
         return int(taken.getsockname()[1])
 
 
+def test_without_work_no_cluster_is_asked(tmp_path: Path) -> None:
+    shop = Workshop(tmp_path, tmp_path)
+    sweep([Chore("a")], shop, Records(tmp_path), workers=1)
+    assert sweep([Chore("a")], shop, Records(tmp_path), ray=f"127.0.0.1:{unused()}") == []
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:99999", "somewhere"])
 def test_a_wrong_address_is_refused_soon(tmp_path: Path, address: str) -> None:
     address, start = address.format(unused()), time.monotonic()

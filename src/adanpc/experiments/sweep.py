@@ -53,6 +53,8 @@ def sweep(
     missing: dict[str, None] = {}
     with records.writing():
         agenda = Agenda(ahead(tasks, records))
+        if not len(agenda):
+            return []
         run = _on_ray(agenda, shop, ray) if ray else _here(agenda, shop, cores() if workers is None else workers)
         with closing(run):
             for task, record, seconds in (bar := track(run, "tasks", len(agenda))):
