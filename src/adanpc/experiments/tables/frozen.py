@@ -105,7 +105,7 @@ def encoders(benchmark: Benchmark, found: Found) -> tuple[Parts, list[str]]:
             averages.append((encoder, tuple(row)))
     title = f"{benchmark.title} without fine-tuning"
     return (
-        Sheet(f"{title}: average over targets", tuple(WAYS), tuple(averages)),
+        Sheet(f"{title}: average over targets", tuple(WAYS), tuple(averages), best=""),
         Sheet(f"{title}: each target", (*benchmark.domains, "average"), tuple(details)),
     ), [NOTE]
 
