@@ -38,9 +38,12 @@ def check_choice(table: Table, only: Sequence[str], encoder: str) -> None:
         if name.lower() not in known:
             rows = f"it has: {', '.join(table.rows)}" if known else "it is made as a whole: leave --only away"
             raise AdaNPCError(f"{table.name} has no row called {name!r}; {rows}")
-    usual, other = (table.plan(replace(SCALES["least"], encoder=name)) for name in ("", "another"))
-    if encoder and [task.id for task in usual] == [task.id for task in other]:
+    if encoder and _ids(table, "") == _ids(table, "another"):
         raise AdaNPCError(f"{table.name} has no encoder to choose: leave --encoder away")
+
+
+def _ids(table: Table, encoder: str) -> list[str]:
+    return [task.id for task in table.plan(replace(SCALES["least"], encoder=encoder))]
 
 
 def absent(table: Table, shop: Workshop) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from adanpc.errors import AdaNPCError
 from adanpc.train.spec import HABITS, Spec
@@ -54,6 +55,11 @@ class Scale:
             frozen_batchnorm=photos,
             images=self.images,
         )
+
+    @property
+    def selected(self) -> Literal["best", "last"]:
+        """The model of a run that held-out source images select; if it is looked at only once, that is the last."""
+        return "best" if self.steps > EVERY else "last"
 
     def wants(self, row: str) -> bool:
         """Whether a row is made; names are compared without case."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from adanpc.adapt import ADAPTERS
 from adanpc.experiments.exhibit import Cell, Sheet
-from adanpc.experiments.scale import EVERY, Scale
+from adanpc.experiments.scale import Scale
 from adanpc.experiments.subjects import ALL, Extent, Trained
 from adanpc.experiments.tables.table import BENCHMARKS, Found, Parts, Table, averages, printed, remarks
 from adanpc.experiments.task import Adapt, Task
@@ -53,8 +53,7 @@ def how_many(method: str, scale: Scale) -> str:
 
 def compared(scale: Scale, data: str, method: str, batch: int, target: str, seed: int) -> Adapt:
     """A method with default settings on a model trained with default settings, as the paper's Table 4."""
-    which: Literal["best", "last"] = "best" if scale.steps > EVERY else "last"
-    subject = Trained(scale.spec(data, (target,), "erm", seed), which)
+    subject = Trained(scale.spec(data, (target,), "erm", seed), scale.selected)
     return Adapt(subject, method, batch, settings=settings(method, data), extent=short(method, scale), seed=seed)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
 
 from adanpc.experiments import paper
 from adanpc.experiments.exhibit import Cell, Sheet, Value
-from adanpc.experiments.scale import EVERY, SIZES, Scale
+from adanpc.experiments.scale import SIZES, Scale
 from adanpc.experiments.selection import LABELLED, RULES, best
 from adanpc.experiments.subjects import ALL, Extent, Trained
 from adanpc.experiments.tables.table import (
@@ -60,7 +59,7 @@ def trials(scale: Scale, data: str, target: str, row: str, seed: int, rule: str)
     Held-out target images select among last models, as in DomainBed; all other rules take the best on held-out source.
     """
     algorithm, method = ROWS[row]
-    which: Literal["best", "last"] = "best" if rule != LABELLED and scale.steps > EVERY else "last"
+    which = "last" if rule == LABELLED else scale.selected
     return [
         Adapt(
             Trained(scale.spec(data, (target,), algorithm, seed, trial), which),
