@@ -25,7 +25,7 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from adanpc import AdaNPC, Append, MemoryBank, Origin
-from adanpc.environment import machine
+from adanpc.lab.environment import machine
 from adanpc.progress import track
 
 DIM, CLASSES, K, BATCH = 512, 10, 50, 256
@@ -35,12 +35,12 @@ Engines = dict[str, Callable[[Tensor], np.ndarray]]
 
 
 def clustered(count: int, shift: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Features around 200 centres and their labels."""
-    centres = torch.randn(200, DIM, generator=torch.Generator().manual_seed(0))
+    """Features around 200 centers and their labels."""
+    centers = torch.randn(200, DIM, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     near = torch.randint(0, 200, (count,), generator=generator)
     noise = 1.5 * torch.randn(count, DIM, generator=generator)
-    features = centres[near] + noise + shift * torch.randn(DIM, generator=generator)
+    features = centers[near] + noise + shift * torch.randn(DIM, generator=generator)
     return torch.nn.functional.normalize(features, dim=1), near % CLASSES
 
 

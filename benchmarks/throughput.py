@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
-from adanpc.environment import machine
-from adanpc.models import build
-from adanpc.train.assemble import start
-from adanpc.train.interrupt import Interrupt
-from adanpc.train.loop import Trainer
-from adanpc.train.spec import Spec
-from adanpc.train.team import ALONE
+from adanpc.lab.environment import machine
+from adanpc.lab.networks import build
+from adanpc.lab.train.assemble import start
+from adanpc.lab.train.interrupt import Interrupt
+from adanpc.lab.train.loop import Trainer
+from adanpc.lab.train.spec import Spec
+from adanpc.lab.train.team import ALONE
 
 BATCH = 16
 
@@ -68,16 +68,16 @@ def bare(trainer: Trainer, steps: int) -> float:
         assert isinstance(domain.images, Tensor)
         sources.append((domain.images, domain.labels))
     model = build("convnet", 10, channels=1)
-    optimiser = Adam(model.parameters(), lr=1e-3)
+    optimizer = Adam(model.parameters(), lr=1e-3)
     began = time.perf_counter()
     for _ in range(steps):
         rows = [torch.randint(len(labels), (BATCH,)) for _, labels in sources]
         images = torch.cat([images[row] for (images, _), row in zip(sources, rows, strict=True)]).float() / 255
         labels = torch.cat([labels[row] for (_, labels), row in zip(sources, rows, strict=True)])
         loss = cross_entropy(model(images), labels)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         loss.item()
     return (time.perf_counter() - began) / steps
 

@@ -16,7 +16,7 @@ known, stream = order[:60], order[60:]
 classifier = AdaNPC(
     MemoryBank(dim=13, classes=3, storage="float16", capacity=100, evict="balanced"),
     k=7,
-    centring="stream",
+    centering="stream",
     admission=Admission(min_confidence=0.8) & Admission(class_quota=40),
 )
 classifier.learn(embedding[known], label[known], keys=known)  # keys are your own row numbers

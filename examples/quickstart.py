@@ -31,7 +31,7 @@ before = (model(shifted).argmax(1) == labels[target]).float().mean()
 
 # Three lines: a bank of the training data, answers by its nearest rows, confident answers join.
 loader = DataLoader(TensorDataset(images[source], labels[source]), batch_size=128)
-wrapped = adanpc.wrap(model, loader, k=10, centring="stream", preprocessing="pixels 0 to 16")
+wrapped = adanpc.wrap(model, loader, k=10, centering="stream", preprocessing="pixels 0 to 16")
 answer = wrapped.step(shifted)
 
 after = (answer.labels == labels[target]).float().mean()

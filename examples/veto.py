@@ -6,7 +6,7 @@ from adanpc import AdaNPC, Append, MemoryBank, Origin, Veto
 
 classifier = AdaNPC(MemoryBank(dim=2, classes=2), k=2)
 features = torch.tensor([[1.0, 0.1], [1.0, 0.2], [0.9, 0.3], [0.1, 1.0], [0.2, 1.0]])
-labels = torch.tensor([1, 0, 0, 1, 1])  # row 0 was labelled by mistake
+labels = torch.tensor([1, 0, 0, 1, 1])  # row 0 was labeled by mistake
 classifier.learn(features, labels)
 
 query = torch.tensor([[1.0, 0.12]])
@@ -21,7 +21,7 @@ for row, label, similarity, weight in zip(
 ):
     print(f"  row {row}: class {label}, similarity {similarity:.3f}, {weight:.0%} of the vote")
 
-classifier.apply(Veto((0,), who="Dr. Ada", why="mislabelled in 2023"))
+classifier.apply(Veto((0,), who="Dr. Ada", why="mislabeled in 2023"))
 after = classifier.predict(query)
 print(f"without row 0: class {int(after.labels)} with confidence {float(after.confidence):.2f}")
 

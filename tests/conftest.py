@@ -8,15 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from PIL import Image
 
 torch.set_num_threads(1)  # several test processes share the cores
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and all that they start
 
+# Tests pass on a busy machine, too: nothing fails because it was slow.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of images that can be learnt at once: three brightnesses of three colours, ten images of each."""
+    """A folder of images that can be learned at once: three brightnesses of three colors, ten images of each."""
     root = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
     for level, domain in enumerate(("dim", "plain", "bright")):

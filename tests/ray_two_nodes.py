@@ -17,11 +17,11 @@ import ray
 from ray.cluster_utils import Cluster
 from sweeping import Chore, note, noted
 
-import adanpc.experiments.sweep
+import adanpc.lab.sweep.sweep
 from adanpc.errors import AdaNPCError
-from adanpc.experiments.records import Records
-from adanpc.experiments.subjects import Workshop
-from adanpc.experiments.sweep import sweep
+from adanpc.lab.sweep.records import Records
+from adanpc.lab.sweep.subjects import Workshop
+from adanpc.lab.sweep.sweep import sweep
 
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 NAMES = [f"chore {number}" for number in range(12)]
@@ -71,7 +71,7 @@ def lose_a_node(cluster: Cluster, shop: Workshop) -> None:
 
 def fail(cluster: Cluster, shop: Workshop) -> None:
     """A task with a mistake, and one that kills its process every time, which is tried once more to save time."""
-    adanpc.experiments.sweep.RETRIES = 1
+    adanpc.lab.sweep.sweep.RETRIES = 1
     for chore in (Chore("mistaken", fate="wrong"), Chore("deadly", fate="killed")):
         try:
             sweep([chore], shop, Records(shop.folder), ray=cluster.address)

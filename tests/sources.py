@@ -1,18 +1,18 @@
-"""Small source models with one kind of normalisation each."""
+"""Small source models with one kind of normalization each."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from adanpc.adapt.adapter import Source
-from adanpc.models.source import SourceModel
+from adanpc.lab.adapt.adapter import Source
+from adanpc.lab.networks.source import SourceModel
 
 NORMS = ("batch2d", "batch1d", "layer", "group")
 
 
 def encoder(norm: str, channels: int = 1) -> nn.Module:
-    """Images (B, channels, 8, 8) to 6 features, through a layer of one kind of normalisation, or none."""
+    """Images (B, channels, 8, 8) to 6 features, through a layer of one kind of normalization, or none."""
     norms = {
         "batch2d": nn.Sequential(nn.BatchNorm2d(6), nn.AvgPool2d(4), nn.Flatten()),
         "batch1d": nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.BatchNorm1d(6)),

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from adanpc.data.domain import DataError
 from adanpc.errors import AdaNPCError
-from adanpc.experiments.records import FILE, Records
-from adanpc.experiments.ruler import Ruler
-from adanpc.experiments.subjects import Workshop
-from adanpc.experiments.sweep import sweep
-from adanpc.experiments.task import Task
-from adanpc.models.weights import WeightsError
-from adanpc.train.run import RunError
+from adanpc.lab.data.domain import DataError
+from adanpc.lab.networks.weights import WeightsError
+from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.records import FILE, Records
+from adanpc.lab.sweep.subjects import Workshop
+from adanpc.lab.sweep.sweep import sweep
+from adanpc.lab.sweep.task import Task
+from adanpc.lab.train.run import RunError
 
 LOG = "log"
 Fate = Literal["fine", "refused", "no data", "no weights", "damaged", "wrong", "killed", "in the way"]

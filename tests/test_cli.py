@@ -15,9 +15,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from adanpc import cli, progress
-from adanpc.data import Domain, rotated_digits
 from adanpc.errors import AdaNPCError
-from adanpc.experiments.demo import METHODS, OnSource, Result, Settings, Stage
+from adanpc.lab.data import Domain, rotated_digits
+from adanpc.lab.demo import METHODS, OnSource, Result, Settings, Stage
 from adanpc.progress import track
 from adanpc.version import __version__
 

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from adanpc import cli
-from adanpc.adapt import ADAPTERS
 from adanpc.cli.app import settings, spread
 from adanpc.errors import AdaNPCError
+from adanpc.lab.adapt import ADAPTERS
 
 
 def run(*arguments: object) -> Result:

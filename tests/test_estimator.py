@@ -31,15 +31,15 @@ Array = NDArray[Any]
 
 SETTINGS: list[dict[str, Any]] = [
     {},
-    {"storage": "int8", "capacity": 30, "evict": "fifo", "centring": "source"},
+    {"storage": "int8", "capacity": 30, "evict": "fifo", "centering": "source"},
     {"storage": "float16", "capacity": 30, "evict": "balanced", "rule": "uniform"},
-    {"capacity": 30, "evict": "reservoir", "centring": "stream", "admission": Admission(min_margin=0.5)},
+    {"capacity": 30, "evict": "reservoir", "centering": "stream", "admission": Admission(min_margin=0.5)},
 ]
 
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[Array, Array, Array, Array]:
-    """400 labelled rows and a stream of 300."""
+    """400 labeled rows and a stream of 300."""
     features, labels = load_digits(return_X_y=True)
     return features[:400], labels[:400], features[400:700], labels[400:700]
 
@@ -48,7 +48,7 @@ def digest(classifier: AdaNPCClassifier) -> str:
     return classifier.model_.bank.digest()
 
 
-@pytest.mark.parametrize("setting", [{}, {"storage": "int8", "centring": "source"}, {"centring": "stream"}], ids=str)
+@pytest.mark.parametrize("setting", [{}, {"storage": "int8", "centering": "source"}, {"centering": "stream"}], ids=str)
 def test_every_check_of_scikit_learn_passes(setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCIPY_ARRAY_API", "1")  # else check_array_api_input is skipped
     results = check_estimator(AdaNPCClassifier(**setting), on_skip=None, on_fail=None)
@@ -124,11 +124,11 @@ class TestRowsOfZeros:
         for ours, theirs in zip(zeros, plain, strict=True):
             np.testing.assert_array_equal(ours, theirs)
 
-    @pytest.mark.parametrize("centring", ["source", "stream"])
-    def test_with_centring_they_are_rows_like_any_other(self, centring: str) -> None:
+    @pytest.mark.parametrize("centering", ["source", "stream"])
+    def test_with_centering_they_are_rows_like_any_other(self, centering: str) -> None:
         rows = self.rows + np.array([5.0, 1.0])
         rows[1] = 0
-        classifier = AdaNPCClassifier(2, centring=centring).fit(rows, self.labels)
+        classifier = AdaNPCClassifier(2, centering=centering).fit(rows, self.labels)
         distance, ids = classifier.kneighbors([[0.0, 0.0], [1e-9, 1e-9]], 4)
         np.testing.assert_array_equal(ids[0], ids[1])
         np.testing.assert_allclose(distance[0], distance[1], atol=1e-6)
@@ -166,10 +166,10 @@ class TestAdapting:
 
     def test_pure_methods_change_nothing(self, digits: tuple[Array, ...]) -> None:
         features, labels, stream, _ = digits
-        classifier = AdaNPCClassifier(centring="stream", admission=everyone).fit(features, labels)
-        before, fitted = vars(pickle.loads(pickle.dumps(classifier)).model_.centring), digest(classifier)
+        classifier = AdaNPCClassifier(centering="stream", admission=everyone).fit(features, labels)
+        before, fitted = vars(pickle.loads(pickle.dumps(classifier)).model_.centering), digest(classifier)
         classifier.predict(stream), classifier.predict_proba(stream), classifier.kneighbors(stream)
-        after = vars(classifier.model_.centring)
+        after = vars(classifier.model_.centering)
         assert torch.equal(after["total"], before["total"])
         assert torch.equal(after["mean"], before["mean"])
         assert after["count"] == before["count"] == 0
@@ -348,7 +348,7 @@ class TestRefusals:
             ({"capacity": 0}, "capacity must be a whole number of at least 1, got 0"),
             ({"capacity": inf}, "capacity must be a whole number of at least 1, got inf"),
             ({"evict": "worst"}, "evict must be one of fifo, .*, got 'worst'"),
-            ({"centring": "median"}, "centring must be one of none, .*, got 'median'"),
+            ({"centering": "median"}, "centering must be one of none, .*, got 'median'"),
         ],
         ids=lambda value: str(value) if isinstance(value, dict) else "",
     )

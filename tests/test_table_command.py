@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from adanpc import cli
-from adanpc.durable import entries
-from adanpc.experiments.records import Records
-from adanpc.experiments.tables import TABLES
+from adanpc.files import entries
+from adanpc.lab.sweep.records import Records
+from adanpc.lab.tables import TABLES
 
 LEAST = ("--scale", "least", "--steps", "2", "--images", "10", "--workers", "1")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from adanpc.models.source import SourceModel
-from adanpc.train.algorithm import Algorithm, Batch
+from adanpc.lab.networks.source import SourceModel
+from adanpc.lab.train.algorithm import Algorithm, Batch
 
 DIM, CLASSES = 4, 3
 Make = Callable[[], Algorithm]

@@ -2,9 +2,9 @@
 
 from adanpc.core import AdaNPC, Admission, Append, MemoryBank, Origin, Prediction, Restore, Veto, everyone, nobody
 from adanpc.errors import AdaNPCError
+from adanpc.losses import KNNLoss
 from adanpc.models import Wrapped, wrap
 from adanpc.store import load, save
-from adanpc.train import KNNLoss
 from adanpc.version import __version__
 
 __all__ = [

@@ -29,7 +29,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
     Only the direction of a row counts. That suits embeddings; columns with units of their own need a StandardScaler
     in front. A row of zeros has no direction, so it gets one of its own: similarity 0 to all other rows, as in
-    scikit-learn's cosine distance, and 1 to rows of zeros. No other similarity is changed by this. With centring,
+    scikit-learn's cosine distance, and 1 to rows of zeros. No other similarity is changed by this. With centering,
     which moves the origin, a row of zeros is a row like any other.
 
     Args:
@@ -37,7 +37,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         rule, temperature: the vote rule, see ``adanpc.core.vote``.
         admission: which answers join in ``adapt_predict``; None for ``Admission(min_confidence=0.9)``.
         storage, capacity, evict: see ``MemoryBank``.
-        centring: ``none``, ``source`` or ``stream``, see ``Centring``. The first call of ``partial_fit`` sets the
+        centering: ``none``, ``source`` or ``stream``, see ``Centering``. The first call of ``partial_fit`` sets the
             source mean, and each call is a source domain of its own to ``stream``.
 
     Attributes:
@@ -60,7 +60,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         storage: str = "float32",
         capacity: int | None = None,
         evict: str = "fifo",
-        centring: str = "none",
+        centering: str = "none",
     ) -> None:
         self.n_neighbors = n_neighbors
         self.rule = rule
@@ -69,21 +69,21 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         self.storage = storage
         self.capacity = capacity
         self.evict = evict
-        self.centring = centring
+        self.centering = centering
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Itself, with the labelled rows X (n, D) and nothing else in its bank."""
+        """Itself, with the labeled rows X (n, D) and nothing else in its bank."""
         self._build(1, 1)  # refuses bad arguments before anything changes
-        rows, given = self._labelled(X, y, first=True)
+        rows, given = self._labeled(X, y, first=True)
         classes = np.unique(given)
         return self._learn(self._build(rows.shape[1], len(classes)), classes, rows, given)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
-        """Itself, with the labelled rows X (n, D) appended; the first call must name all ``classes``."""
+        """Itself, with the labeled rows X (n, D) appended; the first call must name all ``classes``."""
         first = not self.__sklearn_is_fitted__()
         if first and classes is None:
             raise LabelError("classes is missing: name all classes in the first call to partial_fit, or call fit first")
-        rows, given = self._labelled(X, y, first=first)
+        rows, given = self._labeled(X, y, first=first)
         named = self.classes_ if classes is None else np.unique(np.asarray(classes))
         if not first and not np.array_equal(named, self.classes_):
             raise LabelError(f"classes were {self.classes_} before, got {named}; call fit to start anew")
@@ -123,8 +123,8 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         count = self.model_.k if n_neighbors is None else _whole("n_neighbors", n_neighbors)
         if count > len(self.model_.bank):
             raise AdaNPCError(f"n_neighbors must be at most {len(self.model_.bank)}, the rows held, got {count}")
-        centred, _ = self.model_.centring.queries(queries, sequence=False)
-        near = self.model_.bank.search(centred, count)
+        centered, _ = self.model_.centering.queries(queries, sequence=False)
+        near = self.model_.bank.search(centered, count)
         # Stored rows have length one up to rounding, so a similarity may exceed 1 by as much.
         distance = (1 - near.similarity).clamp(min=0)
         return (distance.numpy(), near.ids.numpy()) if return_distance else near.ids.numpy()
@@ -144,14 +144,14 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             raise AdaNPCError(f"temperature must be a number, got {self.temperature!r}")
         bank = MemoryBank(dim, classes, storage=self.storage, capacity=capacity, evict=self.evict)
         temperature = float(self.temperature)
-        return AdaNPC(bank, k=k, rule=self.rule, temperature=temperature, admission=admission, centring=self.centring)
+        return AdaNPC(bank, k=k, rule=self.rule, temperature=temperature, admission=admission, centering=self.centering)
 
     def _learn(self, model: AdaNPC, classes: NDArray[Any], rows: Tensor, given: NDArray[Any]) -> Self:
         model.learn(rows, torch.from_numpy(np.searchsorted(classes, given)))
         self.model_, self.classes_ = model, classes
         return self
 
-    def _labelled(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, NDArray[Any]]:
+    def _labeled(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, NDArray[Any]]:
         features, given = validate_data(self, X, y, dtype=np.float32, reset=first)
         check_classification_targets(given)
         return _directed(features), given
@@ -168,7 +168,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 def _directed(features: NDArray[np.float32]) -> Tensor:
     """Features (n, D) with one coordinate more, (n, D + 1), in which rows of zeros alone are not zero.
 
-    It is as small as can be: normalised, it is the row's whole direction; beside a mean taken away, it is nothing.
+    It is as small as can be: normalized, it is the row's whole direction; beside a mean taken away, it is nothing.
     """
     rows = np.zeros((len(features), features.shape[1] + 1), dtype=np.float32)
     rows[:, :-1] = features

@@ -37,7 +37,7 @@ Columns = dict[str, numpy.ndarray[Any, Any]]
 def honest(storage: str) -> bytes:
     """The bytes of a small bank with admitted and vetoed rows, soft labels, a capacity, and centring."""
     bank = MemoryBank(4, 3, storage=storage, capacity=4, soft=True)
-    classifier = AdaNPC(bank, k=3, admission=Admission(min_confidence=0.1), centring="stream")
+    classifier = AdaNPC(bank, k=3, admission=Admission(min_confidence=0.1), centering="stream")
     rows = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
     classifier.learn(rows[:5], torch.tensor([0, 1, 2, 0, 1]))
     classifier.step(rows[5:])
@@ -146,7 +146,7 @@ def test_cut_at_every_byte(tmp_path: Path, storage: str) -> None:
 
 def state(classifier: AdaNPC) -> list[Any]:
     """All that tells two classifiers apart."""
-    centring = classifier.centring
+    centring = classifier.centering
     assert centring.mean is not None
     return [
         classifier.bank.digest(), classifier.pools, classifier.rule, classifier.temperature, classifier.admission,

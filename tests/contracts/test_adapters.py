@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from adanpc.adapt import ADAPTERS
+from adanpc.lab.adapt import ADAPTERS
 from adanpc.testing import ADAPTER_CHECKS
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from adanpc.lab.train.registry import ALGORITHMS
 from adanpc.testing import ALGORITHM_CHECKS
-from adanpc.train.registry import ALGORITHMS
 
 # Settings with which a short toy problem reaches everything that an algorithm does.
 SHORT: dict[str, dict[str, Any]] = {

@@ -320,10 +320,10 @@ def test_int8_votes_agree_with_float32() -> None:
     # Classes that overlap, so that many votes are close: the hard case for a coarser storage.
     torch.manual_seed(0)
     random.seed(0)
-    centres = torch.randn(40, 64)
+    centers = torch.randn(40, 64)
     near = torch.randint(0, 40, (6000,))
-    features, labels = centres[near] + 2.5 * torch.randn(6000, 64), near % 10
-    queries = centres[torch.randint(0, 40, (2000,))] + 2.5 * torch.randn(2000, 64) + torch.randn(64)
+    features, labels = centers[near] + 2.5 * torch.randn(6000, 64), near % 10
+    queries = centers[torch.randint(0, 40, (2000,))] + 2.5 * torch.randn(2000, 64) + torch.randn(64)
     votes = {}
     for storage in ("float32", "int8"):
         made = MemoryBank(64, 10, storage=storage)

@@ -50,7 +50,7 @@ def settings_of_a_run(draw: st.DrawFn) -> dict[str, Any]:
             "k_target": draw(st.sampled_from([1, 4])) if split else None,
             "rule": draw(st.sampled_from(["share", "paper", "published", "uniform"])),
             "admission": draw(st.sampled_from(ADMISSIONS)),
-            "centring": draw(st.sampled_from(["none", "source", "stream"])),
+            "centering": draw(st.sampled_from(["none", "source", "stream"])),
         },
         "vetoed": draw(st.booleans()),
     }
@@ -110,8 +110,8 @@ def test_batch_size_never_changes_an_answer(run: dict[str, Any], cuts: list[int]
         for name, value in expected.items():
             assert torch.equal(value, answers[name]), name
         assert made.bank.digest() == one_by_one.bank.digest()
-        assert torch.equal(made.centring.total, one_by_one.centring.total)
-        assert made.centring.count == one_by_one.centring.count
+        assert torch.equal(made.centering.total, one_by_one.centering.total)
+        assert made.centering.count == one_by_one.centering.count
 
 
 def test_a_long_batch_is_cut_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_a_long_batch_is_cut_without_a_trace(monkeypatch: pytest.MonkeyPatch) ->
 @given(settings_of_a_run())
 def test_answers_are_those_of_the_oracle(run: dict[str, Any]) -> None:
     run["bank"] |= {"soft": False, "evict": "balanced" if run["bank"]["evict"] == "balanced" else "fifo"}
-    run["model"] |= {"centring": "none", "admission": Admission(min_confidence=0.55, class_quota=6)}
+    run["model"] |= {"centering": "none", "admission": Admission(min_confidence=0.55, class_quota=6)}
     run["vetoed"] = False
     features, labels, _, stream = data(run)
     made = model(run)
@@ -278,7 +278,7 @@ def test_an_empty_or_silenced_bank_says_so() -> None:
         ({"rule": "loudest"}, "rule must be one of share, paper, published, uniform, got 'loudest'"),
         ({"temperature": 0.0}, "temperature must be a finite number greater than 0, got 0.0"),
         ({"temperature": float("nan")}, "temperature must be a finite number greater than 0, got nan"),
-        ({"centring": "median"}, "centring must be one of none, source, stream, got 'median'"),
+        ({"centering": "median"}, "centering must be one of none, source, stream, got 'median'"),
         ({"prior": 0}, "prior must be at least 1 query, got 0"),
     ],
 )

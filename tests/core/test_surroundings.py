@@ -49,9 +49,9 @@ SURROUNDINGS: dict[str, Callable[[], Any]] = {
 def close_rows(dim: int = 64, rows: int = 900) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows and queries that differ little, so that low precision would show."""
     generator = torch.Generator().manual_seed(0)
-    centre = torch.randn(dim, generator=generator, dtype=torch.float32)
+    center = torch.randn(dim, generator=generator, dtype=torch.float32)
     spread = 0.05 * torch.randn(rows + 20, dim, generator=generator, dtype=torch.float32)
-    return centre + spread[:rows], torch.arange(rows) % 3, centre + spread[rows:]
+    return center + spread[:rows], torch.arange(rows) % 3, center + spread[rows:]
 
 
 @pytest.mark.parametrize("name", SURROUNDINGS)
@@ -191,7 +191,7 @@ def test_hidden_neighbors_have_no_soft_label_either() -> None:
     assert torch.equal(run(1), run(3))
 
 
-def test_centring_of_enormous_features_is_finite() -> None:
-    model = AdaNPC(MemoryBank(2, 2), k=1, centring="source")
+def test_centering_of_enormous_features_is_finite() -> None:
+    model = AdaNPC(MemoryBank(2, 2), k=1, centering="source")
     model.learn(torch.tensor([[-3e38, 1.0], [-3e38, -1.0]]), torch.tensor([0, 1]))
     assert model.predict(torch.tensor([[3e38, 1.0]])).probs.isfinite().all()

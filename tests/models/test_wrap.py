@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import adanpc
 from adanpc.errors import AdaNPCError
-from adanpc.models.wrap import RecipeError, describe, extract, find_head, fingerprint
+from adanpc.models.recipe import RecipeError, describe, fingerprint
+from adanpc.models.wrap import extract, find_head
 
 
 class Net(nn.Module):
@@ -88,13 +89,13 @@ def test_maps_and_tokens_are_averaged() -> None:
 def test_domains_and_options_reach_the_bank(net: Net) -> None:
     data = TensorDataset(torch.randn(12, 1, 8, 8), torch.arange(12) % 4, torch.arange(12) // 6)
     wrapped = adanpc.wrap(
-        net, DataLoader(data, batch_size=5), storage="int8", capacity=3, centring="stream", rule="paper"
+        net, DataLoader(data, batch_size=5), storage="int8", capacity=3, centering="stream", rule="paper"
     )
     assert wrapped.classifier.bank.table()["domain"].tolist() == [0] * 6 + [1] * 6
     assert wrapped.classifier.bank.config()["storage"] == "int8"
-    assert wrapped.classifier.centring.mode == "stream"
+    assert wrapped.classifier.centering.mode == "stream"
     features = wrapped.features(data.tensors[0])
-    torch.testing.assert_close(wrapped.classifier.centring.mean, features.double().mean(0))
+    torch.testing.assert_close(wrapped.classifier.centering.mean, features.double().mean(0))
 
 
 def test_a_model_without_a_linear_head_asks_for_a_layer() -> None:

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from adanpc import durable
+from adanpc import files
 from adanpc.core import AdaNPC, Admission, Append, MemoryBank, Origin, Restore, Veto, everyone, nobody
 from adanpc.models import RecipeError, Wrapped
 from adanpc.store import BankFileError, load, save
@@ -35,13 +35,13 @@ from adanpc.store import file as file_module
 ROOT = Path(__file__).parents[2]
 FILES = Path(__file__).parent / "golden"
 DIM, CLASSES = 8, 3
-STORAGE, EVICT, CENTRING = (
+STORAGE, EVICT, CENTERING = (
     ("float32", "float16", "int8"),
     ("fifo", "balanced", "reservoir"),
     ("none", "source", "stream"),
 )
 KINDS = [  # every pair of settings meets
-    (STORAGE[i], EVICT[j], soft, CENTRING[(i + j + soft) % 3])
+    (STORAGE[i], EVICT[j], soft, CENTERING[(i + j + soft) % 3])
     for i in range(3)
     for j in range(3)
     for soft in (False, True)
@@ -59,13 +59,13 @@ def in_mid_stream(
     storage: str = "float32",
     evict: str = "fifo",
     soft: bool = False,
-    centring: str = "none",
+    centering: str = "none",
     seed: int = 0,
     why: str = "blurred “photo” \n\0 \\",
 ) -> AdaNPC:
-    """A classifier that has learnt, adapted past its capacity, and had rows vetoed, restored and corrected."""
+    """A classifier that has learned, adapted past its capacity, and had rows vetoed, restored and corrected."""
     bank = MemoryBank(DIM, CLASSES, storage=storage, capacity=12, evict=evict, soft=soft)
-    classifier = AdaNPC(bank, k=5, admission=Admission(min_confidence=0.5), centring=centring, prior=4)
+    classifier = AdaNPC(bank, k=5, admission=Admission(min_confidence=0.5), centering=centering, prior=4)
     source = features(seed, 24)
     classifier.learn(source, source[:, :CLASSES].argmax(1), domain=torch.arange(24) % 2, keys=torch.arange(24) * 7)
     classifier.step(features(seed + 1, 40), domain=5, keys=torch.arange(40))
@@ -85,7 +85,7 @@ def assert_same(one: AdaNPC, two: AdaNPC) -> None:
     }
     for name in ("k", "k_source", "k_target", "pools", "rule", "temperature", "admission"):
         assert getattr(one, name) == getattr(two, name)
-    ours, theirs = one.centring, two.centring
+    ours, theirs = one.centering, two.centering
     assert (ours.mode, ours.prior, ours.count) == (theirs.mode, theirs.prior, theirs.count)
     assert torch.equal(ours.total, theirs.total)
     assert (ours.mean is None) == (theirs.mean is None)
@@ -100,11 +100,11 @@ def assert_same_answer(one: AdaNPC, two: AdaNPC, queries: torch.Tensor) -> None:
         assert torch.equal(getattr(ours.neighbors, name), getattr(theirs.neighbors, name))
 
 
-@pytest.mark.parametrize(("storage", "evict", "soft", "centring"), KINDS)
+@pytest.mark.parametrize(("storage", "evict", "soft", "centering"), KINDS)
 def test_a_loaded_classifier_goes_on_as_if_it_had_never_stopped(
-    tmp_path: Path, storage: str, evict: str, soft: bool, centring: str
+    tmp_path: Path, storage: str, evict: str, soft: bool, centering: str
 ) -> None:
-    classifier = in_mid_stream(storage, evict, soft, centring)
+    classifier = in_mid_stream(storage, evict, soft, centering)
     save(classifier, tmp_path / "bank")
     loaded = load(tmp_path / "bank")
     assert_same(classifier, loaded)
@@ -125,7 +125,7 @@ def test_a_loaded_classifier_goes_on_as_if_it_had_never_stopped(
         {"temperature": 1, "admission": everyone},
         {"admission": nobody},
         {"admission": Admission(min_confidence=inf, min_margin=-inf, max_entropy=0.1 + 0.2, class_quota=3)},
-        {"centring": "stream", "prior": numpy.int32(3)},
+        {"centering": "stream", "prior": numpy.int32(3)},
     ],
 )
 def test_every_setting_comes_back(tmp_path: Path, settings: dict[str, Any]) -> None:
@@ -146,7 +146,7 @@ def test_an_empty_bank_and_a_lone_surrogate_survive(tmp_path: Path) -> None:
 
 
 def test_saving_changes_nothing_and_says_the_same_twice(tmp_path: Path) -> None:
-    classifier = in_mid_stream("int8", centring="stream")
+    classifier = in_mid_stream("int8", centering="stream")
     before = classifier.bank.digest()
     save(classifier, tmp_path / "one")
     save(load(tmp_path / "one"), tmp_path / "two")
@@ -155,14 +155,14 @@ def test_saving_changes_nothing_and_says_the_same_twice(tmp_path: Path) -> None:
 
 
 def test_what_is_loaded_does_not_hold_on_to_the_file(tmp_path: Path) -> None:
-    save(in_mid_stream(centring="source"), tmp_path / "bank")
+    save(in_mid_stream(centering="source"), tmp_path / "bank")
     loaded = load(tmp_path / "bank")
     digest = loaded.bank.digest()
     (tmp_path / "bank").write_bytes(b"\xff" * 9999)
     assert loaded.bank.digest() == digest
-    assert loaded.centring.mean is not None
-    assert loaded.centring.mean.untyped_storage().nbytes() == DIM * 8
-    assert loaded.centring.total.untyped_storage().nbytes() == DIM * 8
+    assert loaded.centering.mean is not None
+    assert loaded.centering.mean.untyped_storage().nbytes() == DIM * 8
+    assert loaded.centering.total.untyped_storage().nbytes() == DIM * 8
 
 
 # With a model
@@ -192,7 +192,7 @@ def assert_same_stream(one: Wrapped, two: Wrapped) -> None:
 
 @pytest.mark.parametrize("preprocessing", [None, "größe 224 × 224", nn.Flatten(2), features])
 def test_a_wrapped_model_goes_on_as_if_it_had_never_stopped(tmp_path: Path, preprocessing: Any) -> None:
-    wrapped = wrapped_in_mid_stream(preprocessing, storage="int8", soft=True, centring="stream")
+    wrapped = wrapped_in_mid_stream(preprocessing, storage="int8", soft=True, centering="stream")
     save(wrapped, tmp_path / "bank")
     loaded = load(tmp_path / "bank", model(), preprocessing=preprocessing)
     assert isinstance(loaded, Wrapped)
@@ -237,7 +237,7 @@ def test_preprocessing_where_none_was_recorded_is_refused(tmp_path: Path) -> Non
 
 def test_the_bytes_of_a_small_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_module, "__version__", "0.1.0")
-    classifier = AdaNPC(MemoryBank(2, 3), centring="source")
+    classifier = AdaNPC(MemoryBank(2, 3), centering="source")
     classifier.learn(torch.tensor([[4.0, 1.0], [0.0, 3.0]]), torch.tensor([2, 0]), keys=torch.tensor([7, -2]))
     classifier.apply(Veto((1,), "Ann", "no"))
     save(Wrapped(model(), classifier, "fc", "nöne"), tmp_path / "bank")
@@ -282,11 +282,11 @@ def test_the_bytes_of_a_small_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("storage", STORAGE)
 def test_the_safetensors_library_reads_the_file(tmp_path: Path, storage: str) -> None:
-    classifier = in_mid_stream(storage, soft=True, centring="stream")
+    classifier = in_mid_stream(storage, soft=True, centering="stream")
     save(classifier, tmp_path / "bank")
     tensors = load_file(tmp_path / "bank")
-    assert torch.equal(tensors.pop("centring.total"), classifier.centring.total)
-    assert torch.equal(tensors.pop("centring.mean"), classifier.centring.mean)  # type: ignore[arg-type]
+    assert torch.equal(tensors.pop("centring.total"), classifier.centering.total)
+    assert torch.equal(tensors.pop("centring.mean"), classifier.centering.mean)  # type: ignore[arg-type]
     table = classifier.bank.table()
     assert tensors.keys() == table.keys()
     assert all(torch.equal(tensors[name], table[name]) for name in table)
@@ -302,7 +302,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.parametrize("storage", STORAGE)
 def test_the_reader_in_the_docs_needs_no_adanpc(tmp_path: Path, storage: str) -> None:
-    classifier = in_mid_stream(storage, soft=True, centring="stream")
+    classifier = in_mid_stream(storage, soft=True, centering="stream")
     wrapped = Wrapped(model(), classifier, "fc")
     save(wrapped, tmp_path / "bank")
     (code,) = blocks("python")
@@ -366,9 +366,9 @@ def test_a_file_that_load_would_refuse_is_not_written(tmp_path: Path) -> None:
     save(classifier, path)
     before = path.read_bytes()
     classifier.learn(torch.ones(1, 2), torch.tensor([0]))
-    classifier.centring.total[1] = torch.nan
+    classifier.centering.total[1] = torch.nan
     assert "its centring.total holds NaN" in refused(classifier, path)
-    classifier.centring.total[1] = 0
+    classifier.centering.total[1] = 0
     classifier.temperature = torch.nan
     assert "must be numbers, got nan" in refused(classifier, path)
     classifier.temperature = 1
@@ -513,10 +513,10 @@ def test_a_disk_that_is_full_for_the_library(tmp_path: Path, monkeypatch: pytest
 
 def test_a_platform_that_opens_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError):
-        durable._sync(tmp_path / "absent")
+        files._sync(tmp_path / "absent")
     with monkeypatch.context() as patch:
         patch.setattr(os, "name", "nt")
-        durable._sync(tmp_path / "absent")
+        files._sync(tmp_path / "absent")
 
 
 def leftover(path: Path, seconds: float) -> Path:
@@ -568,7 +568,7 @@ def test_a_file_that_is_replaced_between_two_looks_at_it(tmp_path: Path, monkeyp
 HELPER = """
 import os, signal, sys
 import torch
-from adanpc import durable
+from adanpc import files
 from adanpc.store import load, save
 torch.set_num_threads(1)
 path, *files = sys.argv[1:]

@@ -11,15 +11,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from adanpc.adapt import ADAPTERS
 from adanpc.cli.app import app, one_sentence, settings
-from adanpc.data.streams import STREAMS
-from adanpc.durable import add_entry
 from adanpc.errors import AdaNPCError
-from adanpc.experiments.adaptation import adapt as measure
-from adanpc.experiments.scene import scene_of
-from adanpc.train.run import Run
-from adanpc.train.team import known_device
+from adanpc.files import add_entry
+from adanpc.lab.adapt import ADAPTERS
+from adanpc.lab.data.streams import STREAMS
+from adanpc.lab.sweep.adaptation import adapt as measure
+from adanpc.lab.sweep.scene import scene_of
+from adanpc.lab.train.run import Run
+from adanpc.lab.train.team import known_device
 
 RECORDS = "adapt.jsonl"
 ALL = "all"

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adanpc.cli.app import REFUSED, app, one_sentence
-from adanpc.data import DataSet, read, unreadable
+from adanpc.lab.data import DataSet, read, unreadable
 
 
 @app.command()

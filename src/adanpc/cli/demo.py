@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from adanpc.cli.app import app, one_sentence
-from adanpc.data.digits import rotated_digits
-from adanpc.experiments.demo import HEAD, METHODS, Result, Settings, check_plot, draw, successive
+from adanpc.lab.data.digits import rotated_digits
+from adanpc.lab.demo import HEAD, METHODS, Result, Settings, check_plot, draw, successive
 
 COLUMNS = 80  # the table needs them, whatever the terminal says
 

@@ -12,17 +12,17 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from adanpc.cli.app import app, one_sentence
-from adanpc.data.loading import cores
-from adanpc.experiments import render
-from adanpc.experiments.exhibit import Exhibit, Sheet
-from adanpc.experiments.make import absent, check_choice, choose, exhibit, note_choice, table_of, wanted, write_report
-from adanpc.experiments.records import Records
-from adanpc.experiments.report import write
-from adanpc.experiments.scale import SCALES
-from adanpc.experiments.subjects import Workshop
-from adanpc.experiments.sweep import sweep
-from adanpc.experiments.tables import TABLES
-from adanpc.train.team import known_device
+from adanpc.lab.data.loading import cores
+from adanpc.lab.show import render
+from adanpc.lab.show.exhibit import Exhibit, Sheet
+from adanpc.lab.show.report import write
+from adanpc.lab.sweep.records import Records
+from adanpc.lab.sweep.subjects import Workshop
+from adanpc.lab.sweep.sweep import sweep
+from adanpc.lab.tables import TABLES
+from adanpc.lab.tables.make import absent, check_choice, choose, exhibit, note_choice, table_of, wanted, write_report
+from adanpc.lab.tables.scale import SCALES
+from adanpc.lab.train.team import known_device
 
 OUT = Path("runs/tables")
 ROOM = Console(width=1000)  # tables are never cut: a terminal that is narrower wraps them

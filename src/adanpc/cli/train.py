@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from adanpc.cli.app import app, one_sentence, settings
-from adanpc.train.assemble import start
-from adanpc.train.loop import train as fit
-from adanpc.train.run import Run
-from adanpc.train.spec import Spec
-from adanpc.train.team import team
+from adanpc.lab.train.assemble import start
+from adanpc.lab.train.loop import train as fit
+from adanpc.lab.train.run import Run
+from adanpc.lab.train.spec import Spec
+from adanpc.lab.train.team import team
 
 
 @app.command()
@@ -39,7 +39,7 @@ def train(
     norm: Annotated[bool, typer.Option(help="A BatchNorm between encoder and head.")] = False,
     dropout: Annotated[float, typer.Option(min=0, max=1, help="Of the features.")] = 0.0,
     frozen_batchnorm: Annotated[bool, typer.Option(help="Keep the statistics of the encoder.")] = False,
-    augment: Annotated[bool | None, typer.Option(help="Random crops, flips and colours.")] = None,
+    augment: Annotated[bool | None, typer.Option(help="Random crops, flips and colors.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run; its own settings hold.")] = None,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that read images.")] = None,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adanpc.core.admission import Admission
 from adanpc.core.bank import MemoryBank
-from adanpc.core.centring import Centring
+from adanpc.core.centering import Centering
 from adanpc.core.types import Append, Change, Neighbors, Origin, Prediction
 from adanpc.core.vote import vote
 from adanpc.errors import AdaNPCError, EmptyBankError, LabelError
@@ -28,7 +28,7 @@ class AdaNPC:
         k_source, k_target: if given, instead of k: that many source rows and that many others (Proposition 3).
         rule, temperature: the vote rule, see ``vote``.
         admission: which answers join the bank.
-        centring, prior: see ``Centring``.
+        centering, prior: see ``Centering``.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class AdaNPC:
         rule: str = "share",
         temperature: float = 0.1,
         admission: Admission = DEFAULT_ADMISSION,
-        centring: str = "none",
+        centering: str = "none",
         prior: int = 16,
     ) -> None:
         if (k_source is None) != (k_target is None):
             raise AdaNPCError("k_source and k_target go together: give both or neither")
         self.bank, self.k, self.k_source, self.k_target = bank, k, k_source, k_target
         self.rule, self.temperature, self.admission = rule, temperature, admission
-        self.centring = Centring(bank.dim, centring, prior, bank.device)
+        self.centering = Centering(bank.dim, centering, prior, bank.device)
         if (fewest := min(size for size, _ in self.pools)) < 1:
             raise AdaNPCError(f"k must be at least 1, got {fewest}")
         self.predict(torch.zeros(0, bank.dim))  # refuses a bad rule or temperature now, not at the first query
@@ -61,17 +61,17 @@ class AdaNPC:
         return [(self.k_source, True), (self.k_target, False)]
 
     def learn(self, features: Tensor, labels: Tensor, *, domain: Tensor | int = -1, keys: Tensor | None = None) -> None:
-        """Appends labelled source rows (n, D)."""
+        """Appends labeled source rows (n, D)."""
         features = self._checked(features)
         domains = torch.as_tensor(domain, device=self.bank.device).expand(len(features))
-        centred, mean = self.centring.source(features, domains)
-        self.apply(Append(centred, labels, Origin.SOURCE, domain=domain, keys=keys))
-        self.centring.mean = mean
+        centered, mean = self.centering.source(features, domains)
+        self.apply(Append(centered, labels, Origin.SOURCE, domain=domain, keys=keys))
+        self.centering.mean = mean
 
     def predict(self, features: Tensor, *, exclude: Tensor | None = None) -> Prediction:
         """What each query (B, D) would be answered if it came next; ``exclude`` as in ``MemoryBank.search``."""
-        centred, _ = self.centring.queries(self._checked(features), sequence=False)
-        queries = unit(centred)
+        centered, _ = self.centering.queries(self._checked(features), sequence=False)
+        queries = unit(centered)
         pools = [self.bank.nearest(queries, k, exclude, source) for k, source in self.pools]
         return self._answer(_join(pools))
 
@@ -85,13 +85,13 @@ class AdaNPC:
         return self._propose(self._checked(features, keys), domain, keys)
 
     def _propose(self, features: Tensor, domain: int, keys: Tensor | None) -> tuple[Prediction, Append | None]:
-        centred, stream = self.centring.queries(features, sequence=True)
-        answer = self._resolve(unit(centred))
+        centered, stream = self.centering.queries(features, sequence=True)
+        answer = self._resolve(unit(centered))
         new = (answer.joined >= 0).nonzero()[:, 0]
         if not len(new) and stream is None:
             return answer, None
         return answer, Append(
-            centred[new],
+            centered[new],
             answer.labels[new],
             Origin.ADMITTED,
             soft=answer.probs[new] if self.bank.soft else None,
@@ -105,7 +105,7 @@ class AdaNPC:
         """Carries out a change on the bank and on the running mean of the stream."""
         self.bank.apply(change)
         if isinstance(change, Append) and change.stream is not None:
-            self.centring.total, self.centring.count = change.stream
+            self.centering.total, self.centering.count = change.stream
 
     def step(self, features: Tensor, *, domain: int = -1, keys: Tensor | None = None) -> Prediction:
         """Answers queries (B, D) in order and learns from each: the same for every way of cutting them into batches."""

@@ -16,7 +16,7 @@ from torch import Tensor
 class Origin(IntEnum):
     """Where a row came from. Only ``ADMITTED`` rows are ever evicted."""
 
-    SOURCE = 0  # labelled training data
+    SOURCE = 0  # labeled training data
     ADMITTED = 1  # a query that was answered confidently enough to join
     EXPERT = 2  # a person's correction
 

@@ -1,4 +1,4 @@
-"""Unit rows on a grid: how features are checked, normalised and encoded.
+"""Unit rows on a grid: how features are checked, normalized and encoded.
 
 Every stored coordinate is a multiple of 2**-24, so the product of two is a multiple of 2**-48 and a cosine needs at
 most 49 bits: float64 adds it up without rounding, in any order. Exact similarities are why a batch answers as its

@@ -1,12 +1,6 @@
-"""Encoders by name, source models, and any model wrapped as one."""
+"""Any trained model, wrapped as the encoder of a bank."""
 
-from adanpc.models.augmentation import Augmented
-from adanpc.models.encoders import ENCODERS, build
-from adanpc.models.preprocessing import Preprocessing
-from adanpc.models.source import SourceModel
-from adanpc.models.weights import WeightsError
-from adanpc.models.wrap import RecipeError, Wrapped, wrap
+from adanpc.models.recipe import RecipeError
+from adanpc.models.wrap import Wrapped, wrap
 
-__all__ = [
-    "ENCODERS", "Augmented", "Preprocessing", "RecipeError", "SourceModel", "WeightsError", "Wrapped", "build", "wrap",
-]  # fmt: skip
+__all__ = ["RecipeError", "Wrapped", "wrap"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,13 +10,10 @@ from torch import Tensor, nn
 
 from adanpc.core import AdaNPC, MemoryBank, Prediction
 from adanpc.errors import AdaNPCError
+from adanpc.models.recipe import RecipeError, describe, fingerprint
 from adanpc.progress import track
 
 INPUT_OF = "input of "
-
-
-class RecipeError(AdaNPCError):
-    """A bank meets a model, a layer or a preprocessing other than the one that its rows were made with."""
 
 
 class Wrapped:
@@ -86,7 +81,7 @@ def wrap(
         preprocessing: what made the inputs, recorded with the bank and checked when it is loaded; by default the
             ``transform`` of the loader's data set, if it has one.
         storage, capacity, evict, soft, device: of the ``MemoryBank``.
-        **options: of ``AdaNPC``: k, rule, temperature, admission, centring, …
+        **options: of ``AdaNPC``: k, rule, temperature, admission, centering, …
     """
     if preprocessing is None:
         preprocessing = getattr(getattr(loader, "dataset", None), "transform", None)
@@ -100,7 +95,7 @@ def wrap(
         labels.append(_numbers("labels", batch[1]))
         domains.append(_numbers("domains", batch[2]) if len(batch) > 2 else torch.full_like(labels[-1], -1))
     if layer is None or not features:
-        raise AdaNPCError("the loader gave no batch: a bank needs labelled source data")
+        raise AdaNPCError("the loader gave no batch: a bank needs labeled source data")
     bank = MemoryBank(
         features[0].shape[1],
         classes or 1 + max((int(label.max()) for label in labels if len(label)), default=0),
@@ -111,7 +106,7 @@ def wrap(
         device=device,
     )
     classifier = AdaNPC(bank, **options)
-    if classifier.centring.mode != "none":  # a mean needs all of them at once
+    if classifier.centering.mode != "none":  # a mean needs all of them at once
         features, labels, domains = [torch.cat(features)], [torch.cat(labels)], [torch.cat(domains)]
     while features:  # let go of each batch as it is stored
         keys = torch.arange(bank.next_id, bank.next_id + len(features[0]))
@@ -197,24 +192,3 @@ def _pooled(features: Tensor) -> Tensor:
     if features.ndim == 4:
         return features.mean((2, 3))
     return features.mean(1) if features.ndim == 3 else features
-
-
-def describe(preprocessing: Any) -> str:
-    """A text that is the same in the next process: a string as it is, a function's name, anything else's repr."""
-    if preprocessing is None:
-        return ""
-    if isinstance(preprocessing, str):
-        return preprocessing
-    if hasattr(preprocessing, "__qualname__"):
-        return f"{preprocessing.__module__}.{preprocessing.__qualname__}"
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(preprocessing))
-
-
-def fingerprint(model: nn.Module) -> str:
-    """A hash of all parameters and buffers, names included."""
-    total = hashlib.sha256()
-    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    for name, value in sorted(tensors.items()):
-        total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()[:16]

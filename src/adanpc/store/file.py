@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from adanpc.core import AdaNPC, Admission, MemoryBank, Veto
-from adanpc.durable import replace
+from adanpc.files import replace
 from adanpc.index.grid import Columns
 from adanpc.models import RecipeError, Wrapped
 from adanpc.store.check import (
@@ -128,7 +128,7 @@ def _seal(document: dict[str, Any], tensors: Columns) -> str:
 
 def _document(classifier: AdaNPC, recipe: dict[str, str]) -> dict[str, Any]:
     """All that is not a tensor, as JSON can hold it; as yet unsealed."""
-    bank, centring, admission = classifier.bank, classifier.centring, classifier.admission
+    bank, centring, admission = classifier.bank, classifier.centering, classifier.admission
     if type(admission) is not Admission:
         raise ContentsError(f"no file can keep an admission of type {type(admission).__name__}", "use an Admission")
     return {
@@ -159,9 +159,9 @@ def _plain(value: Any) -> Any:
 
 
 def _tensors(classifier: AdaNPC) -> Columns:
-    tensors = {**classifier.bank.table(), "centring.total": classifier.centring.total}
-    if classifier.centring.mean is not None:
-        tensors["centring.mean"] = classifier.centring.mean
+    tensors = {**classifier.bank.table(), "centring.total": classifier.centering.total}
+    if classifier.centering.mean is not None:
+        tensors["centring.mean"] = classifier.centering.mean
     return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
 
@@ -210,11 +210,11 @@ def _classifier(bank: MemoryBank, document: dict[str, Any], tensors: Columns) ->
         **{name: settings[name] for name in SETTINGS},
         temperature=number(settings["temperature"]),
         admission=Admission(**{name: number(value) for name, value in document["admission"].items()}),
-        centring=centring["mode"],
+        centering=centring["mode"],
         prior=centring["prior"],
     )
-    classifier.centring.count = centring["count"]
-    classifier.centring.total = tensors["centring.total"].clone().to(bank.device)
+    classifier.centering.count = centring["count"]
+    classifier.centering.total = tensors["centring.total"].clone().to(bank.device)
     if centring["mean"]:
-        classifier.centring.mean = tensors["centring.mean"].clone().to(bank.device)
+        classifier.centering.mean = tensors["centring.mean"].clone().to(bank.device)
     return classifier

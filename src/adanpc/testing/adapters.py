@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adanpc.adapt.adapter import Adapter, BatchError, Source
-from adanpc.models.source import SourceModel
+from adanpc.lab.adapt.adapter import Adapter, BatchError, Source
+from adanpc.lab.networks.source import SourceModel
 
 CLASSES, SIDE, ROWS = 3, 8, 6
 
@@ -39,14 +39,14 @@ def toy_source() -> Source:
         )
         model, rotation = SourceModel(encoder, 16, CLASSES), nn.Linear(16, 4)
         images, labels = toy_images(60, seed=1)
-        optimiser = torch.optim.Adam([*model.parameters(), *rotation.parameters()], lr=1e-2)
+        optimizer = torch.optim.Adam([*model.parameters(), *rotation.parameters()], lr=1e-2)
         for _ in range(40):
             turns = torch.randint(4, (60,))
             turned = torch.stack([image.rot90(int(turn), (1, 2)) for image, turn in zip(images, turns, strict=True)])
             loss = cross_entropy(model(images), labels) + cross_entropy(rotation(model.features(turned)), turns)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
         model.eval()
         with torch.no_grad():
             features = model.features(images)

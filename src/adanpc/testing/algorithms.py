@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adanpc.errors import AdaNPCError
-from adanpc.models.source import SourceModel
-from adanpc.train.algorithm import Algorithm, Batch
-from adanpc.train.erm import ERM
-from adanpc.train.search import draw
+from adanpc.lab.networks.source import SourceModel
+from adanpc.lab.train.algorithm import Algorithm, Batch
+from adanpc.lab.train.erm import ERM
+from adanpc.lab.train.search import draw
 
 CLASSES, DOMAINS, ROWS, SIDE = 3, 3, 8, 8
 
@@ -40,7 +40,7 @@ def toy_model(seed: int = 0, classes: int = CLASSES) -> SourceModel:
 
 
 def toy_batches(step: int, domains: int = DOMAINS, rows: int = ROWS) -> list[Batch]:
-    """Batches of a problem that can be learnt: each class is a pattern, each domain a contrast, and there is noise."""
+    """Batches of a problem that can be learned: each class is a pattern, each domain a contrast, and there is noise."""
     patterns = torch.rand(CLASSES, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(99))
     generator = torch.Generator().manual_seed(1000 + step)
     made = []
@@ -110,7 +110,7 @@ def check_equals_erm(kind: type[Algorithm], **settings: Any) -> None:
 
 
 def check_no_penalty_if_aligned(kind: type[Algorithm], **settings: Any) -> None:
-    """If all domains bring the same batch there is nothing to penalise, if the class says so."""
+    """If all domains bring the same batch there is nothing to penalize, if the class says so."""
     if not kind.aligned:
         return
     algorithm = kind(toy_model(), DOMAINS, **settings)

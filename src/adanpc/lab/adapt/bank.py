@@ -1,0 +1,124 @@
+"""The bank moves: AdaNPC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from adanpc import core
+from adanpc.core import Admission, Append, MemoryBank, Origin, vote
+from adanpc.lab.adapt.adapter import Adapter, Source
+from adanpc.snapshot import bank_of, snapshot
+
+KS, TEMPERATURES = (1, 5, 10, 25, 50, 75, 100, 150, 200), (0.01, 0.05, 0.1, 0.25, 0.5)
+
+
+class AdaNPC(Adapter):
+    """A vote of the nearest rows of a bank that confident answers join, one after another, whatever the batch size.
+
+    Args:
+        k: how many rows vote.
+        rule, temperature: of the vote, see ``core.vote``.
+        min_confidence: the paper's margin: an answer joins if its probability is at least this.
+        soft: stores the answer's probabilities instead of its class, as the paper's text has it.
+        centering: of features, see ``core.Centering``.
+        capacity: how many admitted rows are held at most; the oldest leave first.
+
+    Paper: section "Methods", equation 4.
+    """
+
+    sees: ClassVar[Literal["images", "features"]] = "features"
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {
+        "k": KS,
+        "temperature": TEMPERATURES,
+        "min_confidence": (0.0, 0.5, 0.9),
+    }
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        k: int = 10,
+        rule: str = "share",
+        temperature: float = 0.1,
+        min_confidence: float = 0.9,
+        soft: bool = False,
+        centering: str = "none",
+        capacity: int | None = None,
+    ) -> None:
+        super().__init__(source)
+        bank = MemoryBank(self.model.dim, self.model.classes, soft=soft, capacity=capacity, device=self.model.device)
+        admission = Admission(min_confidence=min_confidence)
+        self.classifier = core.AdaNPC(
+            bank, k=k, rule=rule, temperature=temperature, admission=admission, centering=centering
+        )
+        domains = torch.zeros_like(source.labels) if source.domains is None else source.domains
+        self.classifier.learn(source.features, source.labels, domain=domains)
+
+    def answer(self, batch: Tensor) -> Tensor:
+        """The vote on features (B, D)."""
+        return self.classifier.step(batch).probs.to(batch.dtype)
+
+    def predict(self, batch: Tensor) -> Tensor:
+        """What each query would be answered if it came next; changes nothing, and copies nothing."""
+        return self.classifier.predict(batch).probs.to(batch.dtype)
+
+    def extra(self) -> dict[str, Any]:
+        """The bank and the running mean."""
+        centering = self.classifier.centering
+        means = {"mean": centering.mean, "total": centering.total, "count": centering.count}
+        return {"bank": snapshot(self.classifier.bank), **means}
+
+    def take_extra(self, extra: Mapping[str, Any]) -> None:
+        """Puts back the bank and the running mean."""
+        self.classifier.bank = bank_of(extra["bank"], self.model.device)
+        centering = self.classifier.centering
+        centering.mean, centering.total, centering.count = extra["mean"], extra["total"], extra["count"]
+
+
+class AdaNPCPublished(Adapter):
+    """AdaNPC as the public code has it, for comparison with published numbers.
+
+    It starts with one random row of class 0, answers a whole batch before any of it joins, and judges confidence by a
+    softmax of the vote, which is already a probability: with C classes it cannot exceed e / (e + C - 1).
+
+    Args:
+        k, temperature: of the vote.
+        threshold: of that confidence; called beta there.
+    """
+
+    sees: ClassVar[Literal["images", "features"]] = "features"
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {
+        "k": KS,
+        "temperature": TEMPERATURES,
+        "threshold": (0.0, 0.25, 0.75, 1.1),
+    }
+
+    def __init__(self, source: Source, *, k: int = 100, temperature: float = 0.1, threshold: float = 0.1) -> None:
+        super().__init__(source)
+        self.k, self.temperature, self.threshold = k, temperature, threshold
+        self.bank = MemoryBank(self.model.dim, self.model.classes, device=self.model.device)
+        first = torch.rand(1, self.model.dim, generator=torch.Generator().manual_seed(0)) * 2 - 1
+        for rows, labels in ((first, torch.zeros(1, dtype=torch.int64)), (source.features, source.labels)):
+            self.bank.apply(Append(rows, labels, Origin.SOURCE))
+
+    def answer(self, batch: Tensor) -> Tensor:
+        """The vote on features (B, D)."""
+        near = self.bank.search(batch, self.k)
+        probs, _ = vote(near, self.model.classes, "published", self.temperature)
+        confidence, labels = probs.softmax(1).max(1)
+        sure = confidence >= self.threshold
+        if sure.any():
+            self.bank.apply(Append(batch[sure], labels[sure], Origin.ADMITTED, confidence=probs.amax(1)[sure]))
+        return probs.to(batch.dtype)
+
+    def extra(self) -> dict[str, Any]:
+        """The bank."""
+        return snapshot(self.bank)
+
+    def take_extra(self, extra: Mapping[str, Any]) -> None:
+        """Puts back the bank."""
+        self.bank = bank_of(extra, self.model.device)

@@ -1,0 +1,152 @@
+"""The bank moves, and the encoder before it: AdaNPC with Tent, AdaNPC with ETA."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from adanpc import core
+from adanpc.core import Admission, Append, MemoryBank, Origin
+from adanpc.errors import AdaNPCError
+from adanpc.lab.adapt.adapter import Adapter, Source
+from adanpc.lab.adapt.bank import KS
+from adanpc.lab.adapt.entropy import EntropyDescent
+from adanpc.lab.adapt.filtered import ETA
+from adanpc.lab.adapt.tent import Tent
+from adanpc.snapshot import bank_of, snapshot
+
+ROWS = 64  # source images encoded at once: with the statistics of a batch, part of the result
+
+
+class Combined(Adapter, ABC):
+    """A gradient method moves the encoder by the head's answers; a bank answers, from the features of the same pass.
+
+    Rows of the bank are features of the encoder as it was when they came: source rows of the source model, admitted
+    rows of the moment. As the encoder moves they grow stale, and nothing corrects that unless ``refresh`` is given:
+    then all source rows are made anew by the current encoder before the first batch and after every so many. Admitted
+    rows stay as they are, since their images are not kept.
+
+    Args:
+        mover: moves the encoder.
+        k, temperature: of the vote.
+        min_confidence: an answer joins the bank if its probability is at least this.
+        refresh: batches between two renewals of the source rows; None: never.
+    """
+
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"k": KS, "alpha": (0.1, 1.0, 10.0)}
+
+    def __init__(
+        self,
+        source: Source,
+        mover: EntropyDescent,
+        *,
+        k: int,
+        temperature: float,
+        min_confidence: float,
+        refresh: int | None,
+    ) -> None:
+        super().__init__(source)
+        if refresh is not None and refresh < 1:
+            raise AdaNPCError(f"refresh must be at least 1 batch, got {refresh}")
+        if refresh is not None and source.images is None:
+            raise AdaNPCError("refresh encodes source images again: give Source(images=…), or leave refresh out")
+        self.mover, self.source, self.refresh, self.batches = mover, source, refresh, 0
+        del self.model
+        self.__dict__["model"] = mover.model  # one model, in the state dict once
+        bank = MemoryBank(self.model.dim, self.model.classes, device=self.model.device)
+        admission = Admission(min_confidence=min_confidence)
+        self.classifier = core.AdaNPC(bank, k=k, temperature=temperature, admission=admission)
+        self.classifier.learn(source.features, source.labels)
+
+    def moving(self) -> set[str]:
+        """What the mover moves; the bank is beside the tensors."""
+        return {f"mover.{name}" for name in self.mover.moving()}
+
+    def answer(self, batch: Tensor) -> Tensor:
+        """The vote on images (B, …) as the encoder sees them before it moves."""
+        if self.refresh is not None and self.batches % self.refresh == 0:
+            self._renew()
+        with torch.enable_grad():
+            features = self.model.features(batch)
+            self.mover.learn(batch, self.model.head(features))
+        self.batches += 1
+        return self.classifier.step(features.detach()).probs.to(batch.dtype)
+
+    def _renew(self) -> None:
+        """Makes all source rows anew; admitted rows follow them, as they were."""
+        assert self.source.images is not None
+        order = self.source.mixed()
+        with torch.no_grad():
+            parts = [self.model.features(self.source.images(part).to(self.model.device)) for part in order.split(ROWS)]
+        rows = torch.cat(parts)[order.argsort()]
+        old = self.classifier.bank
+        table = old.table("id", "label", "origin", "confidence")
+        admitted = table["origin"] == Origin.ADMITTED
+        self.classifier.bank = MemoryBank(**old.config(), device=old.device)
+        self.classifier.learn(rows, self.source.labels)
+        if admitted.any():
+            kept = old.rows(table["id"][admitted])
+            confidence = table["confidence"][admitted]
+            self.classifier.apply(Append(kept, table["label"][admitted], Origin.ADMITTED, confidence=confidence))
+
+    def extra(self) -> dict[str, Any]:
+        """The bank, and how many batches came."""
+        return {"bank": snapshot(self.classifier.bank), "batches": self.batches}
+
+    def take_extra(self, extra: Mapping[str, Any]) -> None:
+        """Puts the bank back."""
+        self.classifier.bank, self.batches = bank_of(extra["bank"], self.model.device), extra["batches"]
+
+
+class AdaNPCTent(Combined):
+    """AdaNPC on an encoder that Tent moves; see ``Combined`` for what becomes of stale rows.
+
+    Paper: Table "ImageNet-C", rows "+ AdaNPC"; it says no more than that both are used.
+
+    Args:
+        k, temperature, min_confidence, refresh: see ``Combined``.
+        alpha, optimizer: of ``Tent``.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        k: int = 10,
+        temperature: float = 0.1,
+        min_confidence: float = 0.9,
+        refresh: int | None = None,
+        alpha: float = 1.0,
+        optimizer: str = "adam",
+    ) -> None:
+        mover = Tent(source, alpha=alpha, optimizer=optimizer)
+        super().__init__(source, mover, k=k, temperature=temperature, min_confidence=min_confidence, refresh=refresh)
+
+
+class AdaNPCETA(Combined):
+    """AdaNPC on an encoder that ETA moves; see ``Combined`` for what becomes of stale rows.
+
+    Paper: Table "ImageNet-C", rows "+ AdaNPC"; it says no more than that both are used.
+
+    Args:
+        k, temperature, min_confidence, refresh: see ``Combined``.
+        alpha, optimizer: of ``ETA``.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        k: int = 10,
+        temperature: float = 0.1,
+        min_confidence: float = 0.9,
+        refresh: int | None = None,
+        alpha: float = 1.0,
+        optimizer: str = "sgd",
+    ) -> None:
+        mover = ETA(source, alpha=alpha, optimizer=optimizer)
+        super().__init__(source, mover, k=k, temperature=temperature, min_confidence=min_confidence, refresh=refresh)

@@ -1,0 +1,183 @@
+"""Labeled images: one domain, and a data set of several."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from adanpc.errors import UnavailableError
+from adanpc.lab.seeds import seed_of
+
+Transform = Callable[[Tensor], Tensor]
+
+
+class DataError(UnavailableError):
+    """Data that is missing, unreadable, or not laid out as published; the message says where to look."""
+
+
+class Images(Protocol):
+    """Images that are read when they are asked for; ``images[i]`` is (C, H, W), uint8, or float in [0, 1].
+
+    A tensor (n, C, H, W) is one.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Tensor: ...
+
+
+class View:
+    """Some of the images, in a given order; nothing is read or copied."""
+
+    def __init__(self, images: Images, rows: Tensor) -> None:
+        self.images, self.rows = images, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.images[int(self.rows[index])]
+
+
+class Joined:
+    """The images of several collections, one after another; nothing is read or copied."""
+
+    def __init__(self, parts: Sequence[Images]) -> None:
+        self.parts, self.ends = parts, list(accumulate(map(len, parts)))
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def __getitem__(self, index: int) -> Tensor:
+        index = range(len(self))[index]
+        part = bisect_right(self.ends, index)
+        return self.parts[part][index - (self.ends[part - 1] if part else 0)]
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """Images with labels (n,) int64, all drawn under one condition.
+
+    Args:
+        name: of the condition: an angle, a style, a camera.
+        images: a tensor (n, C, H, W), or ``Images`` that are read when needed.
+        labels: (n,) int64.
+        transform: turns one image (C, H, W), or a batch of equal size, into what a model takes.
+        source: a text that changes when the images do: paths, sizes, times. The images themselves if they are a tensor.
+    """
+
+    name: str
+    images: Tensor | Images
+    labels: Tensor
+    transform: Transform | None = None
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Tensor | Sequence[int]) -> Tensor:
+        """The images at these rows (B, C, H, W), transformed; bytes become floats in [0, 1]."""
+        rows = torch.as_tensor(rows, dtype=torch.int64)
+        if isinstance(self.images, Tensor):
+            return self._transformed(self.images[rows])
+        return _stacked((self._transformed(self.images[row]) for row in rows.tolist()), len(rows))
+
+    def _transformed(self, images: Tensor) -> Tensor:
+        images = images.float() / 255 if images.dtype == torch.uint8 else images
+        return images if self.transform is None else self.transform(images)
+
+    def subset(self, rows: Tensor | Sequence[int]) -> Domain:
+        """The domain with these rows alone, in this order; images on disk stay there."""
+        rows = torch.as_tensor(rows, dtype=torch.int64)
+        images = self.images[rows] if isinstance(self.images, Tensor) else View(self.images, rows)
+        return replace(self, images=images, labels=self.labels[rows], source=f"{self.source} {_hash(rows)}")
+
+    def with_transform(self, transform: Transform | None) -> Domain:
+        """The same images, seen through another transform."""
+        return replace(self, transform=transform)
+
+    def digest(self) -> str:
+        """A hash that changes when the images, the labels or the transform do."""
+        content = _hash(self.images) if isinstance(self.images, Tensor) else self.source
+        text = f"{self.name} {content} {_hash(self.labels)} {self.transform!r}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """Domains that share their classes.
+
+    Args:
+        name: as in the registry of readers.
+        domains: in the published order.
+        classes: the names of labels 0, 1, …
+        notice: what a user should know about this copy of the data, one sentence, or nothing.
+    """
+
+    name: str
+    domains: tuple[Domain, ...]
+    classes: tuple[str, ...]
+    notice: str = ""
+
+    def __getitem__(self, name: str) -> Domain:
+        for domain in self.domains:
+            if domain.name == name:
+                return domain
+        known = ", ".join(domain.name for domain in self.domains)
+        raise DataError(f"{self.name} has no domain {name!r}; it has: {known}")
+
+    def digest(self) -> str:
+        """A hash that changes when any domain does."""
+        return hashlib.sha256(" ".join(domain.digest() for domain in self.domains).encode()).hexdigest()[:16]
+
+
+def join(name: str, domains: Sequence[Domain]) -> Domain:
+    """All samples of some domains as one, seen through the first one's transform; images on disk stay there."""
+    tensors = [domain.images for domain in domains if isinstance(domain.images, Tensor)]
+    images = torch.cat(tensors) if len(tensors) == len(domains) else Joined([domain.images for domain in domains])
+    labels = torch.cat([domain.labels for domain in domains])
+    return Domain(name, images, labels, domains[0].transform, " ".join(domain.digest() for domain in domains))
+
+
+def split(domain: Domain, seed: int, share: float = 0.8) -> tuple[Domain, Domain]:
+    """The domain in two parts by a seeded shuffle: ``share`` of it (rounded down), and the rest.
+
+    The shuffle depends on the seed and the domain's name, so that domains of equal size are split independently.
+    """
+    if not 0 < share < 1:
+        raise DataError(f"share must lie between 0 and 1, got {share}")
+    order = torch.randperm(len(domain), generator=torch.Generator().manual_seed(seed_of(seed, domain.name)))
+    first = int(len(domain) * share)
+    return domain.subset(order[:first]), domain.subset(order[first:])
+
+
+def some(domain: Domain, count: int | None, seed: int) -> Domain:
+    """At most so many samples of a domain, drawn by the seed, in their order; all of them if count is None."""
+    if count is None or count >= len(domain):
+        return domain
+    order = torch.randperm(len(domain), generator=torch.Generator().manual_seed(seed_of(seed, "some", domain.name)))
+    return domain.subset(order[:count].sort().values)
+
+
+def _stacked(images: Iterable[Tensor], count: int) -> Tensor:
+    """One tensor (B, C, H, W) of images of equal shape, filled one by one: a list of them would scatter the memory."""
+    batch: Tensor | None = None
+    for place, image in enumerate(images):
+        if batch is None:
+            batch = image.new_empty(count, *image.shape)
+        if image.shape != batch.shape[1:]:
+            shapes = f"{tuple(batch.shape[1:])} and {tuple(image.shape)}"
+            raise DataError(f"images of one batch have the shapes {shapes}: give a transform that makes them equal")
+        batch[place] = image
+    return torch.zeros(0) if batch is None else batch
+
+
+def _hash(values: Tensor) -> str:
+    return hashlib.sha256(values.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]

@@ -1,0 +1,93 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from adanpc.lab.data.cifar import cifar10
+from adanpc.lab.data.cifar_c import cifar10_c
+from adanpc.lab.data.domain import DataError, DataSet
+from adanpc.lab.data.folders import DOMAIN_NET, OFFICE_HOME, PACS, TERRA_INCOGNITA, VLCS, Layout, any_folder, published
+from adanpc.lab.data.imagenet import imagenet, imagenet_c
+from adanpc.lab.data.mnist import rotated_mnist
+
+DOMAIN_BED = "DomainBed's download script (https://github.com/facebookresearch/DomainBed) lays it out so"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a data set is read, and what is said if it is missing.
+
+    Args:
+        read: the data set at or below a root, with a seed for what is random in it; None if there is nothing of it.
+        remedy: where it is published and which layout is expected below which folder; a part of a sentence.
+    """
+
+    read: Callable[[Path, int], DataSet | None]
+    remedy: str
+
+
+def _laid_out(layout: Layout, page: str) -> Reader:
+    domains = ", ".join(names[0] for names in layout.domains)
+    where = f"{layout.folders[0]}/<domain>/<class>/<image> with the domains {domains}"
+    return Reader(
+        lambda root, seed: published(layout, root), f"it is published at {page} and expected as {where}; {DOMAIN_BED}"
+    )
+
+
+READERS: dict[str, Reader] = {
+    "rotated-mnist": Reader(
+        rotated_mnist,
+        "MNIST is published at http://yann.lecun.com/exdb/mnist/ and its four idx files, gzipped or not, are expected "
+        "in MNIST or MNIST/raw; 5,000 of its digits come with pip install 'adanpc[bench]'",
+    ),
+    "pacs": _laid_out(PACS, "http://www.eecs.qmul.ac.uk/~dl307/project_iccv2017"),
+    "vlcs": _laid_out(VLCS, "http://www.eecs.qmul.ac.uk/~dl307/project_iccv2017"),
+    "terra-incognita": _laid_out(TERRA_INCOGNITA, "https://beerys.github.io/CaltechCameraTraps/"),
+    "domain-net": _laid_out(DOMAIN_NET, "http://ai.bu.edu/M3SDA/"),
+    "office-home": _laid_out(OFFICE_HOME, "https://www.hemanthdv.org/officeHomeDataset.html"),
+    "folder": Reader(
+        lambda root, seed: any_folder(root), "any images will do that are laid out as <domain>/<class>/<image>"
+    ),
+    "cifar-10": Reader(
+        lambda root, seed: cifar10(root),
+        "it is published at https://www.cs.toronto.edu/~kriz/cifar.html (python version) and expected unpacked as "
+        "cifar-10-batches-py/data_batch_1 … test_batch, or as CIFAR-10/<train or test>/<class>/<image>, also in a zip "
+        "file",
+    ),
+    "cifar-10-c": Reader(
+        cifar10_c,
+        "it is published at https://doi.org/10.5281/zenodo.2535967 and expected unpacked as "
+        "CIFAR-10-C/<corruption>.npy and CIFAR-10-C/labels.npy; otherwise it is made of cifar-10, which is not there "
+        "either",
+    ),
+    "imagenet": Reader(
+        lambda root, seed: imagenet(root),
+        "it is published at https://image-net.org/ and expected as ImageNet/val/<wnid>/<image>.JPEG, and the same for "
+        "train",
+    ),
+    "imagenet-c": Reader(
+        imagenet_c,
+        "it is published at https://doi.org/10.5281/zenodo.2235448 and expected unpacked as "
+        "ImageNet-C/<corruption>/<severity>/<wnid>/<image>.JPEG; otherwise it is made of imagenet, which is not there "
+        "either",
+    ),
+}
+
+
+def read(name: str, root: str | Path, *, seed: int = 0) -> DataSet:
+    """The data set of this name, found at the root or in its usual folder below.
+
+    Args:
+        name: one of ``READERS``.
+        root: where data are kept, or the folder of the data set itself.
+        seed: decides what is random in the data: who is turned by which angle, corruptions that are made here.
+    """
+    if name not in READERS:
+        raise DataError(f"unknown data set {name!r}; there are: {', '.join(READERS)}")
+    data = READERS[name].read(Path(root), seed)
+    if data is None:
+        raise DataError(f"{name} is not at {str(root)!r}: {READERS[name].remedy}")
+    return data

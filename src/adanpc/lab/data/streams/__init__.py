@@ -1,0 +1,32 @@
+"""How test samples arrive: in which order, in which batches, and where a method starts afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from adanpc.lab.data.streams.classes import Correlated, LabelShift
+from adanpc.lab.data.streams.domains import Gradual, Iid, Mixed, Successive
+from adanpc.lab.data.streams.stream import Arrival, Stream, fetch, labels_of
+
+__all__ = [
+    "STREAMS",
+    "Arrival",
+    "Correlated",
+    "Gradual",
+    "Iid",
+    "LabelShift",
+    "Mixed",
+    "Stream",
+    "Successive",
+    "fetch",
+    "labels_of",
+]
+
+STREAMS: Mapping[str, type[Stream]] = {
+    "iid": Iid,
+    "successive": Successive,
+    "mixed": Mixed,
+    "gradual": Gradual,
+    "label_shift": LabelShift,
+    "correlated": Correlated,
+}

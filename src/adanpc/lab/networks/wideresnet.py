@@ -1,0 +1,78 @@
+"""Wide residual networks for CIFAR."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from adanpc.errors import AdaNPCError
+
+
+class WideResNet(nn.Module):
+    """Images (B, channels, H, W) to features (B, 64 * width); a linear head is separate.
+
+    Names of parameters are those of the widely used weights files (AugMix, RobustBench), whose head is called ``fc``.
+
+    Paper: Zagoruyko and Komodakis, Wide Residual Networks, BMVC 2016. Normalization and ReLU come before convolutions.
+
+    Args:
+        depth: 6n + 4 layers: 16, 22, 28, 40.
+        width: how many times wider than a CIFAR ResNet.
+        channels: of the images.
+        dropout: between the two convolutions of a block, in training.
+    """
+
+    def __init__(self, depth: int, width: int, channels: int = 3, dropout: float = 0.0) -> None:
+        super().__init__()
+        if depth < 10 or depth % 6 != 4:
+            raise AdaNPCError(f"the depth of a wide ResNet is 6n + 4 (16, 22, 28, 40), got {depth}")
+        self.features, count = 64 * width, depth // 6
+        self.conv1 = _convolution(channels, 16)
+        self.block1 = Stage(16, 16 * width, 1, count, dropout)
+        self.block2 = Stage(16 * width, 32 * width, 2, count, dropout)
+        self.block3 = Stage(32 * width, self.features, 2, count, dropout)
+        self.bn1 = nn.BatchNorm2d(self.features)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, 64 * width) of images."""
+        maps = self.block3(self.block2(self.block1(self.conv1(images))))
+        return torch.relu(self.bn1(maps)).mean((2, 3))
+
+
+class Stage(nn.Module):
+    """Blocks of one width; the first has the stride."""
+
+    def __init__(self, before: int, width: int, stride: int, count: int, dropout: float) -> None:
+        super().__init__()
+        first = Block(before, width, stride, dropout)
+        self.layer = nn.Sequential(first, *(Block(width, width, 1, dropout) for _ in range(count - 1)))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps (B, width, H / stride, W / stride)."""
+        return cast(Tensor, self.layer(maps))
+
+
+class Block(nn.Module):
+    """Two convolutions beside a shortcut, which is a 1x1 convolution of the activated input if the width changes."""
+
+    def __init__(self, before: int, width: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        self.bn1, self.conv1 = nn.BatchNorm2d(before), _convolution(before, width, stride)
+        self.bn2, self.conv2 = nn.BatchNorm2d(width), _convolution(width, width)
+        self.dropout = nn.Dropout(dropout)
+        self.convShortcut = None if before == width else _convolution(before, width, stride, kernel=1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps (B, width, H / stride, W / stride)."""
+        active = torch.relu(self.bn1(maps))
+        made = torch.relu(self.bn2(self.conv1(active)))
+        made = self.conv2(self.dropout(made))
+        return cast(Tensor, made + (maps if self.convShortcut is None else self.convShortcut(active)))
+
+
+def _convolution(channels: int, out: int, stride: int = 1, kernel: int = 3) -> nn.Conv2d:
+    made = nn.Conv2d(channels, out, kernel_size=kernel, stride=stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(made.weight, mode="fan_out", nonlinearity="relu")
+    return made

@@ -1,0 +1,1 @@
+"""What is shown, as values, and how it is written: text, pictures, pages."""

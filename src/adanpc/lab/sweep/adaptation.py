@@ -1,0 +1,183 @@
+"""Test-time methods on the stream of a trained run: one record for each method and batch size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adanpc.errors import AdaNPCError
+from adanpc.lab.adapt import ADAPTERS, Adapter, BatchError
+from adanpc.lab.data.domain import Domain
+from adanpc.lab.data.streams import Arrival, Stream, fetch, labels_of
+from adanpc.lab.seeds import seed_of
+from adanpc.lab.settings import check_settings
+from adanpc.lab.sweep.scene import Scene
+from adanpc.lab.sweep.selection import density, diversity
+from adanpc.progress import track
+
+TIMED = 5  # batches by which the encoder is timed
+
+
+def adapt(
+    scene: Scene, method: str, stream: Stream, size: int, settings: Mapping[str, Any] | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """One method on one stream: the record.
+
+    Accuracies are in percent. ``domains`` counts each answer as it was given, before anything was learned from later
+    samples; labels are used for counting alone. ``source`` is the accuracy on held-out images, averaged over source
+    domains, before the stream and after each domain; they are answered but not learned from. ``scores`` are what
+    settings can be selected by, see ``selection.RULES``. Milliseconds are a sample's share of its batch.
+
+    Args:
+        scene: model, targets and source.
+        method: by name, see ``adanpc.lab.adapt.ADAPTERS``.
+        stream: the order of arrival.
+        size: samples in a batch.
+        settings: the method's hyper-parameters; by default its own defaults.
+        seed: of what the method draws.
+    """
+    if method not in ADAPTERS:
+        raise AdaNPCError(f"there is no method {method!r}; there are: {', '.join(ADAPTERS)}")
+    check_settings(method, [ADAPTERS[method]], settings or {}, ("source",))
+    adapter = ADAPTERS[method](scene.source, **(settings or {}))
+    targets = [scene.seen(domain, adapter.sees) for domain in scene.targets]
+    recalled = [scene.seen(domain, adapter.sees) for domain in scene.recalled]
+    torch.manual_seed(seed_of(seed, method, size))
+    before = recall(adapter, recalled, size)
+    walk = follow(adapter, targets, stream, size, method, lambda: recall(adapter, recalled, size))
+    pairs = zip(targets, walk.right, strict=True)
+    accuracy = {domain.name: 100 * sum(marks) / len(marks) for domain, marks in pairs if marks}
+    each = torch.tensor(walk.times)
+    held = [scene.seen(domain, adapter.sees) for domain in scene.held]
+    return {
+        "method": method,
+        "settings": dict(settings or {}),
+        "stream": stream.describe(),
+        "batch_size": size,
+        "domains": accuracy,
+        "average": sum(accuracy.values()) / len(accuracy),
+        "source": {"before": before, "after": walk.recalled, "images": sum(map(len, recalled))},
+        "ms": {"p50": each.quantile(0.5).item(), "p99": each.quantile(0.99).item()},
+        "encoder_ms": 0.0 if adapter.sees == "images" else _encoder_ms(scene, size),
+        "extra_bytes": extra_bytes(adapter),
+        "samples": len(walk.times),
+        "scores": {
+            "source": list(walk.recalled.values())[-1],
+            "target": recall(adapter, held, size) if held else None,
+            "snd": density(torch.cat(walk.probs)),
+            "diversity": diversity(torch.cat(walk.probs)),
+            "agreement": agreement(scene, walk),
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What was seen along a stream."""
+
+    right: list[list[bool]]  # for each domain, which answers were right, in order
+    times: list[float] = field(default_factory=list)  # milliseconds of each sample: its share of its batch
+    recalled: dict[str, float] = field(default_factory=dict)  # accuracy on the source after each domain, or at the end
+    arrivals: list[Arrival] = field(default_factory=list)  # the batches that were answered
+    probs: list[Tensor] = field(default_factory=list)  # and their answers
+
+
+def follow(
+    adapter: Adapter, targets: Sequence[Domain], stream: Stream, size: int, name: str, recall: Callable[[], float]
+) -> Walk:
+    """Answers a stream batch by batch, and comes back to the source whenever a domain is done.
+
+    The last samples of a domain stay unanswered if they are fewer than a method can use.
+    """
+    walk = Walk([[] for _ in targets])
+    arrivals = list(stream.batches(targets, size))
+    places = [int(arrival.domains[0]) for arrival in arrivals]
+    for number, arrival in enumerate(bar := track(arrivals, f"{name}, batches of {size}")):
+        place = places[number]
+        if stream.resets and (not number or places[number - 1] != place):
+            adapter.reset()
+        _answer(adapter, targets, arrival, size, walk)
+        marks = walk.right[place]
+        bar.note(f"{targets[place].name}: {100 * sum(marks) / max(len(marks), 1):.1f} %")
+        if number + 1 == len(arrivals) or (not stream.mixes and places[number + 1] != place):
+            walk.recalled["mixed" if stream.mixes else targets[place].name] = recall()
+    return walk
+
+
+def _answer(adapter: Adapter, targets: Sequence[Domain], arrival: Arrival, size: int, walk: Walk) -> None:
+    """One batch: what was right, and how long it took."""
+    batch, labels = fetch(targets, arrival), labels_of(targets, arrival)
+    start = time.perf_counter()
+    try:
+        probs = adapter.step(batch).cpu()
+    except BatchError:
+        if len(batch) == size:
+            raise
+        return  # what is left over at the end of a domain may be too little for a method
+    walk.times.extend([1000 * (time.perf_counter() - start) / len(batch)] * len(batch))
+    walk.arrivals.append(arrival)
+    walk.probs.append(probs)
+    for position, mark in zip(arrival.domains.tolist(), (probs.argmax(1) == labels).tolist(), strict=True):
+        walk.right[position].append(mark)
+
+
+def recall(adapter: Adapter, domains: Sequence[Domain], size: int) -> float:
+    """The mean accuracy on domains in percent, answered in batches from the same state each."""
+    return sum(_accuracy(adapter, domain, size) for domain in domains) / len(domains)
+
+
+def _accuracy(adapter: Adapter, domain: Domain, size: int) -> float:
+    right = [
+        adapter.predict(domain.take(rows)).argmax(1).cpu() == domain.labels[rows]
+        for rows in torch.arange(len(domain)).split(size)
+        if len(rows) >= adapter.least
+    ]
+    return 100 * torch.cat([*right, torch.zeros(0, dtype=torch.bool)]).float().mean().item()
+
+
+def agreement(scene: Scene, walk: Walk) -> float:
+    """How many answers are those of the frozen vote of source rows, in percent."""
+    frozen = ADAPTERS["knn"](scene.source)
+    targets = [scene.seen(domain, frozen.sees) for domain in scene.targets]
+    same = [
+        frozen.step(fetch(targets, arrival)).argmax(1).cpu() == probs.argmax(1)
+        for arrival, probs in zip(walk.arrivals, walk.probs, strict=True)
+    ]
+    return 100 * torch.cat(same).float().mean().item()
+
+
+def _encoder_ms(scene: Scene, size: int) -> float:
+    """As ``encoder_ms``, measured once for a scene."""
+    if size not in scene.times:
+        scene.times[size] = encoder_ms(scene, size)
+    return scene.times[size]
+
+
+def encoder_ms(scene: Scene, size: int) -> float:
+    """Milliseconds that the encoder takes for a sample in a batch of this size: the median of a few."""
+    times = []
+    with torch.no_grad():
+        for rows in torch.arange(len(scene.recalled[0])).split(size)[:TIMED]:
+            images = scene.recalled[0].take(rows).to(scene.source.model.device)
+            start = time.perf_counter()
+            scene.source.model.features(images)
+            times.append(1000 * (time.perf_counter() - start) / len(rows))
+    return torch.tensor(times).median().item()
+
+
+def extra_bytes(adapter: Adapter) -> int:
+    """What the method holds beyond a copy of the model: banks, memories, optimizers."""
+    return _bytes(adapter.state_dict()) - _bytes(adapter.model.state_dict())
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(map(_bytes, value.values()))
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0

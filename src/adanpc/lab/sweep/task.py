@@ -1,0 +1,157 @@
+"""Tasks: the smallest pieces of work that are recorded, as values with a stable id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+from adanpc.lab.adapt import ADAPTERS
+from adanpc.lab.data.streams import STREAMS
+from adanpc.lab.sweep.adaptation import adapt
+from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.scene import Scene
+from adanpc.lab.sweep.subjects import ALL, Extent, Subject, Trained, Workshop, subject_of
+from adanpc.lab.train.search import Choice, draw
+
+STARTING = 2.0  # seconds until anything is seen: data are read, models built
+FEATURES = 1e-3  # seconds a sample of methods that see features
+STEPS = 4  # forward passes that a method's update of an image is worth
+COPIES, BY_COPIES = 32, ("ttaug", "memo", "ttt", "ttt-online", "cotta")
+SHARED = 4  # tasks that use the same features, about
+
+
+class Task(ABC):
+    """Work with one record; the same task gives the same record, up to times."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def document(self) -> dict[str, Any]:
+        """All that decides the record, as JSON has it."""
+
+    @abstractmethod
+    def run(self, shop: Workshop) -> dict[str, Any]:
+        """The record."""
+
+    @cached_property
+    def id(self) -> str:
+        """The same for equal tasks, on every machine."""
+        text = json.dumps({"kind": self.kind, **self.document()}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def data(self) -> tuple[str, ...]:
+        """The data sets that it reads, by name."""
+        return ()
+
+    @abstractmethod
+    def effort(self, ruler: Ruler) -> float:
+        """About how many seconds it takes on one core, without the task that comes first."""
+
+    def first(self) -> Task | None:
+        """A task that must be finished before this one, if any."""
+        return None
+
+
+@dataclass(frozen=True)
+class Train(Task):
+    """Training of a model; its record has every evaluation on the way."""
+
+    subject: Trained
+
+    kind: ClassVar[str] = "train"
+
+    def document(self) -> dict[str, Any]:
+        """The spec."""
+        return {"spec": self.subject.spec.complete().document()}
+
+    def data(self) -> tuple[str, ...]:
+        """That of the spec."""
+        return (self.subject.spec.data,)
+
+    def run(self, shop: Workshop) -> dict[str, Any]:
+        """Every evaluation."""
+        return {"evaluations": self.subject.run(shop).records()}
+
+    def effort(self, ruler: Ruler) -> float:
+        """Steps, and evaluations of held-out parts."""
+        spec = self.subject.spec.complete()
+        sizes = ruler.sizes(spec.data, spec.seed, spec.images)
+        learned = spec.steps * spec.batch * (len(sizes) - len(spec.targets))
+        tested = -(-spec.steps // spec.every) * sum(sizes.values()) / 5 + sum(sizes[name] for name in spec.targets)
+        return STARTING + learned * ruler.step(spec.encoder) + tested * ruler.forward(spec.encoder)
+
+
+@dataclass(frozen=True)
+class Adapt(Task):
+    """One method on one stream, see ``adaptation.adapt``.
+
+    Args:
+        subject: the source model.
+        method: by name.
+        batch: samples that arrive together.
+        stream: by name.
+        settings: of the method.
+        extent: of the data.
+        seed: of the order of arrival and of what the method draws.
+    """
+
+    subject: Subject
+    method: str
+    batch: int = 32
+    stream: str = "iid"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    extent: Extent = ALL
+    seed: int = 0
+
+    kind: ClassVar[str] = "adapt"
+
+    def document(self) -> dict[str, Any]:
+        """Every field."""
+        return {
+            "subject": self.subject.document(),
+            "method": self.method,
+            "batch": self.batch,
+            "stream": self.stream,
+            "settings": dict(self.settings),
+            "extent": vars(self.extent),
+            "seed": self.seed,
+        }
+
+    def data(self) -> tuple[str, ...]:
+        """Those of the subject."""
+        return self.subject.reads()
+
+    def run(self, shop: Workshop) -> dict[str, Any]:
+        """What the stream showed."""
+        scene = _scene(json.dumps(self.subject.document()), shop, self.extent)
+        return adapt(scene, self.method, STREAMS[self.stream](seed=self.seed), self.batch, self.settings, self.seed)
+
+    def effort(self, ruler: Ruler) -> float:
+        """Features of all images, once, and the method on each target image and each recalled one."""
+        reading = self.subject.reading()
+        met, forward = ruler.met(reading, self.extent), ruler.forward(reading.encoder)
+        again = ruler.recalled(reading, self.extent) * (
+            1 + (len(reading.targets) if self.stream == "successive" else 1)
+        )
+        each = FEATURES if ADAPTERS[self.method].sees == "features" else STEPS * forward
+        copies = COPIES if self.method in BY_COPIES else 1
+        return STARTING + ruler.features(reading, self.extent) / SHARED + (met + again) * each * copies
+
+    def first(self) -> Task | None:
+        """Training, if the model is not published."""
+        return Train(self.subject) if isinstance(self.subject, Trained) else None
+
+
+@lru_cache(maxsize=1)  # methods on the same scene come one after another
+def _scene(subject: str, shop: Workshop, extent: Extent) -> Scene:
+    return subject_of(json.loads(subject)).scene(shop, extent)
+
+
+def drawn(method: str, trial: int, seed: int) -> dict[str, Any]:
+    """Settings of a method for one trial of a random search over its grid; trial 0 keeps the defaults."""
+    return draw({name: Choice(tuple(values)) for name, values in ADAPTERS[method].grid.items()}, trial, seed)

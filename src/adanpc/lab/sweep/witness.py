@@ -1,0 +1,113 @@
+"""Witnesses: the rows that answered a query, and what an expert's removal of wrong ones changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from adanpc import core
+from adanpc.core import Append, MemoryBank, Prediction, Restore, Veto
+from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.scene import Scene
+from adanpc.lab.sweep.subjects import ALL, Extent, Subject, Trained, Workshop
+from adanpc.lab.sweep.task import STARTING, Task, Train
+
+
+@dataclass(frozen=True)
+class Witness(Task):
+    """Some right and some wrong answers of a vote, each with its neighbors, before and after a removal.
+
+    The expert of a wrong answer removes those of its neighbors that are of the class wrongly given, the nearest first,
+    as many as ``removed``; for this the query's label is used, as an expert would.
+
+    Args:
+        subject: the source model.
+        each: right answers, and wrong ones; those in the middle of their kind by confidence, spread over it.
+        k: neighbors that vote.
+        removed: rows that the expert removes at most.
+        extent: of the data.
+    """
+
+    subject: Subject
+    each: int = 4
+    k: int = 10
+    removed: int = 5
+    extent: Extent = ALL
+
+    kind: ClassVar[str] = "witness"
+
+    def document(self) -> dict[str, Any]:
+        """Every field."""
+        own = {"each": self.each, "k": self.k, "removed": self.removed, "extent": vars(self.extent)}
+        return {"subject": self.subject.document(), **own}
+
+    def data(self) -> tuple[str, ...]:
+        """Those of the subject."""
+        return self.subject.reads()
+
+    def run(self, shop: Workshop) -> dict[str, Any]:
+        """The questions."""
+        scene = self.subject.scene(shop, self.extent)
+        bank = MemoryBank(scene.source.model.dim, scene.source.model.classes)
+        bank.apply(Append(scene.source.features, scene.source.labels))
+        classifier = core.AdaNPC(bank, k=self.k)
+        target = scene.seen(scene.targets[0], "features")
+        answers = classifier.predict(torch.as_tensor(target.images))
+        right = answers.probs.argmax(1) == target.labels
+        chosen = [row for mark in (True, False) for row in _spread(answers, right == mark, self.each)]
+        questions = [self._question(scene, classifier, answers, row) for row in chosen]
+        return {"questions": questions, "accuracy": 100 * right.float().mean().item(), "queries": len(right)}
+
+    def _question(self, scene: Scene, classifier: core.AdaNPC, answers: Prediction, row: int) -> dict[str, Any]:
+        label, probs = int(scene.targets[0].labels[row]), answers.probs[row]
+        ids = answers.neighbors.ids[row].tolist()
+        answer = int(probs.argmax())
+        wrong = (
+            [id_ for id_ in ids if int(scene.source.labels[id_]) == answer][: self.removed] if answer != label else []
+        )
+        after = None
+        if wrong:
+            query = scene.seen(scene.targets[0], "features").images[row]
+            after = _removed(classifier, torch.as_tensor(query)[None], wrong)
+        return {
+            "row": row,
+            "label": label,
+            "probs": probs.tolist(),
+            "neighbors": [
+                {"id": id_, "label": int(scene.source.labels[id_]), "similarity": similarity, "weight": weight}
+                for id_, similarity, weight in zip(
+                    ids, answers.neighbors.similarity[row].tolist(), answers.weights[row].tolist(), strict=True
+                )
+            ],
+            "removed": wrong,
+            "after": after,
+        }
+
+    def effort(self, ruler: Ruler) -> float:
+        """Features of all images."""
+        return STARTING + ruler.features(self.subject.reading(), self.extent)
+
+    def first(self) -> Task | None:
+        """Training, if the model is not published."""
+        return Train(self.subject) if isinstance(self.subject, Trained) else None
+
+
+def _removed(classifier: core.AdaNPC, query: torch.Tensor, ids: list[int]) -> list[float]:
+    """The answer without these rows; they are put back."""
+    classifier.bank.apply(Veto(tuple(ids), "expert", "not what is seen"))
+    try:
+        return list(classifier.predict(query).probs[0].tolist())
+    finally:
+        classifier.bank.apply(Restore(tuple(ids), "expert", "end of the question"))
+
+
+def _spread(answers: Prediction, wanted: torch.Tensor, count: int) -> list[int]:
+    """So many of the wanted queries, evenly from the surest to the least sure."""
+    rows = wanted.nonzero()[:, 0]
+    if not len(rows):
+        return []
+    rows = rows[answers.probs[rows].amax(1).argsort(descending=True, stable=True)]
+    places = torch.linspace(0, len(rows) - 1, min(count, len(rows))).round().long()
+    return [int(row) for row in rows[places]]

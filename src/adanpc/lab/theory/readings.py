@@ -1,0 +1,42 @@
+"""Reading records of simulations: in groups, and as means over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from adanpc.lab.show.exhibit import Value, value
+
+Record = dict[str, Any]
+Group = Sequence[Record]
+Reading = Callable[[Record], float]
+
+
+def mean(group: Group, read: Reading) -> Value:
+    """The mean over the records of a group, with its standard error."""
+    found = value([read(record) for record in group])
+    assert found is not None, "a group has records"
+    return found
+
+
+def excess(name: str) -> Reading:
+    """Reads the excess error of a vote."""
+    return lambda record: float(record["excess"][name])
+
+
+def bound(name: str) -> Reading:
+    """Reads the bound of Proposition ``2``, ``3`` or, for the half split, ``3 half``."""
+    return lambda record: float(record["bound"][name])
+
+
+def divergence(name: str) -> Reading:
+    """Reads what Proposition 1 speaks of."""
+    return lambda record: float(record["divergence"][name])
+
+
+def by(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
+    """Records in groups of one key each, in order of appearance."""
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return groups

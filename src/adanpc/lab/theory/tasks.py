@@ -1,0 +1,97 @@
+"""The theory as tasks: simulations, and the split of a real bank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from adanpc import core
+from adanpc.core import MemoryBank
+from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.subjects import ALL, Extent, Subject, Trained, Workshop
+from adanpc.lab.sweep.task import STARTING, Task, Train
+from adanpc.lab.theory.bank import split_of_bank
+from adanpc.lab.theory.simulate import measure
+
+EACH = 5e-5  # seconds for a row and query, about
+
+
+@dataclass(frozen=True)
+class Simulate(Task):
+    """One setting of a simulation, drawn again for each seed.
+
+    Args:
+        parameters: an entry of ``simulate.plan`` without its seed.
+        seeds: how many.
+    """
+
+    parameters: Mapping[str, Any]
+    seeds: int
+
+    kind: ClassVar[str] = "simulate"
+
+    def document(self) -> dict[str, Any]:
+        """Every field."""
+        return {"parameters": dict(self.parameters), "seeds": self.seeds}
+
+    def run(self, shop: Workshop) -> dict[str, Any]:
+        """One entry for each seed."""
+        return {"draws": [measure({**self.parameters, "seed": seed}) for seed in range(self.seeds)]}
+
+    def effort(self, ruler: Ruler) -> float:
+        """By rows and queries."""
+        rows: int = self.parameters["n_s"] + self.parameters["n_u"]
+        return EACH * self.seeds * rows
+
+
+@dataclass(frozen=True)
+class SplitOfBank(Task):
+    """What Proposition 3 asks of the bank that AdaNPC has filled on a target.
+
+    Args:
+        subject: the source model.
+        k: neighbors in all.
+        extent: of the data.
+    """
+
+    subject: Subject
+    k: int = 10
+    extent: Extent = ALL
+
+    kind: ClassVar[str] = "split"
+
+    def document(self) -> dict[str, Any]:
+        """Every field."""
+        return {"subject": self.subject.document(), "k": self.k, "extent": vars(self.extent)}
+
+    def data(self) -> tuple[str, ...]:
+        """Those of the subject."""
+        return self.subject.reads()
+
+    def run(self, shop: Workshop) -> dict[str, Any]:
+        """The split with its constants, and how right the votes were with it and without."""
+        scene = self.subject.scene(shop, self.extent)
+        met, asked = (scene.seen(part[0], "features") for part in (scene.targets, scene.held))
+        bank = MemoryBank(scene.source.model.dim, scene.source.model.classes)
+        classifier = core.AdaNPC(bank, k=self.k)
+        classifier.learn(scene.source.features, scene.source.labels)
+        classifier.step(met.take(range(len(met))))
+        split = split_of_bank(bank, self.k)
+        votes = {"joint": classifier}
+        if split.k_s and split.k_u:
+            votes["split"] = core.AdaNPC(bank, k_source=split.k_s, k_target=split.k_u)
+        queries = asked.take(range(len(asked)))
+        right = {
+            name: 100 * (vote.predict(queries).probs.argmax(1) == asked.labels).float().mean().item()
+            for name, vote in votes.items()
+        }
+        return {**asdict(split), "accuracy": right, "queries": len(asked)}
+
+    def effort(self, ruler: Ruler) -> float:
+        """Features of all images."""
+        return STARTING + ruler.features(self.subject.reading(), self.extent)
+
+    def first(self) -> Task | None:
+        """Training, if the model is not published."""
+        return Train(self.subject) if isinstance(self.subject, Trained) else None

@@ -1,0 +1,6 @@
+"""Training algorithms, and runs of them that can be interrupted."""
+
+from adanpc.lab.train.algorithm import Algorithm, Batch
+from adanpc.lab.train.registry import ALGORITHMS
+
+__all__ = ["ALGORITHMS", "Algorithm", "Batch"]

@@ -1,0 +1,89 @@
+"""Algorithms that make the domains' features alike: CORAL, MMD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from adanpc.lab.networks.source import SourceModel
+from adanpc.lab.train.penalty import Outputs, Penalized
+from adanpc.lab.train.search import Draw, Power
+
+GAMMAS = tuple(10.0**power for power in range(-3, 4))  # of MMD's kernels
+
+
+class CORAL(Penalized):
+    """Penalizes how far means and covariances of the features differ, for the mean pair of domains.
+
+    The distance of a pair is the mean squared difference of the means plus that of the covariances. A domain with a
+    single row has covariance zero.
+
+    Args:
+        weight: of the penalty.
+
+    Paper: Sun and Saenko, Deep CORAL, 2016.
+
+    Differs from the published code: all domains pass the encoder together, as for all algorithms here.
+    """
+
+    space: ClassVar[Mapping[str, Draw]] = {"weight": Power(-1, 1)}
+    aligned: ClassVar[bool] = True
+    needs: ClassVar[int] = 2
+
+    def __init__(self, model: SourceModel, domains: int, *, weight: float = 1.0, **adam: float) -> None:
+        super().__init__(model, domains, weight=weight, **adam)
+
+    def penalty(self, outputs: Sequence[Outputs]) -> Tensor:
+        """The mean distance of two domains."""
+        means = torch.stack([output.features.mean(0) for output in outputs])  # (domains, D)
+        covariances = torch.stack([_covariance(output.features) for output in outputs])  # (domains, D, D)
+        # The mean squared difference over all pairs is twice the (unbiased) variance.
+        return 2 * (means.var(0).mean() + covariances.var(0).mean())
+
+
+class MMD(Penalized):
+    """Penalizes the maximum mean discrepancy of the features, for the mean pair of domains.
+
+    The kernel is a sum of Gaussians exp(-gamma * squared distance), with gamma from 0.001 to 1000 by decades; each
+    mean is over all pairs of rows, a row with itself among them.
+
+    Args:
+        weight: of the penalty.
+
+    Paper: Li, Pan, Wang and Kot, Domain Generalization with Adversarial Feature Learning, 2018; the discrepancy alone,
+    as in DomainBed.
+
+    Differs from the published code: all domains pass the encoder together, as for all algorithms here.
+    """
+
+    space: ClassVar[Mapping[str, Draw]] = {"weight": Power(-1, 1)}
+    aligned: ClassVar[bool] = True
+    needs: ClassVar[int] = 2
+
+    def __init__(self, model: SourceModel, domains: int, *, weight: float = 1.0, **adam: float) -> None:
+        super().__init__(model, domains, weight=weight, **adam)
+
+    def penalty(self, outputs: Sequence[Outputs]) -> Tensor:
+        """The mean discrepancy of two domains."""
+        kernel = _kernel(torch.cat([output.features for output in outputs]))  # (B, B)
+        means = [output.features.new_full((1, len(output.features)), 1 / len(output.features)) for output in outputs]
+        shares: Tensor = torch.block_diag(*means)  # (domains, B)
+        # Again twice a variance, now in the kernel's space: around the mean domain rounding cancels if all are alike.
+        shares = shares - shares.mean(0)
+        return 2 * ((shares @ kernel) * shares).sum() / (len(outputs) - 1)
+
+
+def _covariance(features: Tensor) -> Tensor:
+    """The unbiased covariance (D, D) of features (B, D); zero for a single row."""
+    centered = features - features.mean(0)
+    return centered.T @ centered / max(len(features) - 1, 1)
+
+
+def _kernel(features: Tensor) -> Tensor:
+    """The similarity (B, B) of all rows."""
+    # By differences: through a product of features, small distances would drown in rounding at the largest gamma.
+    distances = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist").square()
+    return torch.stack([torch.exp(-gamma * distances) for gamma in GAMMAS]).sum(0)

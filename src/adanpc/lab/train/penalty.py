@@ -1,0 +1,76 @@
+"""What every algorithm is that adds a penalty to the mean loss of the domains."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from adanpc.errors import AdaNPCError
+from adanpc.lab.networks.source import SourceModel
+from adanpc.lab.train.algorithm import Algorithm, Batch
+
+
+class Outputs(NamedTuple):
+    """What a model makes of one domain's batch: features (B, D), logits (B, C), with labels (B,), and the risk ()."""
+
+    features: Tensor
+    logits: Tensor
+    labels: Tensor
+    risk: Tensor
+
+
+class Penalized(Algorithm, ABC):
+    """The mean loss of the domains plus a weighted penalty, which is reported without its weight.
+
+    One pass over the images of all domains makes features and logits, so a BatchNorm in training sees them together.
+
+    Args:
+        weight: of the penalty; 0 leaves it out at every step.
+        anneal: until this step the weight is ``before`` instead. Where it changes Adam starts anew, since its
+            averages are of gradients of another size.
+    """
+
+    erm: ClassVar[Mapping[str, Any] | None] = {"weight": 0.0}
+    before: ClassVar[float] = 1.0
+
+    def __init__(self, model: SourceModel, domains: int, *, weight: float, anneal: float = 0, **adam: float) -> None:
+        super().__init__(model, domains, **adam)
+        for name, value in (("weight", weight), ("anneal", anneal)):
+            if not value >= 0:
+                raise AdaNPCError(f"{name} must be 0 or more, got {value}")
+        self.weight, self.anneal = weight, anneal
+
+    @abstractmethod
+    def penalty(self, outputs: Sequence[Outputs]) -> Tensor:
+        """The penalty () for what the model makes of each domain; finite for a batch of one, too."""
+
+    def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss of the domains plus the penalty, with its weight at this step."""
+        outputs = self._outputs(batches)
+        risk, penalty = torch.stack([output.risk for output in outputs]).mean(), self.penalty(outputs)
+        weight = self.weight_at(self.step)
+        loss = risk + weight * penalty if weight else risk
+        return loss, {"risk": risk.detach(), "penalty": penalty.detach()}
+
+    def descend(self, loss: Tensor, optimizer: str = "model") -> None:
+        """One step, by a new Adam if the weight has just changed."""
+        if self.step and self.weight_at(self.step) != self.weight_at(self.step - 1):
+            self.optimizers[optimizer] = self.adam(self.model)
+        super().descend(loss, optimizer)
+
+    def weight_at(self, step: int) -> float:
+        """The weight of the penalty at a step."""
+        return self.before if self.weight and step < self.anneal else self.weight
+
+    def _outputs(self, batches: Sequence[Batch]) -> list[Outputs]:
+        features = self.model.features(torch.cat([batch.images for batch in batches]))
+        logits: Tensor = self.model.head(features)
+        labels = [batch.labels for batch in batches]
+        sizes = [len(part) for part in labels]
+        parts = zip(features.split(sizes), logits.split(sizes), labels, strict=True)
+        return [Outputs(made, scored, true, cross_entropy(scored, true)) for made, scored, true in parts]

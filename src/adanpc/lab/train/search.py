@@ -1,0 +1,62 @@
+"""Hyper-parameters as distributions: what a random search draws from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+from adanpc.lab.seeds import seed_of
+
+
+class Draw(Protocol):
+    """A distribution of one hyper-parameter."""
+
+    def __call__(self, random: Random) -> Any:
+        """One draw."""
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A number between low and high."""
+
+    low: float
+    high: float
+
+    def __call__(self, random: Random) -> float:
+        """One draw."""
+        return random.uniform(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Power:
+    """base to the power of a number between low and high; a whole number if asked."""
+
+    low: float
+    high: float
+    base: float = 10.0
+    whole: bool = False
+
+    def __call__(self, random: Random) -> float:
+        """One draw."""
+        value = self.base ** random.uniform(self.low, self.high)
+        return int(value) if self.whole else value
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some values, all equally likely."""
+
+    values: tuple[Any, ...]
+
+    def __call__(self, random: Random) -> Any:
+        """One draw."""
+        return random.choice(self.values)
+
+
+def draw(space: Mapping[str, Draw], trial: int, seed: int = 0) -> dict[str, Any]:
+    """One value for each name, by trial, seed and that name alone. Trial 0 draws nothing: the defaults."""
+    if trial == 0:
+        return {}
+    return {name: distribution(Random(seed_of(seed, trial, name))) for name, distribution in space.items()}

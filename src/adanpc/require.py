@@ -1,0 +1,67 @@
+"""Checks of single values, each with a message that names the value and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from difflib import get_close_matches
+from math import isfinite
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from adanpc.errors import AdaNPCError
+
+Name = TypeVar("Name", bound=str)
+
+
+def whole(name: str, value: Any, *, least: int | None = None, most: int | None = None) -> int:
+    """The value as an int, or an error unless it is a whole number within the bounds."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise AdaNPCError(f"{name} must be a whole number, got {value!r}")
+    number = int(value)
+    if least is not None and number < least:
+        raise AdaNPCError(f"{name} must be at least {least}, got {number}")
+    if most is not None and number > most:
+        raise AdaNPCError(f"{name} must be at most {most}, got {number}")
+    return number
+
+
+def number(name: str, value: Any) -> float:
+    """The value as a float, or an error unless it is a number; infinities are numbers, NaN is not."""
+    if not isinstance(value, Real) or isinstance(value, bool) or value != value:
+        raise AdaNPCError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
+def positive(name: str, value: Any) -> float:
+    """The value as a float, or an error unless it is a finite number greater than 0."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not (value > 0 and isfinite(value)):
+        raise AdaNPCError(f"{name} must be a finite number greater than 0, got {value!r}")
+    return float(value)
+
+
+def between(name: str, value: Any, least: float, most: float) -> float:
+    """The value as a float, or an error unless it is a number from least to most."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not least <= value <= most:
+        raise AdaNPCError(f"{name} must be a number from {least:g} to {most:g}, got {value!r}")
+    return float(value)
+
+
+def text(name: str, value: Any) -> str:
+    """The value, or an error unless it is a string."""
+    if not isinstance(value, str):
+        raise AdaNPCError(f"{name} must be a string, got {value!r}")
+    return value
+
+
+def one_of(name: str, value: Any, choices: Collection[Name]) -> Name:
+    """The value, or an error that lists the choices and names the one that was probably meant."""
+    for choice in choices:
+        if value == choice:
+            return choice
+    raise AdaNPCError(f"{name} must be one of {', '.join(choices)}, got {value!r}{did_you_mean(value, choices)}")
+
+
+def did_you_mean(value: Any, choices: Collection[str]) -> str:
+    """The end of an error message: a hint at the closest choice, or nothing if none is close."""
+    close = get_close_matches(str(value), list(choices), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

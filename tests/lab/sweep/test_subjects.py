@@ -1,0 +1,127 @@
+"""Source models as values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from adanpc.lab.networks import build
+from adanpc.lab.sweep import subjects
+from adanpc.lab.sweep.subjects import Extent, Frozen, Trained, Workshop, fitted, subject_of
+from adanpc.lab.train.run import Run
+from adanpc.lab.train.spec import Spec
+from adanpc.lab.train.team import Team
+
+SPEC = Spec("folder", ("bright",), "erm", "convnet", steps=6, batch=4, every=3, augment=False)
+
+
+@pytest.fixture
+def shop(data_dir: Path, tmp_path: Path) -> Workshop:
+    weights = tmp_path / "convnet.pt"
+    torch.manual_seed(0)
+    torch.save(build("convnet", 3).state_dict(), weights)
+    return Workshop(data_dir, tmp_path / "out")
+
+
+def frozen(tmp_path: Path, **settings: object) -> Frozen:
+    file = str(tmp_path / "convnet.pt")
+    return Frozen("folder", ("bright",), "convnet", file, **settings)  # type: ignore[arg-type]
+
+
+def test_a_model_is_trained_once(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Trained(SPEC).run(shop)
+    stamp = (first.folder / "checkpoint.pt").stat().st_mtime_ns
+
+    def never(run: Run, place: Team) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(subjects, "train", never)
+    assert Trained(SPEC, "best").run(shop).folder == first.folder  # best and last are of the same run
+    assert Trained(SPEC.complete()).run(shop).folder == first.folder
+    assert (first.folder / "checkpoint.pt").stat().st_mtime_ns == stamp
+    with pytest.raises(AssertionError, match="trained again"):
+        Trained(replace(SPEC, seed=1)).run(shop)
+
+
+@pytest.mark.parametrize("every", [3, 6])
+def test_a_run_that_was_killed_before_its_last_save_goes_on(
+    shop: Workshop, tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(SPEC, every=every)
+    whole = Trained(spec).run(Workshop(shop.data_dir, tmp_path / "whole")).state("checkpoint.pt")
+    save = Run.save
+
+    def killed(run: Run, name: str, state: dict[str, Any]) -> None:
+        if name == "checkpoint.pt" and state["algorithm"]["step"] == 6:
+            raise SystemExit
+        save(run, name, state)
+
+    monkeypatch.setattr(Run, "save", killed)
+    with pytest.raises(SystemExit):
+        Trained(spec).run(shop)
+    monkeypatch.undo()
+    run = Trained(spec).run(shop)
+    assert run.finished()
+    found = run.state("checkpoint.pt")
+    assert found is not None
+    assert whole is not None
+    pairs = zip(found["algorithm"]["weights"].values(), whole["algorithm"]["weights"].values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    assert [entry["step"] for entry in run.records()] == list(range(every, 7, every))
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        Trained(SPEC.complete(), "best"),
+        Frozen("pacs", ("photo",), "resnet-18", head="mlp", share=0.5, seed=3),
+        Frozen("cifar-10-c", ("fog-5",), "cifar-resnet-56", "w.th", "own", known=("cifar-10", "train")),
+    ],
+)
+def test_a_subject_is_what_its_document_says(subject: Trained | Frozen) -> None:
+    assert subject_of(subject.document()) == subject
+
+
+def test_source_rows_come_from_the_training_part_of_source_domains_alone(shop: Workshop, tmp_path: Path) -> None:
+    scene = frozen(tmp_path).scene(shop, Extent())
+    assert (len(scene.source.labels), sum(map(len, scene.recalled))) == (48, 12)
+    assert [len(domain) for domain in (*scene.targets, *scene.held)] == [24, 6]
+    assert scene.source.domains is not None
+    assert scene.source.domains.tolist() == [0] * 24 + [1] * 24
+    assert scene.source.images is not None
+    known, held = scene.source.images(torch.arange(48)), torch.cat([part.take(range(6)) for part in scene.recalled])
+    assert not any(torch.equal(one, other) for one in held for other in known)
+    again = frozen(tmp_path).scene(shop, Extent())
+    assert torch.equal(again.source.features, scene.source.features)
+
+
+def test_a_share_of_the_source(shop: Workshop, tmp_path: Path) -> None:
+    scene = frozen(tmp_path, share=0.25).scene(shop, Extent(images=5, rows=20, recalled=3))
+    assert (len(scene.source.labels), len(scene.targets[0]), len(scene.held[0])) == (10, 5, 2)
+    assert list(map(len, scene.recalled)) == [2, 2]  # as many of each domain
+
+
+@pytest.mark.parametrize("head", ["own", "untrained", "linear", "mlp"])
+def test_heads(shop: Workshop, tmp_path: Path, head: str) -> None:
+    model = frozen(tmp_path, head=head).scene(shop, Extent()).source.model
+    own = build("convnet", 3, weights=tmp_path / "convnet.pt")
+    kept = model.head.state_dict().keys() == own.head.state_dict().keys() and torch.equal(
+        next(iter(model.head.parameters())), next(iter(own.head.parameters()))
+    )
+    assert kept == (head == "own")
+    assert all(torch.equal(a, b) for a, b in zip(model.encoder.parameters(), own.encoder.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("head", [nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))])
+def test_a_fitted_head_learns_whatever_the_scale_of_features(head: nn.Module, scale: float) -> None:
+    torch.manual_seed(0)
+    labels = torch.arange(3).repeat(100)
+    rows = scale * (3 * torch.eye(6)[labels] + torch.rand(300, 6))
+    made = fitted(head, rows, labels, 0)
+    assert (made(rows).argmax(1) == labels).float().mean() > 0.97

