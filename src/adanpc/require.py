@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from difflib import get_close_matches
-from math import isfinite
+from math import inf, isnan
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -27,21 +27,21 @@ def whole(name: str, value: Any, *, least: int | None = None, most: int | None =
 
 def number(name: str, value: Any) -> float:
     """The value as a float, or an error unless it is a number; infinities are numbers, NaN is not."""
-    if not isinstance(value, Real) or isinstance(value, bool) or value != value:
+    if not _is_number(value) or isnan(value):
         raise AdaNPCError(f"{name} must be a number, got {value!r}")
     return float(value)
 
 
 def positive(name: str, value: Any) -> float:
     """The value as a float, or an error unless it is a finite number greater than 0."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not (value > 0 and isfinite(value)):
+    if not _is_number(value) or not 0 < float(value) < inf:
         raise AdaNPCError(f"{name} must be a finite number greater than 0, got {value!r}")
     return float(value)
 
 
 def between(name: str, value: Any, least: float, most: float) -> float:
     """The value as a float, or an error unless it is a number from least to most."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not least <= value <= most:
+    if not _is_number(value) or not least <= float(value) <= most:
         raise AdaNPCError(f"{name} must be a number from {least:g} to {most:g}, got {value!r}")
     return float(value)
 
@@ -65,3 +65,8 @@ def did_you_mean(value: Any, choices: Collection[str]) -> str:
     """The end of an error message: a hint at the closest choice, or nothing if none is close."""
     close = get_close_matches(str(value), list(choices), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _is_number(value: Any) -> bool:
+    """Whether the value is a number; True and False, which Python counts among them, are not meant as one."""
+    return isinstance(value, Real) and not isinstance(value, bool)

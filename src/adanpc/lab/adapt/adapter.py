@@ -63,6 +63,10 @@ class Adapter(nn.Module, ABC):
     sees: ClassVar[Literal["images", "features"]] = "images"  # what ``step`` takes
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}  # what the paper, or the method's own, searched
     least: ClassVar[int] = 1  # rows that a batch needs; fewer raise BatchError
+    in_paper: ClassVar[str] = ""  # the method's name in the tables of the AdaNPC paper; empty if it is not there
+    one_by_one: ClassVar[bool] = False  # each image is answered by itself, so that the batch size changes nothing
+    passes: ClassVar[int] = 1  # about how many forward passes an answer costs
+    needs_rotation_head: ClassVar[bool] = False  # the source model must have been trained with rotations
 
     def __init__(self, source: Source) -> None:
         super().__init__()

@@ -30,6 +30,7 @@ class AdaNPC(Adapter):
     Paper: section "Methods", equation 4.
     """
 
+    in_paper: ClassVar[str] = "AdaNPC"
     sees: ClassVar[Literal["images", "features"]] = "features"
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {
         "k": KS,

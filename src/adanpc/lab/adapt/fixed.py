@@ -20,6 +20,7 @@ ROUNDS, SETTLED = 100, 1e-6  # of LAME: the most, and the change of a probabilit
 class Linear(Adapter):
     """The source model's own head."""
 
+    in_paper: ClassVar[str] = "ResNet50"  # the paper names the row by its network
     sees: ClassVar[Literal["images", "features"]] = "features"
 
     def answer(self, batch: Tensor) -> Tensor:

@@ -129,6 +129,7 @@ class T3A(Adapter):
     of every class at every batch, be it the last one (see ``T3APublished``).
     """
 
+    in_paper: ClassVar[str] = "T3A"
     sees: ClassVar[Literal["images", "features"]] = "features"
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"keep": (*KEEP, None)}
 

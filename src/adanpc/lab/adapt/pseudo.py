@@ -79,6 +79,7 @@ class PLClf(_Learner):
     it keeps the weight decay of source training, here there is none.
     """
 
+    in_paper: ClassVar[str] = "PLClf"
     sees: ClassVar[Literal["images", "features"]] = "features"
 
     def __init__(self, source: Source, *, alpha: float = 1.0, steps: int = 1, threshold: float = 0.9) -> None:
@@ -106,6 +107,8 @@ class PLFull(_Learner):
 
     Paper: see ``PLClf``; it differs from the published code in the same ways.
     """
+
+    in_paper: ClassVar[str] = "PLFull"
 
     def __init__(self, source: Source, *, alpha: float = 1.0, steps: int = 1, threshold: float = 0.9) -> None:
         super().__init__(source, alpha=alpha, steps=steps)
@@ -136,6 +139,8 @@ class SHOT(_Learner):
     against batches of which it is sure of no row, and has no weight decay.
     """
 
+    in_paper: ClassVar[str] = "SHOT"
+
     def __init__(
         self, source: Source, *, alpha: float = 1.0, steps: int = 1, threshold: float = 0.9, weight: float = 0.1
     ) -> None:
@@ -161,6 +166,8 @@ class SHOTIM(_Learner):
 
     Paper: see ``SHOT``.
     """
+
+    in_paper: ClassVar[str] = "SHOTIM"
 
     def learning(self) -> tuple[nn.Module, ...]:
         """All that makes features."""

@@ -92,6 +92,9 @@ class TTT(RotationTraining):
     or not (its default).
     """
 
+    one_by_one: ClassVar[bool] = True
+    passes: ClassVar[int] = 160
+    needs_rotation_head: ClassVar[bool] = True
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"steps": (1, 3, 10)}
     keeps = False
 
@@ -113,6 +116,9 @@ class TTTOnline(RotationTraining):
     Paper and differences: as of ``TTT``.
     """
 
+    one_by_one: ClassVar[bool] = True
+    passes: ClassVar[int] = 160
+    needs_rotation_head: ClassVar[bool] = True
     keeps = True
 
     def __init__(

@@ -41,6 +41,7 @@ class CoTTA(Adapter):
     """
 
     # No search is published: a decade to each side of the default.
+    passes: ClassVar[int] = 32
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"lr": (1e-4, 1e-3, 1e-2)}
 
     def __init__(

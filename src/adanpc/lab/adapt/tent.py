@@ -30,6 +30,7 @@ class Tent(EntropyDescent):
         episodic: every batch starts from the source model.
     """
 
+    in_paper: ClassVar[str] = "Tent"
     grid: ClassVar[Mapping[str, Sequence[Any]]] = GRID
 
     def __init__(
@@ -68,6 +69,7 @@ class TentClf(EntropyDescent):
         steps: made on each batch.
     """
 
+    in_paper: ClassVar[str] = "Tent-clf"
     sees: ClassVar[Literal["images", "features"]] = "features"
     grid: ClassVar[Mapping[str, Sequence[Any]]] = GRID
 

@@ -29,6 +29,9 @@ class TTAug(Adapter):
     Paper: test-time augmentation, as long known; the views are those of ``MEMO``, of which this is the first half.
     """
 
+    one_by_one: ClassVar[bool] = True
+    passes: ClassVar[int] = 32
+
     def __init__(self, source: Source, *, copies: int = 32, mirror: bool = True) -> None:
         super().__init__(source)
         self.copies, self.mirror = at_least_one("copies", copies), mirror
@@ -61,6 +64,8 @@ class MEMO(Adapter):
     shifts instead of crops of other sizes; there is no AdamW.
     """
 
+    one_by_one: ClassVar[bool] = True
+    passes: ClassVar[int] = 160
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"lr": (2.5e-4, 5e-3)}  # of its two published settings
 
     def __init__(
