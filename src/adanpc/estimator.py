@@ -120,11 +120,14 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         Rows are numbered in order of arrival from 0: the fitted ones are the rows of X in ``fit``.
         """
         queries = self._queries(X)
-        count = self.model_.k if n_neighbors is None else _whole("n_neighbors", n_neighbors)
+        count = self.model_.settings.k
+        if n_neighbors is not None:
+            count = _whole("n_neighbors", n_neighbors)
         if count > len(self.model_.bank):
             raise AdaNPCError(f"n_neighbors must be at most {len(self.model_.bank)}, the rows held, got {count}")
-        centered, _ = self.model_.centering.queries(queries, sequence=False)
-        near = self.model_.bank.search(centered, count)
+        contents = self.model_.bank.contents
+        centered, _ = self.model_.settings.centering.queries(queries, contents.statistics, sequence=False)
+        near = contents.search(centered, count, None, None)
         # Stored rows have length one up to rounding, so a similarity may exceed 1 by as much.
         distance = (1 - near.similarity).clamp(min=0)
         return (distance.numpy(), near.ids.numpy()) if return_distance else near.ids.numpy()

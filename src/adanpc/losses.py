@@ -11,7 +11,6 @@ from torch.nn.functional import normalize
 from adanpc.core import Append, MemoryBank, Neighbors, Origin, vote
 from adanpc.errors import AdaNPCError, EmptyBankError, FeatureError, LabelError
 from adanpc.index import check_features
-from adanpc.snapshot import bank_of, snapshot
 
 
 class KNNLoss(nn.Module):
@@ -147,11 +146,11 @@ class KNNLoss(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """The queue, the neighbors and the step: all that resuming needs."""
-        return {"bank": snapshot(self.bank), "steps": self.steps, "fixed": self.fixed}
+        return {"bank": self.bank.state(), "steps": self.steps, "fixed": self.fixed}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes up where ``get_extra_state`` left off."""
-        self.bank = bank_of(state["bank"], self.bank.device)
+        self.bank = MemoryBank.load(state["bank"], device=self.bank.device)
         self.steps, self.fixed = state["steps"], state["fixed"]
 
 

@@ -45,7 +45,7 @@ def test_and_takes_the_stricter_of_each() -> None:
 
 
 def test_a_nan_is_refused() -> None:
-    with pytest.raises(AdaNPCError, match="must be numbers"):
+    with pytest.raises(AdaNPCError, match="min_margin must be a number, got nan"):
         Admission(min_margin=math.nan)
 
 

@@ -13,19 +13,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adanpc.errors import AdaNPCError, FeatureError
-from adanpc.index import STORAGE, ExactIndex, batch, check_features, exact, single, unit
+from adanpc.index import STORAGE, ExactIndex, batch, blocks, check_features, exact, single, unit
 from adanpc.index import scan as scans
-from adanpc.index.grid import decode, encode
+from adanpc.index.grid import Columns, decode, encode
 
 CPU = torch.device("cpu")
 STORAGES = list(STORAGE)
 
 
-def build(features: torch.Tensor, storage: str) -> ExactIndex:
+def build(
+    features: torch.Tensor,
+    storage: str,
+    usable: torch.Tensor | None = None,
+    ids: torch.Tensor | None = None,
+) -> ExactIndex:
+    """An index of these features in slots 0, 1, …, of which only the usable ones can be found."""
+    slots = torch.arange(len(features))
+    group = torch.ones(len(features), dtype=torch.uint8) if usable is None else usable.to(torch.uint8)
     index = ExactIndex(features.shape[1], storage, CPU)
-    index.grow(len(features))
-    index.put(torch.arange(len(features)), encode(unit(features), storage))
-    return index
+    return index.put(slots, slots if ids is None else ids, encode(unit(features), storage), group)
 
 
 def oracle(index: ExactIndex, queries: torch.Tensor, k: int, usable: np.ndarray) -> list[list[int]]:
@@ -55,10 +61,10 @@ def test_search_finds_what_a_loop_finds(storage: str, batch: int, spread: float,
     torch.manual_seed(1)
     features = torch.randn(1, 24) + spread * torch.randn(300, 24)  # a small spread: neighbors differ in the last bits
     queries = unit(torch.randn(1, 24) * spread + features[:batch])
-    index = build(features, storage)
-    usable = torch.rand(index.slots) < 0.8
-    usable[300:] = False
-    slots, similarity = index.search(queries, 12, usable, torch.arange(index.slots))
+    usable = torch.rand(300) < 0.8
+    index = build(features, storage, usable)
+    slots, ids, similarity = index.search(queries, 12)
+    assert torch.equal(slots, ids)
     assert slots.tolist() == oracle(index, queries, 12, usable.numpy())
     rows = index.rows(slots.flatten()).double().view(batch, 12, 24)
     assert torch.equal(similarity, (rows * queries.double()[:, None]).sum(2))
@@ -71,24 +77,32 @@ def test_one_query_finds_what_a_batch_and_a_loop_find(data: st.DataObject) -> No
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     spread = data.draw(st.sampled_from([1.0, 1e-4, 0.0]))  # ties among few directions, near ties, and all the same
     directions = torch.randn(1, dim, generator=generator) + spread * torch.randn(40, dim, generator=generator)
-    index = build(directions[torch.randint(0, 40, (count,), generator=generator)], data.draw(st.sampled_from(STORAGES)))
-    usable = torch.rand(index.slots, generator=generator) < data.draw(st.sampled_from([0.0, 0.5, 1.0]))
-    usable[count:] = False
-    ids, k = torch.randperm(index.slots, generator=generator), data.draw(st.integers(1, 20) | st.integers(1, 500))
+    features = directions[torch.randint(0, 40, (count,), generator=generator)]
+    usable = torch.rand(count, generator=generator) < data.draw(st.sampled_from([0.0, 0.5, 1.0]))
+    ids = torch.randperm(count, generator=generator)
+    k = data.draw(st.integers(1, 20) | st.integers(1, 500))
+    index = build(features, data.draw(st.sampled_from(STORAGES)), usable, ids)
     query = unit(torch.randn(1, dim, generator=generator))
     rows, name = index.rows(torch.arange(count)).double().numpy(), ids.tolist()
     score = [float(np.dot(row, query[0].double().numpy())) for row in rows]
     order = sorted(usable.nonzero()[:, 0].tolist(), key=lambda slot: (-score[slot], name[slot]))
     taken = data.draw(st.none() | st.integers(0, 5))  # so many of the best are excluded, and an id that nobody has
-    order, exclude = order[taken:], None if taken is None else torch.tensor([[-1] + [name[i] for i in order[:taken]]])
-    order = order[:k]
+    exclude = None
+    if taken is not None:
+        exclude = torch.tensor([[-1] + [name[slot] for slot in order[:taken]]])
+        order = order[taken:]
+    width = min(k, count)
+    order = order[:width]
 
-    slots, similarity = index.search(query, k, usable, ids, exclude)
-    pair = index.search(query.repeat(2, 1), k, usable, ids, None if exclude is None else exclude.repeat(2, 1))
-    assert torch.equal(slots, pair[0][:1])
-    assert torch.equal(similarity, pair[1][1:])
-    assert slots[0].tolist() == order + [-1] * (k - len(order))
-    assert similarity[0].tolist() == [score[slot] for slot in order] + [-np.inf] * (k - len(order))
+    found = index.search(query, k, exclude=exclude)
+    pair = index.search(query.repeat(2, 1), k, exclude=None if exclude is None else exclude.repeat(2, 1))
+    for alone, both in zip(found, pair, strict=True):
+        assert torch.equal(alone, both[:1])
+        assert torch.equal(alone, both[1:])
+    missing = width - len(order)
+    assert found.slots[0].tolist() == order + [-1] * missing
+    assert found.ids[0].tolist() == [name[slot] for slot in order] + [-1] * missing
+    assert found.similarity[0].tolist() == [score[slot] for slot in order] + [-np.inf] * missing
 
 
 @pytest.mark.parametrize("storage", STORAGE)
@@ -96,14 +110,16 @@ def test_one_query_finds_what_a_batch_and_a_loop_find(data: st.DataObject) -> No
 def test_what_lies_in_slots_that_were_never_written_is_not_looked_at(storage: str, batch: int, engine: str) -> None:
     torch.manual_seed(7)
     index = build(torch.randn(70, 8), storage)
-    usable, queries = torch.arange(index.slots) < 70, unit(torch.randn(batch, 8))
-    expected = index.search(queries, 9, usable, torch.arange(index.slots))
+    queries = unit(torch.randn(batch, 8))
+    expected = index.search(queries, 9)
     for waste in (float("nan"), float("inf"), -3e38):
-        for column in index.columns.values():
-            column[0][70:] = 77 if column[0].dtype == torch.int8 else torch.tensor(waste).to(column[0].dtype)
-        found = index.search(queries, 9, usable, torch.arange(index.slots))
-        assert torch.equal(found[0], expected[0])
-        assert torch.equal(found[1], expected[1])
+        for name, (column,) in index.blocks.columns.items():
+            if name not in ("id", "hash"):
+                column[70:] = 77 if column.dtype == torch.int8 else torch.tensor(waste).to(column.dtype)
+        index._groups[70:] = 1
+        found = index.search(queries, 9)
+        assert torch.equal(found.slots, expected.slots)
+        assert torch.equal(found.similarity, expected.similarity)
 
 
 @settings(max_examples=60, deadline=None)
@@ -115,45 +131,89 @@ def test_ties_go_to_the_lowest_id(data: st.DataObject) -> None:
     queries = unit(torch.tensor(data.draw(st.lists(vector, min_size=1, max_size=10)), dtype=torch.float32))
     k = data.draw(st.integers(1, 20))
     index = build(features, data.draw(st.sampled_from(list(STORAGE))))
-    usable = torch.arange(index.slots) < len(features)
-    slots, _ = index.search(queries, k, usable, torch.arange(index.slots))
-    expected = oracle(index, queries, k, usable.numpy())
+    slots = index.search(queries, k).slots
+    expected = oracle(index, queries, k, np.ones(len(features), bool))
     assert [[slot for slot in row if slot >= 0] for row in slots.tolist()] == [
         [slot for slot in row if slot >= 0] for row in expected
     ]
 
 
 def test_ties_follow_ids_not_slots() -> None:
-    index = build(torch.ones(5, 3), "float32")
-    ids = torch.zeros(index.slots, dtype=torch.int64)
-    ids[:5] = torch.tensor([40, 10, 30, 0, 20])
-    slots, _ = index.search(unit(torch.ones(1, 3)), 3, torch.arange(index.slots) < 5, ids)
-    assert slots.tolist() == [[3, 1, 4]]
+    index = build(torch.ones(5, 3), "float32", ids=torch.tensor([40, 10, 30, 0, 20]))
+    found = index.search(unit(torch.ones(1, 3)), 3)
+    assert found.slots.tolist() == [[3, 1, 4]]
+    assert found.ids.tolist() == [[0, 10, 20]]
 
 
 @pytest.mark.parametrize("storage", STORAGE)
 def test_a_thousand_equal_rows_are_all_looked_at(storage: str) -> None:
     features = torch.ones(1000, 8)
     features[::2] *= 3.0  # the same direction
-    index = build(features, storage)
-    usable = torch.arange(index.slots) < 1000
-    usable[:990] = False
-    slots, _ = index.search(unit(torch.ones(2, 8)), 5, usable, torch.arange(index.slots))
-    assert slots.tolist() == [[990, 991, 992, 993, 994]] * 2
+    index = build(features, storage, torch.arange(1000) >= 990)
+    assert index.search(unit(torch.ones(2, 8)), 5).slots.tolist() == [[990, 991, 992, 993, 994]] * 2
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_copies_of_a_row_are_scored_only_as_often_as_they_can_be_found(
+    storage: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(9)
+    features = torch.randn(6000, 8)
+    features[:5000] = features[0]  # the same image, sent again and again
+    ids = torch.randperm(6000)
+    index = build(features, storage, ids=ids)
+    scored = 0
+    take = ExactIndex.state
+
+    def counted(index: ExactIndex, slots: torch.Tensor) -> Columns:
+        nonlocal scored
+        scored += len(slots)
+        return take(index, slots)
+
+    monkeypatch.setattr(ExactIndex, "state", counted)
+    found = index.search(unit(features[:1]).repeat(batch, 1), 7, exclude=ids[:2].repeat(batch, 1))
+    copies = sorted(ids[2:5000].tolist())
+    assert found.ids.tolist() == [copies[:7]] * batch
+    assert scored < 600 * batch
+
+
+def test_rows_that_are_hidden_are_not_found_until_they_are_shown() -> None:
+    whole = build(torch.eye(5), "float32")
+    hidden = whole.hide(torch.tensor([1, 3]))
+    again = hidden.show(torch.tensor([3]), torch.tensor([2], dtype=torch.uint8))
+    for index, expected in ((whole, [0, 1, 2, 3, 4]), (hidden, [0, 2, 4]), (again, [0, 2, 3, 4])):
+        assert index.visible.tolist() == expected
+        assert index.count == len(expected)
+        found = index.search(torch.ones(1, 5) / 5**0.5, 5).slots[0].tolist()
+        assert sorted(slot for slot in found if slot >= 0) == expected
+    assert again.search(torch.eye(5)[:1], 5, group=2).slots[0].tolist() == [3, -1, -1, -1, -1]
+
+
+def test_putting_rows_into_new_slots_leaves_the_index_before_as_it_was() -> None:
+    before = build(torch.eye(4), "float32")
+    after = before.put(
+        torch.tensor([4, 5]),
+        torch.tensor([4, 5]),
+        encode(torch.eye(4)[:2], "float32"),
+        torch.ones(2, dtype=torch.uint8),
+    )
+    assert before.slots == 4
+    assert before.search(torch.eye(4)[:1], 9).slots.tolist() == [[0, 1, 2, 3]]
+    assert after.search(torch.eye(4)[:1], 3).slots.tolist() == [[0, 4, 1]]
+    assert after.put(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), {}, torch.zeros(0)) is after
 
 
 def test_a_full_tile_needs_no_mask() -> None:
     index = build(torch.eye(64), "float32")
-    assert index.slots == 64
-    slots, _ = index.search(torch.eye(64), 1, torch.ones(64, dtype=torch.bool), torch.arange(64))
-    assert slots[:, 0].tolist() == list(range(64))
+    assert index.slots == index.padded == 64
+    assert index.search(torch.eye(64), 1).slots[:, 0].tolist() == list(range(64))
 
 
 def test_excluded_ids_are_not_found() -> None:
     index = build(torch.eye(6), "float32")
-    usable = torch.arange(index.slots) < 6
     exclude = torch.tensor([[0, 3], [-1, -1]])
-    slots, similarity = index.search(torch.eye(6)[:2], 6, usable, torch.arange(index.slots), exclude)
+    slots, _, similarity = index.search(torch.eye(6)[:2], 6, exclude=exclude)
     assert slots.tolist() == [[1, 2, 4, 5, -1, -1], [1, 0, 2, 3, 4, 5]]
     assert similarity[0, 4:].isneginf().all()
 
@@ -162,43 +222,42 @@ def test_many_blocks_and_small_chunks_change_nothing(monkeypatch: pytest.MonkeyP
     torch.manual_seed(2)
     features, queries = torch.randn(1000, 16), unit(torch.randn(20, 16))
     whole = build(features, "float32")
-    monkeypatch.setattr(exact, "BLOCK_BYTES", 64 * 16 * 4 * 2)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 64 * (16 * 4 + 16) * 2)
     monkeypatch.setattr(exact, "SCORES", 3000)
+    monkeypatch.setattr(exact, "WORDS", 50)
     monkeypatch.setattr(batch, "COORDINATES", 500)
     cut = ExactIndex(16, "float32", CPU)
     for start in range(0, 1000, 7):  # grow a little at a time
-        cut.grow(min(1000, start + 7))
         slots = torch.arange(start, min(1000, start + 7))
-        cut.put(slots, encode(unit(features[slots]), "float32"))
-    assert len(cut.columns["row"]) == 8
-    found = [
-        index.search(queries, 9, torch.arange(index.slots) < 1000, torch.arange(index.slots)) for index in (whole, cut)
-    ]
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
+        group = torch.ones(len(slots), dtype=torch.uint8)
+        cut = cut.put(slots, slots, encode(unit(features[slots]), "float32"), group)
+    assert len(cut.blocks.columns["row"]) == 8
+    expected, found = (index.search(queries, 9) for index in (whole, cut))
+    assert torch.equal(expected.slots, found.slots)
+    assert torch.equal(expected.similarity, found.similarity)
     monkeypatch.setattr(single, "COORDINATES", 50)  # three candidates at once
     for number, query in enumerate(queries):
-        alone = cut.search(query[None], 9, torch.arange(cut.slots) < 1000, torch.arange(cut.slots))
-        assert torch.equal(alone[0][0], found[0][0][number])
-        assert torch.equal(alone[1][0], found[0][1][number])
+        alone = cut.search(query[None], 9)
+        assert torch.equal(alone.slots[0], expected.slots[number])
+        assert torch.equal(alone.similarity[0], expected.similarity[number])
 
 
 def test_rows_are_kept_on_the_device_that_was_asked_for() -> None:
-    index = ExactIndex(4, "int8", torch.device("meta"))
-    index.grow(100)
-    assert {(name, part[0].device.type, len(part[0])) for name, part in index.columns.items()} == {
-        (name, "meta", 128) for name in ("row", "fine", "scale", "residual")
-    }
+    made = blocks.Blocks({"row": (4, torch.int8), "scale": (1, torch.float32)}, torch.device("meta"))
+    made.reserve(100)
+    assert {(part.device.type, len(part)) for (part,) in made.columns.values()} == {("meta", 128)}
 
 
-def test_growing_leaves_little_room_unused() -> None:
-    index = ExactIndex(4, "float32", CPU)
-    index.grow(100_000)
-    assert index.slots == 100_032  # all at once: to the next 64
-    grown = ExactIndex(4, "float32", CPU)
-    for rows in range(1, 5000):
-        grown.grow(rows)
-        assert rows <= grown.slots <= max(64, rows * 5 / 4 + 64)
+def test_growing_copies_no_more_than_a_small_block() -> None:
+    made = blocks.Blocks({"row": (64, torch.float32)}, CPU)
+    sizes = []
+    for slots in (1, 100, 10_000, 20_000, 2**20):
+        made.reserve(slots)
+        assert made.room >= slots
+        sizes.append([len(part) for part in made.columns["row"]])
+    assert sizes[:3] == [[64], [128], [10_048]]  # as many as are needed, or twice as many as before
+    assert sizes[3] == [made.block]  # then at once a whole block, which is never copied
+    assert sizes[4] == [made.block, made.block]
 
 
 @pytest.mark.parametrize("storage", STORAGE)
@@ -239,13 +298,12 @@ def test_a_lower_matmul_precision_changes_no_answer(precision: str) -> None:
     torch.manual_seed(4)
     features, queries = torch.randn(1, 32) + 1e-3 * torch.randn(500, 32), unit(torch.randn(10, 32))
     index = build(features, "float32")
-    usable = torch.arange(index.slots) < 500
     torch.set_float32_matmul_precision(precision)
     try:
-        slots, _ = index.search(queries, 10, usable, torch.arange(index.slots))
+        slots = index.search(queries, 10).slots
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert slots.tolist() == oracle(index, queries, 10, usable.numpy())
+    assert slots.tolist() == oracle(index, queries, 10, np.ones(500, bool))
 
 
 @pytest.mark.parametrize("storage", STORAGE)

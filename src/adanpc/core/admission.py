@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from math import inf
 
 from torch import Tensor
 
+from adanpc import require
 from adanpc.core.types import Prediction
-from adanpc.errors import AdaNPCError
+
+COPY = 1 - 1e-4  # the similarity from which on a row is a copy
 
 
 @dataclass(frozen=True)
@@ -20,29 +22,42 @@ class Admission:
         min_confidence: the predicted class has at least this probability (the paper's margin).
         min_margin: the best class leads the second by at least this probability.
         max_entropy: the answer's entropy is at most this many nats.
-        class_quota: fewer than this many admitted rows of the predicted class are held.
+        class_quota: fewer than this many admitted rows of the predicted class may vote.
+        max_copies: fewer than this many of the query's neighbors are copies of it (similarity 0.9999 or more), so that
+            an image sent a thousand times does not get a thousand votes. Counts up to k.
     """
 
     min_confidence: float = 0.0
     min_margin: float = 0.0
     max_entropy: float = inf
     class_quota: float = inf
+    max_copies: float = inf
 
     def __post_init__(self) -> None:
-        if any(value != value for value in astuple(self)):
-            raise AdaNPCError(f"the values of an admission must be numbers, got {self}")
+        for name in ("min_confidence", "min_margin", "max_entropy", "class_quota", "max_copies"):
+            object.__setattr__(self, name, require.number(name, getattr(self, name)))
 
     def __and__(self, other: Admission) -> Admission:
-        ours, theirs = astuple(self), astuple(other)
-        return Admission(*map(max, ours[:2], theirs[:2]), *map(min, ours[2:], theirs[2:]))
+        return Admission(
+            min_confidence=max(self.min_confidence, other.min_confidence),
+            min_margin=max(self.min_margin, other.min_margin),
+            max_entropy=min(self.max_entropy, other.max_entropy),
+            class_quota=min(self.class_quota, other.class_quota),
+            max_copies=min(self.max_copies, other.max_copies),
+        )
 
     def __call__(self, prediction: Prediction, held: Tensor) -> Tensor:
-        """(B,) bool, given how many admitted rows of each class are held at each query's turn (B, C)."""
+        """(B,) bool, given how many admitted rows of each class may vote at each query's turn (B, C)."""
         joins = prediction.confidence >= self.min_confidence
-        if self.min_margin > 0 or self.max_entropy < inf:  # what cannot fail is not computed
-            joins &= (prediction.margin >= self.min_margin) & (prediction.entropy <= self.max_entropy)
+        # What cannot fail is not computed.
+        if self.min_margin > 0:
+            joins &= prediction.margin >= self.min_margin
+        if self.max_entropy < inf:
+            joins &= prediction.entropy <= self.max_entropy
         if self.class_quota < inf:
             joins &= held.gather(1, prediction.labels[:, None])[:, 0] < self.class_quota
+        if self.max_copies < inf:
+            joins &= (prediction.neighbors.similarity >= COPY).sum(1) < self.max_copies
         return joins
 
 

@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Sequence
-from operator import index
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
+from threading import RLock
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-from adanpc.core.eviction import POLICIES, Eviction
-from adanpc.core.types import Append, Change, Neighbors, Origin, Veto
-from adanpc.errors import AdaNPCError, LabelError, RowError
-from adanpc.index import ExactIndex, check_features, unit
-from adanpc.index.grid import Columns, encode
+from adanpc.core.centering import Statistics
+from adanpc.core.changes import (
+    Append,
+    Change,
+    Delete,
+    Judgment,
+    Relabel,
+    Restore,
+    Rollback,
+    Veto,
+)
+from adanpc.core.codec import judgments_from_json
+from adanpc.core.contents import (
+    ACTIVE,
+    OTHER_GROUP,
+    SOURCE_GROUP,
+    BankSettings,
+    Contents,
+    State,
+    digest_of,
+)
+from adanpc.core.eviction import Eviction
+from adanpc.core.types import Neighbors, Origin
+from adanpc.errors import ChangeError, LabelError
+from adanpc.index import ExactIndex, Index, check_features, unit
+from adanpc.index.blocks import Blocks
+from adanpc.index.grid import Columns
 
-FREE, ACTIVE, VETOED = 0, 1, 2
-NOBODY = dict.fromkeys(("id", "label", "domain", "key"), torch.tensor([-1]))  # what stands where there is no row
-NOBODY |= {"confidence": torch.zeros(1).float(), "origin": torch.zeros(1).byte(), "state": torch.zeros(1).byte()}
+IndexFactory = Callable[[int, str, torch.device], Index]
+DECIDING = ("id", "label", "origin", "state")  # the columns by which it is decided who may vote and who is evicted
 
 
 class MemoryBank:
     """Unit rows with labels, searched exactly and changed only by ``apply``.
+
+    Any number of threads may read while one changes it: readers see the bank as it was before a change or after it,
+    never in between, and an interruption leaves it as it was before.
 
     Args:
         dim: length of a feature vector.
         classes: number of classes; labels are 0 … classes - 1.
         storage: ``float32``; ``float16``, half the memory; or ``int8``, the memory of float16 and the fastest search:
             one byte a coordinate finds candidates, a second one re-ranks them at 16 bits.
-        capacity: the most admitted rows kept; source and expert rows always stay and do not count.
+        capacity: the most admitted rows that may vote; source, expert and vetoed rows always stay and do not count.
         evict: who leaves a full bank: ``fifo``, ``balanced`` (oldest of the largest class) or ``reservoir``.
         soft: rows keep class probabilities beside their label.
+        seed: of the ranks by which ``reservoir`` chooses; by default drawn at random, so that nobody can foresee which
+            rows will stay.
         device: any torch device with float64.
+        index: makes what stores and searches the rows, from dim, storage and device.
     """
 
     @torch.inference_mode(False)  # what is allocated here and in apply must stay writable outside of it
@@ -46,36 +77,125 @@ class MemoryBank:
         capacity: int | None = None,
         evict: str = "fifo",
         soft: bool = False,
+        seed: int | None = None,
         device: torch.device | str = "cpu",
+        index: IndexFactory = ExactIndex,
     ) -> None:
-        dim, classes, capacity = index(dim), index(classes), None if capacity is None else index(capacity)
-        for name, value in (("dim", dim), ("classes", classes), ("capacity", 1 if capacity is None else capacity)):
-            if value < 1:
-                raise AdaNPCError(f"{name} must be at least 1, got {value}")
-        if evict not in POLICIES:
-            raise AdaNPCError(f"evict must be one of {', '.join(POLICIES)}, got {evict!r}")
-        self.dim, self.classes, self.storage, self.soft = dim, classes, storage, bool(soft)
-        self.capacity, self.evict, self.device = capacity, evict, torch.device(device)
-        self.next_id = 0
-        self.vetoes: dict[int, Veto] = {}
-        self.admitted = torch.zeros(classes, dtype=torch.int64, device=self.device)  # admitted rows held, by class
-        self._index = ExactIndex(dim, storage, self.device)
-        self._columns = {name: column.to(self.device, copy=True) for name, column in NOBODY.items()}
-        if soft:
-            self._columns["soft"] = torch.zeros(1, classes, dtype=torch.float32, device=self.device)
-        self._queue = None if capacity is None else Eviction(evict, capacity)
-        self._where: dict[int, int] = {}  # the slots of rows that may be evicted
-        self._free: list[int] = []  # slots of evicted rows, used before new ones
-        self._used = 0
+        if seed is None:
+            seed = secrets.randbits(53) if evict == "reservoir" else 0  # every JSON reader keeps 53 bits
+        settings = BankSettings(dim, classes, storage, capacity, evict, soft, seed)
+        self.device = torch.device(device)
+        self._make_index = index
+        self._lock = RLock()
+        self._ledger: _Ledger | None = None  # made of the contents when it is needed
+        self._version = 0
+        self._published: deque[tuple[int, ReferenceType[Contents]]] = deque()  # versions that may still be read
+        self._publish(self._empty(settings))
+
+    def _empty(self, settings: BankSettings) -> Contents:
+        widths = {
+            "label": (1, torch.int64),
+            "domain": (1, torch.int64),
+            "key": (1, torch.int64),
+            "confidence": (1, torch.float32),
+            "origin": (1, torch.uint8),
+        }
+        if settings.soft:
+            widths["soft"] = (settings.classes, torch.float32)
+        return Contents(
+            settings=settings,
+            index=self._make_index(settings.dim, settings.storage, self.device),
+            columns=Blocks(widths, self.device),
+            vetoed={},
+            judgments={},
+            admitted=torch.zeros(settings.classes, dtype=torch.int64, device=self.device),
+            next_id=0,
+            position=0,
+            statistics=Statistics(),
+        )
+
+    # What it is
+
+    @property
+    def contents(self) -> Contents:
+        """All that the bank holds now, as a value that later changes do not touch."""
+        return self._contents
+
+    @property
+    def settings(self) -> BankSettings:
+        """The settings that belong to the bank's identity."""
+        return self._contents.settings
+
+    @property
+    def dim(self) -> int:
+        """Length of a feature vector."""
+        return self.settings.dim
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return self.settings.classes
+
+    @property
+    def soft(self) -> bool:
+        """Whether rows keep class probabilities."""
+        return self.settings.soft
+
+    @property
+    def capacity(self) -> int | None:
+        """The most admitted rows that may vote."""
+        return self.settings.capacity
+
+    def config(self) -> dict[str, Any]:
+        """The settings as keyword arguments of another bank."""
+        return asdict(self.settings)
+
+    @property
+    def position(self) -> int:
+        """How many changes have been applied."""
+        return self._contents.position
+
+    @property
+    def next_id(self) -> int:
+        """The id that the next row will get."""
+        return self._contents.next_id
+
+    @property
+    def admitted(self) -> Tensor:
+        """Admitted rows that may vote, by class (C,)."""
+        return self._contents.admitted
+
+    @property
+    def vetoes(self) -> dict[int, Judgment]:
+        """The rows that may not vote, each with who vetoed it, why and when."""
+        contents = self._contents
+        vetoes = {}
+        for row in sorted(contents.vetoed):
+            vetoes[row] = [judgment for judgment in contents.judgments[row] if judgment.verdict == "veto"][-1]
+        return vetoes
+
+    def history(self, row: int) -> tuple[Judgment, ...]:
+        """What people decided about a row, oldest first."""
+        contents = self._contents
+        contents.slots_of(torch.tensor([row], device=self.device))
+        return contents.judgments.get(row, ())
 
     def __len__(self) -> int:
         """How many rows are held, vetoed ones included."""
-        return self._used - len(self._free)
+        return len(self._contents)
+
+    def __repr__(self) -> str:
+        contents = self._contents
+        settings = ", ".join(f"{name}={value!r}" for name, value in asdict(contents.settings).items())
+        return f"<MemoryBank of {len(contents)} rows, {len(contents.vetoed)} vetoed: {settings}>"
 
     @property
     def nbytes(self) -> int:
         """Bytes of the slots in use."""
-        return self._index.nbytes + sum(self._column(name).nbytes for name in self._columns)
+        contents = self._contents
+        return contents.index.nbytes + contents.index.slots * contents.columns.slot_bytes
+
+    # Reading
 
     def search(
         self, queries: Tensor, k: int, *, exclude: Tensor | None = None, source: bool | None = None
@@ -83,170 +203,433 @@ class MemoryBank:
         """The k most similar rows of each query (B, D); changes nothing.
 
         Args:
+            queries: of any length but zero.
+            k: at least 1.
             exclude: (B, E) ids that may not vote for that query, such as the query's own row.
             source: True for source rows only, False for all others only.
         """
-        if k < 1:
-            raise AdaNPCError(f"k must be at least 1, got {k}")
-        return self.nearest(unit(check_features(queries, self.dim).to(self.device)), k, exclude, source)
-
-    def nearest(self, queries: Tensor, k: int, exclude: Tensor | None = None, source: bool | None = None) -> Neighbors:
-        """``search`` for queries that ``unit`` returned."""
-        usable = self._column("state") == ACTIVE  # (slots,)
-        if source is not None:
-            usable &= (self._column("origin") == Origin.SOURCE) == source
-        slots, similarity = self._index.search(queries, k, usable, self._column("id"), exclude)
-        ids, labels = self._columns["id"][slots], self._columns["label"][slots]  # nobody at slot -1, the last one
-        return Neighbors(ids, similarity, labels, self._columns["soft"][slots] if self.soft else None)
-
-    def _column(self, name: str) -> Tensor:
-        """A column of all slots in use; it has room for at least one more, where nobody is."""
-        return self._columns[name][: self._index.slots]
+        return self._contents.search(queries, k, exclude, source)
 
     def rows(self, ids: Tensor) -> Tensor:
         """The stored unit rows of these ids, (n, D) float32."""
-        return self._index.rows(self._slots(ids.to(self.device)))
+        return self._contents.rows(ids)
 
     def stored(self, queries: Tensor) -> Tensor:
         """What ``unit`` queries are read back as once they are appended, (B, D) float32."""
-        return self._index.stored(queries)
-
-    def _slots(self, ids: Tensor) -> Tensor:
-        held = (self._column("state") != FREE).nonzero()[:, 0]
-        known, order = self._columns["id"][held].sort()
-        position = torch.searchsorted(known, ids)
-        missing = ids[(torch.cat([known, known.new_full((1,), -1)])[position] != ids) | (ids < 0)]
-        if len(missing):
-            fate = "was evicted" if 0 <= int(missing[0]) < self.next_id else "never existed"
-            raise RowError(f"row {int(missing[0])} is not in the bank: it {fate}")
-        return held[order[position]]
-
-    @torch.inference_mode(False)
-    def apply(self, change: Change) -> None:
-        """Carries out one change, whole or not at all."""
-        if isinstance(change, Append):
-            self._append(change)
-            return
-        rows = [index(row) for row in change.ids]
-        slots = self._slots(torch.tensor(rows, dtype=torch.int64, device=self.device))
-        self._columns["state"][slots] = VETOED if isinstance(change, Veto) else ACTIVE
-        kept = {row: veto for row, veto in self.vetoes.items() if row not in rows}
-        self.vetoes = kept | dict.fromkeys(rows, change) if isinstance(change, Veto) else kept
-
-    def plan(self, labels: Sequence[int]) -> list[tuple[int, int]]:
-        """The id and label that leave, or (-1, -1), as each of these labels is admitted next; changes nothing."""
-        if self._queue is None:
-            return [(-1, -1)] * len(labels)
-        queue = self._queue.copy()
-        return [queue.push(self.next_id + position, label) for position, label in enumerate(labels)]
-
-    def _append(self, change: Append) -> None:
-        values = self._checked(change)
-        self._make_room(len(values["id"]))  # what may fail comes first
-        first, self.next_id = self.next_id, self.next_id + len(values["id"])
-        if change.origin == Origin.ADMITTED and self._queue is not None:
-            arriving = zip(values["id"].tolist(), values["label"].tolist(), strict=True)
-            leaving = [self._queue.push(row, label)[0] for row, label in arriving]
-            self._release([row for row in leaving if 0 <= row < first])
-            stay = ~torch.isin(values["id"], torch.tensor(leaving, device=self.device))
-            values = {name: column[stay] for name, column in values.items()}
-        self._store(values)
-
-    def _checked(self, change: Append) -> Columns:
-        """The change as columns, ids given."""
-        features = check_features(change.features, self.dim).to(self.device)
-        count = len(features)
-
-        def column(name: str, value: Tensor | float, dtype: torch.dtype, *width: int) -> Tensor:
-            if isinstance(value, int):
-                return torch.full((count,), value, dtype=dtype, device=self.device)
-            value = torch.as_tensor(value, device=self.device).detach()
-            value = value if value.ndim else value.expand(count)
-            if value.shape != (count, *width):
-                raise LabelError(f"{name} must have shape {(count, *width)}, a row for each, got {tuple(value.shape)}")
-            if dtype.is_floating_point != value.is_floating_point() or not value.to(dtype).isfinite().all():
-                kind = "finite" if dtype.is_floating_point else "whole"
-                raise LabelError(f"{name} must be {kind} numbers, got {value.dtype} with {value[:3].tolist()}, …")
-            return value.to(dtype)
-
-        labels = column("labels", change.labels, torch.int64)
-        bad = labels[labels.clamp(0, self.classes - 1) != labels]
-        if len(bad):
-            raise LabelError(f"labels must lie in 0 … {self.classes - 1}, got {int(bad[0])}")
-        if change.soft is not None and not self.soft:
-            raise LabelError("this bank keeps hard labels: build it with soft=True to store soft ones")
-        columns = {
-            "id": torch.arange(self.next_id, self.next_id + count, device=self.device),
-            "label": labels,
-            "domain": column("domain", change.domain, torch.int64),
-            "key": column("keys", -1 if change.keys is None else change.keys, torch.int64),
-            "confidence": column("confidence", 1.0 if change.confidence is None else change.confidence, torch.float32),
-            "origin": column("origin", Origin(change.origin), torch.uint8),
-            "state": column("state", ACTIVE, torch.uint8),
-            **encode(unit(features), self.storage),
-        }
-        if self.soft:
-            soft = torch.nn.functional.one_hot(labels, self.classes).float() if change.soft is None else change.soft
-            columns["soft"] = column("soft labels", soft, torch.float32, self.classes)
-            if (columns["soft"] < 0).any() or ((columns["soft"].sum(1) - 1).abs() > 1e-3).any():
-                raise LabelError(f"soft labels must be probabilities that sum to 1, got {soft[:3].tolist()}, …")
-        return columns
-
-    def _release(self, rows: list[int]) -> None:
-        slots = [self._where.pop(row) for row in rows]
-        self.admitted -= self._columns["label"][slots].bincount(minlength=self.classes)
-        self._columns["state"][slots] = FREE
-        self._free += slots
-        for row in rows:
-            self.vetoes.pop(row, None)
-
-    def _make_room(self, count: int) -> None:
-        self._index.grow(self._used + count)
-        if (more := self._index.slots + 1 - len(self._columns["id"])) > 0:
-            more = max(more, len(self._columns["id"]) // 4)
-            self._columns = {n: torch.cat([c, c[-1:].expand(more, *c.shape[1:])]) for n, c in self._columns.items()}
-
-    def _store(self, values: Columns) -> None:
-        count = len(values["id"])
-        reused = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        fresh = range(self._used, self._used + count - len(reused))
-        self._used += len(fresh)
-        slots = torch.tensor([*reused, *fresh], dtype=torch.int64, device=self.device)
-        self._index.put(slots, values)
-        for name, column in self._columns.items():
-            column.index_copy_(0, slots, values[name])
-        admitted = values["origin"] == Origin.ADMITTED
-        self.admitted.index_add_(0, values["label"], admitted.long())
-        if self._queue is not None:
-            self._where.update(zip(values["id"][admitted].tolist(), slots[admitted].tolist(), strict=True))
-
-    def config(self) -> dict[str, Any]:
-        """The settings that belong to the bank's identity, as keyword arguments."""
-        return {name: getattr(self, name) for name in ("dim", "classes", "storage", "capacity", "evict", "soft")}
+        return self._contents.index.stored(queries)
 
     def table(self, *names: str) -> Columns:
         """The named columns, or all with the encoded rows, of all held rows in the order of ids."""
-        slots = (self._column("state") != FREE).nonzero()[:, 0]
-        slots = slots[self._columns["id"][slots].argsort()]
-        known = {name: self._columns[name][slots] for name in names or self._columns}
-        return known if names else {**known, **self._index.take(slots)}
-
-    def fill(self, table: Columns, next_id: int, vetoes: dict[int, Veto]) -> None:
-        """Makes this new, empty bank the one that ``table`` was read from."""
-        self._make_room(len(table["id"]))
-        self._store({name: column.to(self.device) for name, column in table.items()})
-        self.next_id, self.vetoes = next_id, vetoes
-        if self._queue is not None:
-            admitted = table["origin"] == Origin.ADMITTED
-            for row, label in zip(table["id"][admitted].tolist(), table["label"][admitted].tolist(), strict=True):
-                self._queue.push(row, label)
+        return self._contents.table(*names)
 
     def digest(self) -> str:
-        """A hash of settings and rows: equal digests mean equal banks."""
-        vetoes = [[row, veto.who, veto.why] for row, veto in sorted(self.vetoes.items())]
-        total = hashlib.sha256(json.dumps([self.config(), self.next_id, vetoes]).encode())
-        for name, column in sorted(self.table().items()):
-            array: Any = column.cpu().contiguous().numpy()
-            total.update(name.encode())
-            total.update(array)
-        return total.hexdigest()
+        """A hash of settings, rows, their history and statistics: equal digests mean equal banks."""
+        return digest_of(self._contents.state())
+
+    def state(self) -> State:
+        """All of the bank in plain values; ``MemoryBank.load`` makes it again."""
+        return self._contents.state()
+
+    @classmethod
+    def load(cls, state: State, *, device: torch.device | str = "cpu", index: IndexFactory = ExactIndex) -> MemoryBank:
+        """The bank that ``state`` described. Files are checked by ``store`` before they come here."""
+        document = state["document"]
+        bank = cls(**document["bank"], device=device, index=index)
+        bank._restore_state(state)
+        return bank
+
+    @torch.inference_mode(False)
+    def _restore_state(self, state: State) -> None:
+        document = state["document"]
+        tensors = {name: tensor.to(self.device, copy=True) for name, tensor in state["tensors"].items()}
+        statistics = Statistics(
+            tensors.pop("source_mean", None), tensors.pop("stream_total", None), document["stream_count"]
+        )
+        contents = self._with_rows(self._contents, self._take_ledger(), tensors)
+        contents = replace(
+            contents,
+            judgments=judgments_from_json(document["judgments"]),
+            next_id=document["next_id"],
+            position=document["position"],
+            statistics=statistics,
+        )
+        self._publish(contents)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickles and copies hold: the state, and no memory that was never written."""
+        return {"state": self.state(), "device": str(self.device), "index": self._make_index}
+
+    def __setstate__(self, saved: Mapping[str, Any]) -> None:
+        document = saved["state"]["document"]
+        self.__init__(**document["bank"], device=saved["device"], index=saved["index"])  # type: ignore[misc]
+        self._restore_state(saved["state"])
+
+    # Changing
+
+    @torch.inference_mode(False)
+    def apply(self, change: Change) -> range:
+        """Carries out one change, whole or not at all; the ids that it gave to the rows it appended."""
+        with self._lock:
+            before = self._contents
+            # What is derived from the contents is put away while it changes: if anything interrupts the change, it is
+            # made anew from the contents, which are published by one assignment.
+            ledger = self._take_ledger()
+            after = self._changed(change, ledger)
+            self._publish(replace(after, position=before.position + 1))
+            self._ledger = ledger
+            return range(before.next_id, after.next_id)
+
+    def writing(self) -> AbstractContextManager[Any]:
+        """The lock that a change takes: who holds it may look first and change then, with no other change between."""
+        return self._lock
+
+    def queue_of(self, contents: Contents) -> Eviction | None:
+        """A queue of these contents' admitted rows to simulate evictions with; None without a capacity."""
+        with self._lock:
+            ledger = self._ledger
+            if contents is self._contents and ledger is not None and ledger.queue is not None:
+                return ledger.queue.copy()
+        return contents.queue()
+
+    def revert(self, contents: Contents) -> None:
+        """Puts back contents that this bank had before, at no cost; for callers that only tried something."""
+        with self._lock:
+            self._ledger = None
+            self._publish(contents)
+
+    def _publish(self, contents: Contents) -> None:
+        self._version += 1
+        self._published.append((self._version, ref(contents)))
+        self._contents = contents
+
+    def _take_ledger(self) -> _Ledger:
+        ledger = self._ledger
+        self._ledger = None
+        if ledger is None:
+            ledger = _Ledger(self._contents, self._version)
+        while self._published[0][1]() is None:
+            self._published.popleft()
+        ledger.reclaim(oldest=self._published[0][0])
+        return ledger
+
+    def _changed(self, change: Change, ledger: _Ledger) -> Contents:
+        """The contents after a change."""
+        contents = self._contents
+        match change:
+            case Append():
+                return self._append(contents, ledger, change)
+            case Veto():
+                return self._veto(contents, ledger, change)
+            case Restore():
+                return self._restore(contents, ledger, change)
+            case Relabel():
+                return self._relabel(contents, ledger, change)
+            case Delete():
+                ids = sorted(set(change.ids))
+                self._slots(contents, ids)  # refuses rows that are not there
+                return self._without(contents, ledger, ids)
+            case Rollback():
+                return self._roll_back(contents, ledger, change)
+            case _:
+                raise ChangeError(f"{type(change).__name__} is not a change that a bank knows")
+
+    def _append(self, contents: Contents, ledger: _Ledger, change: Append) -> Contents:
+        table = self._checked(change)
+        first = contents.next_id
+        count = len(table["label"])
+        table["id"] = torch.arange(first, first + count, device=self.device)
+        statistics = contents.statistics.after(change)
+        if change.origin == Origin.ADMITTED and ledger.queue is not None:
+            leaving = []
+            for row, label in _pairs(table):
+                leaving.append(ledger.queue.push(row, label)[0])
+            stays = ~torch.isin(table["id"], torch.tensor(leaving, device=self.device))
+            table = {name: column[stays] for name, column in table.items()}
+            contents = self._without(contents, ledger, [row for row in leaving if 0 <= row < first], queued=False)
+        contents = self._with_rows(contents, ledger, table)
+        return replace(contents, next_id=first + count, statistics=statistics)
+
+    def _veto(self, contents: Contents, ledger: _Ledger, change: Veto) -> Contents:
+        slots = self._slots(contents, change.ids)
+        judgments = _judged(contents, slots, "veto", change)
+        newly = [row for row in dict.fromkeys(change.ids) if row not in contents.vetoed]
+        silenced = self._slots(contents, newly)
+        table = contents.table_of(silenced, *DECIDING)
+        ledger.leave_queue(table)
+        vetoed = {**contents.vetoed, **dict(zip(newly, silenced.tolist(), strict=True))}
+        return replace(
+            contents,
+            index=contents.index.hide(silenced),
+            vetoed=vetoed,
+            judgments=judgments,
+            admitted=contents.admitted - _count(table, self.classes),
+        )
+
+    def _restore(self, contents: Contents, ledger: _Ledger, change: Restore) -> Contents:
+        slots = self._slots(contents, change.ids)
+        judgments = _judged(contents, slots, "restore", change)
+        returning = [row for row in dict.fromkeys(change.ids) if row in contents.vetoed]
+        silenced = self._slots(contents, returning)
+        table = contents.table_of(silenced, *DECIDING)
+        ledger.enter_queue(table)
+        contents = replace(
+            contents,
+            index=contents.index.show(silenced, _groups(table)),
+            vetoed={row: slot for row, slot in contents.vetoed.items() if row not in returning},
+            judgments=judgments,
+            admitted=contents.admitted + _count(table, self.classes),
+        )
+        if ledger.queue is None:
+            return contents
+        # Rows come back within the capacity: others leave for them, and they themselves only if there are none.
+        return self._without(contents, ledger, ledger.queue.overflow(set(returning)), queued=False)
+
+    def _relabel(self, contents: Contents, ledger: _Ledger, change: Relabel) -> Contents:
+        if not 0 <= change.label < self.classes:
+            raise LabelError(f"labels must lie in 0 … {self.classes - 1}, got {change.label}")
+        slots = self._slots(contents, sorted(set(change.ids)))
+        judgments = _judged(contents, slots, "relabel", change)
+        table = contents.table_of(slots)
+        table["label"][:] = change.label
+        table["origin"][table["origin"] == Origin.ADMITTED] = Origin.EXPERT
+        if self.soft:
+            table["soft"] = one_hot(table["label"], self.classes).float()
+        return replace(self._replaced(contents, ledger, table), judgments=judgments)
+
+    def _roll_back(self, contents: Contents, ledger: _Ledger, change: Rollback) -> Contents:
+        table = {name: column.to(self.device) for name, column in change.rows.items()}
+        wanted = contents.table_of(self._slots(contents, []))
+        if table.keys() != wanted.keys():
+            raise ChangeError(f"a rollback of this bank has the columns {', '.join(wanted)}, got {', '.join(table)}")
+        if len(table["id"]) and int(table["id"].max()) >= contents.next_id:
+            raise ChangeError(f"a rollback brings back rows that were there, got row {int(table['id'].max())}")
+        removed = self._slots(contents, change.removed)
+        contents = self._without(contents, ledger, contents.index.ids(removed).tolist())
+        contents = self._replaced(contents, ledger, table)
+        judgments = {row: history for row, history in contents.judgments.items() if row not in change.judgments}
+        return replace(
+            contents,
+            judgments=judgments | {row: history for row, history in change.judgments.items() if history},
+            statistics=Statistics(change.source_mean, change.stream_total, change.stream_count),
+        )
+
+    def _replaced(self, contents: Contents, ledger: _Ledger, table: Columns) -> Contents:
+        """With the rows of a table in place of those that are held under the same ids.
+
+        They get other slots, since readers may still look at the old ones. Nothing is evicted for them.
+        """
+        held = set(contents.index.ids(contents.held_slots()).tolist())
+        contents = self._without(contents, ledger, [row for row in table["id"].tolist() if row in held])
+        contents = self._with_rows(contents, ledger, table)
+        ledger.enter_queue({name: column[table["state"] == ACTIVE] for name, column in table.items()})
+        return contents
+
+    def _without(self, contents: Contents, ledger: _Ledger, ids: list[int], *, queued: bool = True) -> Contents:
+        """With these rows gone: their slots, vetoes and history.
+
+        Args:
+            contents: that hold them.
+            ledger: that knows them.
+            ids: of the rows.
+            queued: whether they are still in the queue of evictions.
+        """
+        if not ids:
+            return contents
+        slots = ledger.slots(contents, ids)
+        table = contents.table_of(slots, *DECIDING)
+        voting = {name: column[table["state"] == ACTIVE] for name, column in table.items()}
+        if queued:
+            ledger.leave_queue(voting)
+        ledger.retire(ids, slots, version=self._version + 1)
+        gone = set(ids)
+        vetoed = contents.vetoed
+        judgments = contents.judgments
+        if gone & judgments.keys():
+            vetoed = {row: slot for row, slot in vetoed.items() if row not in gone}
+            judgments = {row: history for row, history in judgments.items() if row not in gone}
+        return replace(
+            contents,
+            index=contents.index.hide(slots),
+            vetoed=vetoed,
+            judgments=judgments,
+            admitted=contents.admitted - _count(voting, self.classes),
+        )
+
+    def _with_rows(self, contents: Contents, ledger: _Ledger, table: Columns) -> Contents:
+        """With the rows of a table, each under its id, in slots that nobody reads."""
+        slots = ledger.allocate(contents, len(table["id"]))
+        if not len(slots):
+            return contents
+        contents.columns.reserve(int(slots.max()) + 1)
+        values = {}
+        for name in contents.columns.widths:
+            values[name] = table[name] if name == "soft" else table[name][:, None]
+        contents.columns.write(slots, values)
+        ledger.enter(table, slots)
+        active = table["state"] == ACTIVE
+        voting = table
+        vetoed = contents.vetoed
+        if not bool(active.all()):
+            voting = {name: column[active] for name, column in table.items()}
+            silenced = zip(table["id"][~active].tolist(), slots[~active].tolist(), strict=True)
+            vetoed = {**vetoed, **dict(silenced)}
+        group = torch.where(active, _groups(table), 0).to(torch.uint8)
+        return replace(
+            contents,
+            index=contents.index.put(slots, table["id"], table, group),
+            vetoed=vetoed,
+            admitted=contents.admitted + _count(voting, self.classes),
+        )
+
+    def _slots(self, contents: Contents, ids: Sequence[int]) -> Tensor:
+        """The slots (n,) of these rows, or a RowError."""
+        return contents.slots_of(torch.tensor(ids, dtype=torch.int64, device=self.device))
+
+    def _checked(self, change: Append) -> Columns:
+        """The rows of a change as a table without ids, or an error that names what is wrong with them."""
+        features = check_features(change.features, self.dim).to(self.device)
+        count = len(features)
+        labels = self._whole_numbers("labels", change.labels, count)
+        outside = labels[labels.clamp(0, self.classes - 1) != labels]
+        if len(outside):
+            raise LabelError(f"labels must lie in 0 … {self.classes - 1}, got {int(outside[0])}")
+        table = {
+            "label": labels,
+            "domain": self._whole_numbers("domain", change.domain, count),
+            "key": self._whole_numbers("keys", -1 if change.keys is None else change.keys, count),
+            "confidence": self._numbers("confidence", 1.0 if change.confidence is None else change.confidence, count),
+            "origin": torch.full((count,), Origin(change.origin), dtype=torch.uint8, device=self.device),
+            "state": torch.full((count,), ACTIVE, dtype=torch.uint8, device=self.device),
+        }
+        if self.soft:
+            table["soft"] = self._probabilities(change.soft, labels)
+        elif change.soft is not None:
+            raise LabelError("this bank keeps hard labels: build it with soft=True to store soft ones")
+        return table | self._contents.index.encode(unit(features))
+
+    def _whole_numbers(self, name: str, given: Tensor | int, count: int) -> Tensor:
+        """One whole number for each row, (count,) int64."""
+        value = self._column(name, given, (count,))
+        if value.is_floating_point() or value.is_complex():
+            raise LabelError(f"{name} must be whole numbers, got {value.dtype} with {value[:3].tolist()}, …")
+        return value.to(torch.int64)
+
+    def _numbers(self, name: str, given: Tensor | float, *shape: int) -> Tensor:
+        """Finite numbers of this shape, float32."""
+        value = self._column(name, given, shape)
+        if not value.is_floating_point() or not value.float().isfinite().all():
+            raise LabelError(f"{name} must be finite numbers, got {value.dtype} with {value[:3].tolist()}, …")
+        return value.to(torch.float32)
+
+    def _probabilities(self, given: Tensor | None, labels: Tensor) -> Tensor:
+        """Soft labels (n, C); without any, all of the probability is on the label."""
+        if given is None:
+            return one_hot(labels, self.classes).float()
+        soft = self._numbers("soft labels", given, len(labels), self.classes)
+        if (soft < 0).any() or ((soft.sum(1) - 1).abs() > 1e-3).any():
+            raise LabelError(f"soft labels must be probabilities that sum to 1, got {soft[:3].tolist()}, …")
+        return soft
+
+    def _column(self, name: str, given: Any, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of this shape on the bank's device; a single number stands for all rows."""
+        value = torch.as_tensor(given, device=self.device).detach()
+        if not value.ndim:
+            value = value.expand(shape)
+        if value.shape != shape:
+            raise LabelError(f"{name} must have shape {shape}, a row for each, got {tuple(value.shape)}")
+        return value
+
+
+class _Ledger:
+    """What a bank derives from its contents to change them quickly: who is evicted next, and which slots are free.
+
+    Args:
+        contents: from which all of it is made.
+        version: of the contents. Slots that they do not use may still be read by those who hold earlier ones.
+    """
+
+    def __init__(self, contents: Contents, version: int) -> None:
+        self.queue = contents.queue()
+        self._slot_of: dict[int, int] = {}  # of admitted rows, where there is a capacity
+        self._free: list[int] = []
+        self._retired: deque[tuple[int, list[int]]] = deque()  # slots, and the first version that does not show them
+        used = contents.held_slots()
+        if self.queue is not None:
+            self.enter(contents.table_of(used, *DECIDING), used)
+        unused = set(range(contents.index.slots)) - set(used.tolist())
+        if unused:
+            self._retired.append((version, sorted(unused)))
+
+    def reclaim(self, *, oldest: int) -> None:
+        """Frees the slots that neither the oldest version that is still read shows, nor any later one."""
+        while self._retired and self._retired[0][0] <= oldest:
+            self._free += self._retired.popleft()[1]
+
+    def allocate(self, contents: Contents, count: int) -> Tensor:
+        """So many slots (n,) that nobody reads: free ones first."""
+        reused = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        fresh = range(contents.index.slots, contents.index.slots + count - len(reused))
+        return torch.tensor([*reused, *fresh], dtype=torch.int64, device=contents.index.device)
+
+    def slots(self, contents: Contents, ids: list[int]) -> Tensor:
+        """The slots (n,) of these rows."""
+        device = contents.index.device
+        if all(row in self._slot_of for row in ids):
+            return torch.tensor([self._slot_of[row] for row in ids], dtype=torch.int64, device=device)
+        return contents.slots_of(torch.tensor(ids, dtype=torch.int64, device=device))
+
+    def enter(self, table: Columns, slots: Tensor) -> None:
+        """Notes where rows are that may be evicted."""
+        if self.queue is not None:
+            admitted = table["origin"] == Origin.ADMITTED
+            self._slot_of.update(zip(table["id"][admitted].tolist(), slots[admitted].tolist(), strict=True))
+
+    def retire(self, ids: list[int], slots: Tensor, *, version: int) -> None:
+        """Takes back the slots of rows that are gone from this version on."""
+        self._retired.append((version, slots.tolist()))
+        for row in ids:
+            self._slot_of.pop(row, None)
+
+    def enter_queue(self, table: Columns) -> None:
+        """Makes the admitted rows of a table candidates for eviction."""
+        if self.queue is not None:
+            for row, label in _pairs(_admitted(table)):
+                self.queue.add(row, label)
+
+    def leave_queue(self, table: Columns) -> None:
+        """Makes the admitted rows of a table no longer candidates for eviction."""
+        if self.queue is not None:
+            for row, label in _pairs(_admitted(table)):
+                self.queue.discard(row, label)
+
+
+def _judged(
+    contents: Contents, slots: Tensor, verdict: str, change: Veto | Restore | Relabel
+) -> dict[int, tuple[Judgment, ...]]:
+    """The history of all rows, with this verdict on the rows in these slots."""
+    judgments = dict(contents.judgments)
+    for row, label in dict(_pairs(contents.table_of(slots, "id", "label"))).items():
+        judgment = Judgment(verdict, label, change.who, change.why, change.when)
+        judgments[row] = (*judgments.get(row, ()), judgment)
+    return judgments
+
+
+def _pairs(table: Columns) -> list[tuple[int, int]]:
+    """The id and label of each row."""
+    return list(zip(table["id"].tolist(), table["label"].tolist(), strict=True))
+
+
+def _admitted(table: Columns) -> Columns:
+    """The rows of a table that were admitted: their ids and labels."""
+    admitted = table["origin"] == Origin.ADMITTED
+    return {"id": table["id"][admitted], "label": table["label"][admitted]}
+
+
+def _count(table: Columns, classes: int) -> Tensor:
+    """The admitted rows of a table, by class (C,)."""
+    return torch.bincount(_admitted(table)["label"], minlength=classes)
+
+
+def _groups(table: Columns) -> Tensor:
+    """The groups (n,) of rows in the index."""
+    return torch.where(table["origin"] == Origin.SOURCE, SOURCE_GROUP, OTHER_GROUP).to(torch.uint8)

@@ -2,56 +2,125 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
-from adanpc.errors import AdaNPCError
+from adanpc import require
+from adanpc.core.changes import Append, Observed, Rollback
+from adanpc.core.types import Origin
+from adanpc.index import unit
 
 MODES = ("none", "source", "stream")
 BOUND = torch.finfo(torch.float32).max
 
 
-class Centering:
-    """Subtracts a mean before features are normalized; its tensors are part of the saved state.
+@dataclass(frozen=True)
+class Statistics:
+    """What is known of source and stream beside the rows; a value that changes replace.
 
-    ``source``: the mean of the source features, from rows and queries alike. ``stream``: each source domain's own mean
-    from its rows, and from a query the running mean of all queries up to and including it, which starts as the source
-    mean with the weight of ``prior`` queries.
+    Sums of unit features are exact, since their coordinates lie on the grid, so they do not depend on how a stream was
+    cut into batches, nor on the machine.
     """
 
-    def __init__(self, dim: int, mode: str = "none", prior: int = 16, device: torch.device | str = "cpu") -> None:
-        if mode not in MODES:
-            raise AdaNPCError(f"centering must be one of {', '.join(MODES)}, got {mode!r}")
-        if prior < 1:
-            raise AdaNPCError(f"prior must be at least 1 query, got {prior}")
-        self.mode, self.prior = mode, prior
-        self.mean: Tensor | None = None  # (D,) float64, of the source
-        self.total = torch.zeros(dim, dtype=torch.float64, device=device)  # of the stream
-        self.count = 0
+    source_mean: Tensor | None = None  # (D,) float64
+    stream_total: Tensor | None = None  # (D,) float64, the sum of all queries
+    stream_count: int = 0
 
-    def source(self, features: Tensor, domain: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Source features (n, D) centered, and the source mean: that of the first features."""
-        if self.mode == "none" or not len(features):
-            return features, self.mean
-        mean = features.double().mean(0) if self.mean is None else self.mean
+    def after(self, change: Append) -> Statistics:
+        """The statistics once the change has been applied."""
+        changed = self
+        if change.source_mean is not None:
+            changed = replace(changed, source_mean=change.source_mean)
+        if change.observed is not None:
+            total = change.observed.total
+            if self.stream_total is not None:
+                total = self.stream_total + total.to(self.stream_total.device)
+            changed = replace(changed, stream_total=total, stream_count=self.stream_count + change.observed.count)
+        return changed
+
+    def returned(self, change: Rollback) -> Statistics:
+        """The statistics that a rollback brings back."""
+        return Statistics(change.source_mean, change.stream_total, change.stream_count)
+
+
+@dataclass(frozen=True)
+class Centering:
+    """Subtracts a mean before features are normalized for good.
+
+    Args:
+        mode: ``none``; ``source``: the mean of the source features, from rows and queries alike; ``stream``: each
+            source domain's own mean from its rows, and from a query the running mean of all queries up to and
+            including it, which starts as the source mean with the weight of ``prior`` queries.
+        prior: see there.
+        unit_features: features are normalized before means are taken, so that no single one, however long, can drag a
+            mean away. Files of format 1 did without.
+    """
+
+    mode: str = "none"
+    prior: int = 16
+    unit_features: bool = True
+
+    def __post_init__(self) -> None:
+        require.one_of("centering", self.mode, MODES)
+        object.__setattr__(self, "prior", require.whole("prior", self.prior, least=1))
+
+    def prepared(self, change: Append, features: Tensor, statistics: Statistics) -> Append:
+        """The change with its checked features (n, D) centered, as the bank is to store them."""
+        if change.centered or self.mode == "none" or not len(features):
+            return change
+        if change.origin != Origin.SOURCE:
+            # A single row of an expert's is centered as a query that came next, and counted in no mean.
+            centered, _ = self.queries(features, statistics, sequence=False)
+            return replace(change, features=centered, centered=True)
+        features = self._scaled(features)
+        mean = statistics.source_mean
+        if mean is None:
+            mean = _mean(features)
         means = mean.repeat(len(features), 1)
         if self.mode == "stream":
-            for name in domain.unique():
-                means[domain == name] = features[domain == name].double().mean(0)
-        return _less(features, means), mean
+            domains = torch.as_tensor(change.domain, device=features.device).expand(len(features))
+            for name in domains.unique():
+                means[domains == name] = _mean(features[domains == name])
+        return replace(change, features=_less(features, means), centered=True, source_mean=mean)
 
-    def queries(self, features: Tensor, *, sequence: bool) -> tuple[Tensor, tuple[Tensor, int] | None]:
-        """Queries (B, D) centered, one after another or each as the next one, and the stream's sum and count then."""
-        if self.mode == "none" or self.mean is None or not len(features):
+    def queries(self, features: Tensor, statistics: Statistics, *, sequence: bool) -> tuple[Tensor, Observed | None]:
+        """Queries (B, D) centered, and what they add to the stream's statistics.
+
+        Args:
+            features: checked.
+            statistics: before the first of them.
+            sequence: the queries come one after another; if not, each is centered as if it came next.
+        """
+        mean = statistics.source_mean
+        if self.mode == "none" or mean is None or not len(features):
             return features, None
+        features = self._scaled(features)
         if self.mode == "source":
-            return _less(features, self.mean), None
-        means, total, count = [], self.total, self.count
-        for feature in features.double():  # one by one, so that rounding does not depend on the batch
-            means.append((total + feature + self.prior * self.mean) / (count + 1 + self.prior))
-            if sequence:
-                total, count = total + feature, count + 1
-        return _less(features, torch.stack(means)), (total, count)
+            return _less(features, mean), None
+        total = statistics.stream_total
+        if total is None:
+            total = torch.zeros_like(mean)
+        count = statistics.stream_count
+        if sequence:
+            # torch adds one after another along this dimension, so that rounding does not depend on the batch.
+            totals = torch.cat([total[None], features.double()]).cumsum(0)[1:]  # (B, D)
+            counts = torch.arange(count + 1, count + 1 + len(features), device=features.device)
+        else:
+            totals = total + features.double()
+            counts = torch.full((len(features),), count + 1, device=features.device)
+        means = (totals + self.prior * mean) / (counts[:, None] + self.prior)
+        observed = Observed(totals[-1] - total, len(features))
+        return _less(features, means), observed
+
+    def _scaled(self, features: Tensor) -> Tensor:
+        return unit(features) if self.unit_features else features
+
+
+def _mean(features: Tensor) -> Tensor:
+    """The mean (D,) of features (n, D); of unit features, the sum is exact."""
+    return features.double().sum(0) / len(features)
 
 
 def _less(features: Tensor, means: Tensor) -> Tensor:

@@ -2,25 +2,70 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from adanpc import require
 from adanpc.core.admission import Admission
 from adanpc.core.bank import MemoryBank
 from adanpc.core.centering import Centering
-from adanpc.core.types import Append, Change, Neighbors, Origin, Prediction
-from adanpc.core.vote import vote
+from adanpc.core.changes import Append, Change, Rollback
+from adanpc.core.contents import Contents, State, digest_of
+from adanpc.core.sequence import Pool, resolve
+from adanpc.core.types import Neighbors, Origin, Prediction, one_after_another, side_by_side
+from adanpc.core.vote import check_vote_settings, vote
 from adanpc.errors import AdaNPCError, EmptyBankError, LabelError
 from adanpc.index import check_features, unit
+from adanpc.index.grid import Columns
 
 DEFAULT_ADMISSION = Admission(min_confidence=0.9)
+NO_CENTERING = Centering()
 CHUNK = 128  # queries resolved together by step; a matter of speed, never of the answer
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a classifier votes and whom it admits; see ``AdaNPC``."""
+
+    k: int = 10
+    k_source: int | None = None
+    k_target: int | None = None
+    rule: str = "share"
+    temperature: float = 0.1
+    admission: Admission = DEFAULT_ADMISSION
+    centering: Centering = NO_CENTERING
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", require.whole("k", self.k, least=1))
+        if (self.k_source is None) != (self.k_target is None):
+            raise AdaNPCError("k_source and k_target go together: give both or neither")
+        for name in ("k_source", "k_target"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, require.whole(name, getattr(self, name), least=1))
+        check_vote_settings(self.rule, self.temperature)
+        object.__setattr__(self, "temperature", float(self.temperature))
+        if not isinstance(self.admission, Admission):
+            raise AdaNPCError(
+                f"admission must be an Admission such as Admission(min_confidence=0.9), got {self.admission!r}"
+            )
+
+    @property
+    def pools(self) -> list[Pool]:
+        """How many rows vote, and from which side: source rows, others, or both (None)."""
+        if self.k_source is None or self.k_target is None:
+            return [(self.k, None)]
+        return [(self.k_source, True), (self.k_target, False)]
 
 
 class AdaNPC:
     """An online classifier over a bank. ``predict`` and ``propose`` are pure; ``step`` answers and learns.
+
+    Everything that can alter a later answer changes by ``apply`` alone, so all changes, replayed on an empty
+    classifier, give the same one again. Any number of threads may use it at once.
 
     Args:
         bank: the rows that vote.
@@ -44,175 +89,220 @@ class AdaNPC:
         centering: str = "none",
         prior: int = 16,
     ) -> None:
-        if (k_source is None) != (k_target is None):
-            raise AdaNPCError("k_source and k_target go together: give both or neither")
-        self.bank, self.k, self.k_source, self.k_target = bank, k, k_source, k_target
-        self.rule, self.temperature, self.admission = rule, temperature, admission
-        self.centering = Centering(bank.dim, centering, prior, bank.device)
-        if (fewest := min(size for size, _ in self.pools)) < 1:
-            raise AdaNPCError(f"k must be at least 1, got {fewest}")
-        self.predict(torch.zeros(0, bank.dim))  # refuses a bad rule or temperature now, not at the first query
+        self.bank = bank
+        self._settings = Settings(k, k_source, k_target, rule, temperature, admission, Centering(centering, prior))
 
     @property
-    def pools(self) -> list[tuple[int, bool | None]]:
-        """How many rows vote, and from which side: source rows, others, or both (None)."""
-        if self.k_source is None or self.k_target is None:
-            return [(self.k, None)]
-        return [(self.k_source, True), (self.k_target, False)]
+    def settings(self) -> Settings:
+        """How it votes and whom it admits."""
+        return self._settings
 
-    def learn(self, features: Tensor, labels: Tensor, *, domain: Tensor | int = -1, keys: Tensor | None = None) -> None:
-        """Appends labeled source rows (n, D)."""
-        features = self._checked(features)
-        domains = torch.as_tensor(domain, device=self.bank.device).expand(len(features))
-        centered, mean = self.centering.source(features, domains)
-        self.apply(Append(centered, labels, Origin.SOURCE, domain=domain, keys=keys))
-        self.centering.mean = mean
+    @property
+    def position(self) -> int:
+        """How many changes have been applied."""
+        return self.bank.position
+
+    def __repr__(self) -> str:
+        return f"<AdaNPC with {self._settings} over {self.bank!r}>"
+
+    # Answering
 
     def predict(self, features: Tensor, *, exclude: Tensor | None = None) -> Prediction:
         """What each query (B, D) would be answered if it came next; ``exclude`` as in ``MemoryBank.search``."""
-        centered, _ = self.centering.queries(self._checked(features), sequence=False)
+        contents = self.bank.contents
+        centered, _ = self._settings.centering.queries(self._checked(features), contents.statistics, sequence=False)
         queries = unit(centered)
-        pools = [self.bank.nearest(queries, k, exclude, source) for k, source in self.pools]
-        return self._answer(_join(pools))
+        voters = [contents.nearest(queries, k, exclude, source) for k, source in self._settings.pools]
+        return self._answer(side_by_side(voters))
 
     def propose(
         self, features: Tensor, *, domain: int = -1, keys: Tensor | None = None
     ) -> tuple[Prediction, Append | None]:
         """The answers to queries that arrive in this order, and the change by which the admitted ones join.
 
-        The change is not applied here, though each query sees the earlier ones of the batch that join.
+        The change is not applied here, though each query sees the earlier ones of the batch that join. Their ids are
+        provisional until the change has been applied: ``prediction.settled(first id that apply gave)``.
         """
         return self._propose(self._checked(features, keys), domain, keys)
 
+    def step(self, features: Tensor, *, domain: int = -1, keys: Tensor | None = None) -> Prediction:
+        """Answers queries (B, D) in order and learns from each: the same for every way of cutting them into batches."""
+        checked = self._checked(features, keys)
+        answers = []
+        with self.bank.writing():
+            for start in range(0, max(len(checked), 1), CHUNK):
+                part = slice(start, start + CHUNK)
+                part_keys = None if keys is None else keys[part]
+                answer, change = self._propose(checked[part], domain, part_keys)
+                if change is not None:
+                    self.bank.apply(change)
+                answers.append(replace(answer, provisional=None))
+        if len(answers) == 1:
+            return answers[0]
+        neighbors = one_after_another([answer.neighbors for answer in answers])
+        width = neighbors.ids.shape[1]
+        weights = [torch.nn.functional.pad(answer.weights, (0, width - answer.weights.shape[1])) for answer in answers]
+        return Prediction(
+            torch.cat([answer.probs for answer in answers]),
+            torch.cat(weights),
+            neighbors,
+            torch.cat([answer.joined for answer in answers]),
+        )
+
+    # Changing
+
+    def learn(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        origin: Origin = Origin.SOURCE,
+        domain: Tensor | int = -1,
+        keys: Tensor | None = None,
+        who: str = "",
+        why: str = "",
+        when: float | None = None,
+    ) -> range:
+        """Appends labeled rows (n, D) of the source, or of an expert; their ids."""
+        return self.apply(Append(features, labels, origin, domain=domain, keys=keys, who=who, why=why, when=when))
+
+    def apply(self, change: Change) -> range:
+        """Carries out one change, whole or not at all; the ids that it gave to the rows it appended."""
+        with self.bank.writing():
+            if isinstance(change, Append) and not change.centered:
+                features = self._checked(change.features)
+                change = self._settings.centering.prepared(change, features, self.bank.contents.statistics)
+            return self.bank.apply(change)
+
+    def rollback(self, earlier: Contents, *, who: str = "", why: str = "", when: float | None = None) -> Rollback:
+        """The change that returns to contents that the bank had before: ``earlier = classifier.bank.contents``.
+
+        It is not applied here.
+        """
+        now = self.bank.contents
+        before = earlier.table()
+        present = now.table()
+        arrived = ~torch.isin(present["id"], before["id"])
+        touched = _differing(before, present)
+        rows = {name: column[touched] for name, column in before.items()}
+        judgments = {}
+        for row in before["id"].tolist():
+            history = earlier.judgments.get(row, ())
+            if history != now.judgments.get(row, ()):
+                judgments[row] = history
+        statistics = earlier.statistics
+        return Rollback(
+            to=earlier.position,
+            removed=tuple(present["id"][arrived].tolist()),
+            rows=rows,
+            judgments=judgments,
+            source_mean=statistics.source_mean,
+            stream_total=statistics.stream_total,
+            stream_count=statistics.stream_count,
+            who=who,
+            why=why,
+            when=when,
+        )
+
+    # Keeping
+
+    def state(self) -> State:
+        """All of the classifier, its bank included, in plain values; ``AdaNPC.load`` makes it again."""
+        state = self.bank.state()
+        settings = self._settings
+        state["document"]["classifier"] = {
+            "k": settings.k,
+            "k_source": settings.k_source,
+            "k_target": settings.k_target,
+            "rule": settings.rule,
+            "temperature": settings.temperature,
+        }
+        admission = {name: _plain(value) for name, value in asdict(settings.admission).items()}
+        state["document"]["admission"] = admission
+        state["document"]["centering"] = asdict(settings.centering)
+        return state
+
+    @classmethod
+    def load(cls, state: State, *, device: torch.device | str = "cpu") -> AdaNPC:
+        """The classifier that ``state`` described. Files are checked by ``store`` before they come here."""
+        classifier = cls(MemoryBank.load(state, device=device))
+        classifier._settings = settings_from(state["document"])
+        return classifier
+
+    def digest(self) -> str:
+        """A hash of bank, settings and means: classifiers with equal digests answer alike for ever after."""
+        return digest_of(self.state())
+
+    # Inside
+
     def _propose(self, features: Tensor, domain: int, keys: Tensor | None) -> tuple[Prediction, Append | None]:
-        centered, stream = self.centering.queries(features, sequence=True)
-        answer = self._resolve(unit(centered))
+        """``propose`` for checked features."""
+        contents = self.bank.contents
+        settings = self._settings
+        centered, observed = settings.centering.queries(features, contents.statistics, sequence=True)
+        queue = self.bank.queue_of(contents) if contents.settings.capacity is not None else None
+        answer = resolve(contents, queue, unit(centered), settings.pools, self._answer, settings.admission)
         new = (answer.joined >= 0).nonzero()[:, 0]
-        if not len(new) and stream is None:
+        if not len(new) and observed is None:
             return answer, None
         return answer, Append(
             centered[new],
             answer.labels[new],
             Origin.ADMITTED,
-            soft=answer.probs[new] if self.bank.soft else None,
+            soft=answer.probs[new] if contents.settings.soft else None,
             domain=domain,
             confidence=answer.confidence[new],
             keys=None if keys is None else keys.to(new.device)[new],
-            stream=stream,
+            centered=True,
+            observed=observed,
         )
 
-    def apply(self, change: Change) -> None:
-        """Carries out a change on the bank and on the running mean of the stream."""
-        self.bank.apply(change)
-        if isinstance(change, Append) and change.stream is not None:
-            self.centering.total, self.centering.count = change.stream
-
-    def step(self, features: Tensor, *, domain: int = -1, keys: Tensor | None = None) -> Prediction:
-        """Answers queries (B, D) in order and learns from each: the same for every way of cutting them into batches."""
-        features, answers = self._checked(features, keys), []
-        for start in range(0, max(len(features), 1), CHUNK):
-            part = slice(start, start + CHUNK)
-            answer, change = self._propose(features[part], domain, None if keys is None else keys[part])
-            if change is not None:
-                self.apply(change)
-            answers.append(answer)
-        if len(answers) == 1:
-            return answers[0]
-        columns = zip(*((answer.probs, answer.weights, answer.joined) for answer in answers), strict=True)
-        probs, weights, joined = map(torch.cat, columns)
-        return Prediction(probs, weights, _join([answer.neighbors for answer in answers], dim=0), joined)
-
     def _checked(self, features: Tensor, keys: Tensor | None = None) -> Tensor:
-        if keys is not None and keys.shape != features.shape[:1]:
-            raise LabelError(f"keys must have shape ({len(features)},), one for each query, got {tuple(keys.shape)}")
-        return check_features(features, self.bank.dim).to(self.bank.device)
+        checked = check_features(features, self.bank.dim).to(self.bank.device)
+        if keys is not None and keys.shape != checked.shape[:1]:
+            raise LabelError(f"keys must have shape ({len(checked)},), one for each query, got {tuple(keys.shape)}")
+        return checked
 
     def _answer(self, neighbors: Neighbors) -> Prediction:
-        """The vote of these neighbors, nobody having joined."""
+        """The vote of these neighbors; no query has joined."""
         if (neighbors.ids < 0).all(1).any():
             raise EmptyBankError("no row of the bank may vote: append source rows first, or restore vetoed ones")
-        probs, weights = vote(neighbors, self.bank.classes, self.rule, self.temperature)
-        return Prediction(probs.float(), weights.float(), neighbors, neighbors.ids.new_full((len(probs),), -1))
-
-    def _resolve(self, queries: Tensor) -> Prediction:
-        """Answers unit queries as if one by one.
-
-        Who joins is guessed (nobody), everything is answered under the guess, and the answers make the next guess,
-        until it stands. An answer depends on earlier queries only, so each sweep settles at least one more query, and
-        the guess that stands is the sequential result; a few sweeps do.
-        """
-        bank, batch = self.bank, len(queries)
-        spare = 0 if bank.capacity is None else min(batch, max(0, int(bank.admitted.sum()) + batch - bank.capacity))
-        found = [bank.nearest(queries, k + (0 if source else spare), None, source) for k, source in self.pools]
-        first = [_nearest(near, k) if spare else near for near, (k, _) in zip(found, self.pools, strict=True)]
-        answer = guess = self._answer(_join(first))
-        held, gram = bank.admitted.expand(batch, -1), None
-        while True:
-            admitted = self.admission(answer, held)
-            answer = replace(answer, joined=torch.where(admitted, admitted.cumsum(0) + (bank.next_id - 1), -1))
-            if batch < 2 or _same(guess, answer):
-                return answer
-            if gram is None:
-                gram = queries.double() @ bank.stored(queries).double().T  # (B, B), exact
-            guess, (held, voters) = answer, self._under(answer, found, gram)
-            answer = self._answer(voters)
-
-    def _under(self, guess: Prediction, found: list[Neighbors], gram: Tensor) -> tuple[Tensor, Neighbors]:
-        """The admitted rows of each class held at each turn (B, C), and who votes, if the guess were true."""
-        until, held, gone = self._timeline(guess.joined, guess.labels)
-        turn = torch.arange(len(gram), device=gram.device)
-        visible = (turn < turn[:, None]) & (guess.joined >= 0) & (until >= turn[:, None])  # (B, B)
-        soft = guess.probs.expand(len(gram), *guess.probs.shape) if self.bank.soft else None
-        fresh = Neighbors(guess.joined.expand_as(gram), gram, guess.labels.expand_as(gram), soft).without(~visible)
-        with_fresh = [_join([near.without(_gone(near, gone)), fresh]) for near in found]
-        sides = zip(found, with_fresh, self.pools, strict=True)
-        return held, _join([_nearest(near if source else more, k) for near, more, (k, source) in sides])
-
-    def _timeline(self, joined: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
-        """What the guess entails: the last turn at which each batch row votes (B,), the admitted rows of each class
-        held at each turn (B, C), and the (id, turn) at which rows of the bank leave.
-        """
-        bank, turns = self.bank, (joined >= 0).nonzero()[:, 0].tolist()
-        leaving = bank.plan(labels[turns].tolist())
-        until = torch.full_like(joined, len(joined))
-        change = torch.zeros(len(joined) + 1, bank.classes, dtype=torch.int64, device=joined.device)
-        change[0] = bank.admitted
-        gone = []
-        change[1:].scatter_add_(1, labels[:, None], (joined >= 0).long()[:, None])
-        for turn, (row, label) in zip(turns, leaving, strict=True):
-            if row < 0:
-                continue
-            change[turn + 1, label] -= 1
-            if row >= bank.next_id:
-                until[turns[row - bank.next_id]] = turn
-            else:
-                gone.append((row, turn))
-        return until, change.cumsum(0)[:-1], gone
+        settings = self._settings
+        probs, weights = vote(neighbors, self.bank.classes, settings.rule, settings.temperature)
+        joined = neighbors.ids.new_full((len(probs),), -1)
+        return Prediction(probs.float(), weights.float(), neighbors, joined)
 
 
-def _same(one: Prediction, other: Prediction) -> bool:
-    """Whether the same queries, but for the last, join with the same answers."""
-    new = one.joined[:-1] >= 0
-    return torch.equal(one.joined[:-1], other.joined[:-1]) and torch.equal(one.probs[:-1][new], other.probs[:-1][new])
+def _differing(before: Columns, present: Columns) -> Tensor:
+    """Which rows of a table (n,) are missing or other in a later one; both are in the order of ids."""
+    kept = torch.isin(before["id"], present["id"])
+    differing = ~kept
+    places = torch.searchsorted(present["id"], before["id"][kept])
+    for name, column in before.items():
+        unequal = column[kept] != present[name][places]
+        if unequal.ndim > 1:
+            unequal = unequal.any(1)
+        differing[kept] |= unequal
+    return differing
 
 
-def _gone(near: Neighbors, gone: list[tuple[int, int]]) -> Tensor:
-    """Which neighbors left the bank before the query's turn, (B, K)."""
-    rows, turns = torch.tensor(gone or [(-2, 0)], device=near.ids.device).T
-    late = torch.arange(len(near.ids), device=near.ids.device)[:, None, None] > turns  # (B, 1, gone)
-    return torch.any((near.ids[:, :, None] == rows) & late, dim=2)
+def replay(changes: Iterable[Change], empty: AdaNPC) -> AdaNPC:
+    """The classifier after all changes, applied in order to an empty one with the same settings."""
+    for change in changes:
+        empty.apply(change)
+    return empty
 
 
-def _join(parts: list[Neighbors], dim: int = 1) -> Neighbors:
-    """Neighbors side by side (dim 1) or batch after batch (dim 0)."""
-    if len(parts) == 1:
-        return parts[0]
-    soft = [part.soft for part in parts if part.soft is not None]
-    columns = zip(*((part.ids, part.similarity, part.labels) for part in parts), strict=True)
-    ids, similarity, labels = (torch.cat(column, dim) for column in columns)
-    return Neighbors(ids, similarity, labels, torch.cat(soft, dim) if soft else None)
+def settings_from(document: Mapping[str, Any]) -> Settings:
+    """The settings that a state's document holds."""
+    admission = {name: float(value) for name, value in document["admission"].items()}
+    return Settings(
+        **document["classifier"], admission=Admission(**admission), centering=Centering(**document["centering"])
+    )
 
 
-def _nearest(near: Neighbors, k: int) -> Neighbors:
-    """The k best of candidates that stand in the order of ids wherever they tie."""
-    return near.pick(near.similarity.argsort(dim=1, descending=True, stable=True)[:, :k])
+def _plain(value: float) -> float | str:
+    """The value for JSON, which has no infinities."""
+    if value in (float("inf"), float("-inf")):
+        return str(value)
+    return value

@@ -5,12 +5,14 @@ Shapes: B queries, D feature dimensions, N rows, K neighbors, C classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 class Origin(IntEnum):
@@ -25,7 +27,8 @@ class Origin(IntEnum):
 class Neighbors:
     """The rows nearest to each query, most similar first, ties to the lowest id.
 
-    Where fewer than K rows may vote, id and label are -1 and similarity is -inf.
+    K is k (beyond 4096 no more than the rows held). Where fewer than K rows may vote, id and label are -1 and
+    similarity is -inf.
     """
 
     ids: Tensor  # (B, K) int64
@@ -34,26 +37,82 @@ class Neighbors:
     soft: Tensor | None = None  # (B, K, C) float32, in banks with soft labels
 
     def without(self, hidden: Tensor) -> Neighbors:
-        """The same, with nobody where ``hidden`` (B, K) is true."""
-        similarity, ids = self.similarity.masked_fill(hidden, -torch.inf), self.ids.masked_fill(hidden, -1)
-        soft = None if self.soft is None else self.soft.masked_fill(hidden[:, :, None], 0)
-        return Neighbors(ids, similarity, self.labels.masked_fill(hidden, -1), soft)
+        """The same, with no row where ``hidden`` (B, K) is true."""
+        soft = self.soft
+        if soft is not None:
+            soft = soft.masked_fill(hidden[:, :, None], 0)
+        return Neighbors(
+            self.ids.masked_fill(hidden, -1),
+            self.similarity.masked_fill(hidden, -torch.inf),
+            self.labels.masked_fill(hidden, -1),
+            soft,
+        )
 
     def pick(self, order: Tensor) -> Neighbors:
         """The neighbors at these positions (B, k) of each query."""
-        soft = None if self.soft is None else self.soft.gather(1, order[:, :, None].expand(-1, -1, self.soft.shape[2]))
-        ids, similarity, labels = (column.gather(1, order) for column in (self.ids, self.similarity, self.labels))
-        return Neighbors(ids, similarity, labels, soft)
+        soft = self.soft
+        if soft is not None:
+            soft = soft.gather(1, order[:, :, None].expand(-1, -1, soft.shape[2]))
+        return Neighbors(
+            self.ids.gather(1, order), self.similarity.gather(1, order), self.labels.gather(1, order), soft
+        )
+
+    def nearest(self, k: int) -> Neighbors:
+        """The k most similar of neighbors that stand in the order of ids wherever they tie."""
+        return self.pick(self.similarity.argsort(dim=1, descending=True, stable=True)[:, :k])
+
+    def padded(self, width: int) -> Neighbors:
+        """The same with K = width, no row in the places that are added."""
+        short = width - self.ids.shape[1]
+        if short <= 0:
+            return self
+        soft = self.soft
+        if soft is not None:
+            soft = pad(soft, (0, 0, 0, short))
+        return Neighbors(
+            pad(self.ids, (0, short), value=-1),
+            pad(self.similarity, (0, short), value=-torch.inf),
+            pad(self.labels, (0, short), value=-1),
+            soft,
+        )
+
+
+def side_by_side(parts: Sequence[Neighbors]) -> Neighbors:
+    """All neighbors of each query, those of the first part first."""
+    return _joined(parts, 1)
+
+
+def one_after_another(parts: Sequence[Neighbors]) -> Neighbors:
+    """The neighbors of all queries, those of the first part first."""
+    width = max(part.ids.shape[1] for part in parts)
+    return _joined([part.padded(width) for part in parts], 0)
+
+
+def _joined(parts: Sequence[Neighbors], dim: int) -> Neighbors:
+    if len(parts) == 1:
+        return parts[0]
+    soft = [part.soft for part in parts if part.soft is not None]
+    return Neighbors(
+        torch.cat([part.ids for part in parts], dim),
+        torch.cat([part.similarity for part in parts], dim),
+        torch.cat([part.labels for part in parts], dim),
+        torch.cat(soft, dim) if soft else None,
+    )
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Class probabilities and the witnesses behind them."""
+    """Class probabilities and the witnesses behind them.
+
+    Ids of rows that a proposal would add are provisional, since ``apply`` gives the ids: all from ``provisional`` on,
+    in ``joined`` and among the neighbors. ``settled`` puts the true ones in their place.
+    """
 
     probs: Tensor  # (B, C) float32, rows sum to 1
     weights: Tensor  # (B, K) float32, each neighbor's share of the vote
     neighbors: Neighbors
     joined: Tensor  # (B,) int64, the id under which the query joined the bank, else -1
+    provisional: int | None = None
 
     @cached_property
     def labels(self) -> Tensor:
@@ -76,37 +135,12 @@ class Prediction:
         """Entropy in nats, from 0 (certain) to ln C."""
         return torch.sum(torch.special.entr(self.probs), 1)  # (B,)
 
-
-@dataclass(frozen=True)
-class Append:
-    """Rows to be stored, in this order. Features need not have unit length."""
-
-    features: Tensor  # (n, D)
-    labels: Tensor  # (n,)
-    origin: Origin = Origin.SOURCE
-    soft: Tensor | None = None  # (n, C) class probabilities, for banks with soft labels
-    domain: Tensor | int = -1  # (n,) or one for all; -1 is unknown
-    confidence: Tensor | None = None  # (n,); 1 when absent
-    keys: Tensor | None = None  # (n,) the user's own row numbers; -1 when absent
-    stream: tuple[Tensor, int] | None = None  # running sum and count of the stream after this change
-
-
-@dataclass(frozen=True)
-class Veto:
-    """Rows that may no longer vote, by whom and why. They keep their place and can be restored."""
-
-    ids: tuple[int, ...]
-    who: str = ""
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Restore:
-    """Vetoed rows that may vote again."""
-
-    ids: tuple[int, ...]
-    who: str = ""
-    why: str = ""
-
-
-Change = Append | Veto | Restore
+    def settled(self, first: int) -> Prediction:
+        """The same with true ids, where ``first`` is the first id that ``apply`` gave to the proposal's rows."""
+        if self.provisional is None or self.provisional == first:
+            return replace(self, provisional=None)
+        shift = first - self.provisional
+        joined = torch.where(self.joined >= self.provisional, self.joined + shift, self.joined)
+        ids = self.neighbors.ids
+        ids = torch.where(ids >= self.provisional, ids + shift, ids)
+        return replace(self, neighbors=replace(self.neighbors, ids=ids), joined=joined, provisional=None)

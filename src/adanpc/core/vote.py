@@ -7,11 +7,20 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from adanpc import require
 from adanpc.core.types import Neighbors
 from adanpc.errors import AdaNPCError
 
 RULES = ("share", "paper", "published", "uniform")
 FLOOR = 1e-5  # what the published code adds to every class
+
+
+def check_vote_settings(rule: str, temperature: float) -> None:
+    """Refuses a rule that there is not, and a temperature by which nothing can be divided."""
+    require.one_of("rule", rule, RULES)
+    require.positive("temperature", temperature)
+    if not isfinite(1 / temperature):
+        raise AdaNPCError(f"temperature must be a finite number greater than 0, got {temperature}: it is too small")
 
 
 def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: float = 0.1) -> tuple[Tensor, Tensor]:
@@ -24,10 +33,7 @@ def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: f
         published: as share, plus 1e-5 for every class (the public code and its training loss), scaled to sum to 1.
         uniform: every neighbor counts 1/k, as in the paper's theory.
     """
-    if rule not in RULES:
-        raise AdaNPCError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
-    if not (temperature > 0 and isfinite(temperature) and isfinite(1 / temperature)):
-        raise AdaNPCError(f"temperature must be a finite number greater than 0, got {temperature}")
+    check_vote_settings(rule, temperature)
     similarity = neighbors.similarity.double()
     if rule == "paper":
         votes = similarity.masked_fill(similarity.isneginf(), 0)
@@ -39,7 +45,9 @@ def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: f
     else:
         weights = (similarity / temperature).softmax(1)
     probs = tally(neighbors, weights, classes)
-    return (probs + FLOOR) / (1 + classes * FLOOR) if rule == "published" else probs, weights
+    if rule == "published":
+        probs = (probs + FLOOR) / (1 + classes * FLOOR)
+    return probs, weights
 
 
 def tally(neighbors: Neighbors, votes: Tensor, classes: int) -> Tensor:

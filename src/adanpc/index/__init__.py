@@ -2,5 +2,6 @@
 
 from adanpc.index.exact import ExactIndex
 from adanpc.index.grid import STORAGE, check_features, unit
+from adanpc.index.protocol import Found, Index
 
-__all__ = ["STORAGE", "ExactIndex", "check_features", "unit"]
+__all__ = ["STORAGE", "ExactIndex", "Found", "Index", "check_features", "unit"]

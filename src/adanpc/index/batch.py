@@ -4,86 +4,120 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy
 import torch
 from torch import Tensor
 
-from adanpc.index.scan import COORDINATES, TILE, scan
+from adanpc.index import single
+from adanpc.index.blocks import TILE
+from adanpc.index.protocol import Found
+from adanpc.index.scan import COORDINATES, scan
 
 if TYPE_CHECKING:
     from adanpc.index.exact import ExactIndex
 
 
-def nearest(
-    index: ExactIndex, queries: Tensor, k: int, usable: Tensor, ids: Tensor, exclude: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def nearest(index: ExactIndex, queries: Tensor, k: int, hidden: Tensor | None, exclude: Tensor | None) -> Found:
     """The search of as many queries as the bounds have room for.
 
     Candidates are the rows with the highest bounds. They are enough once no other bound reaches the exact k-th
-    similarity; queries for which they are not are asked again with twice as many.
+    similarity. Queries for which they are not, because many rows are nearly equal, are finished one by one with all
+    rows whose bound does.
     """
     bounds, slack = _bounds(index, queries)
-    _hide(bounds, ~usable)
-    peaks = bounds.amax(2).T  # (B, tiles)
-    k, hidden = min(k, index.slots), 0 if exclude is None else exclude.shape[1]
-    width = min(k + hidden + (k + 32 if index.storage == "int8" else 16), index.slots)
-    slots, similarity, rest = _ranked(index, queries, bounds, peaks, ids, exclude, k, width)
-    while width < index.slots:
-        again = ((rest + slack >= similarity[:, -1]) & ~rest.isneginf()).nonzero()[:, 0]
-        if not len(again):
-            break
-        width = min(2 * width, index.slots)
-        some = None if exclude is None else exclude[again]
-        wider = _ranked(index, queries[again], bounds[:, again], peaks[again], ids, some, k, width)
-        slots[again], similarity[again], rest[again] = wider
-    return slots, similarity
+    _hide(index, bounds, hidden)
+    excluded = 0 if exclude is None else exclude.shape[1]
+    width = k + excluded + 16
+    if index.storage == "int8":
+        width += k + 16  # its bounds are wider, so more candidates are needed
+    width = min(width, index.padded)
+    found, others = _best_of(index, queries, bounds, exclude, k, width)
+    if width == index.padded:
+        return found  # there are no others
+    unsettled = (others + slack >= found.similarity[:, -1]) & ~others.isneginf()
+    for query in unsettled.nonzero()[:, 0].tolist():
+        wide = _best_of_all(index, queries, bounds, exclude, found, slack, query)
+        for column, value in zip(found, wide, strict=True):
+            column[query] = value[0]
+    return found
 
 
-def _ranked(
+def _best_of_all(
     index: ExactIndex,
     queries: Tensor,
     bounds: Tensor,
-    peaks: Tensor,
-    ids: Tensor,
     exclude: Tensor | None,
-    k: int,
-    width: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Slots and exact similarities (B, k) of the best of ``width`` candidates, and the bound of all others (B,)."""
-    ranked = []
+    found: Found,
+    slack: Tensor,
+    query: int,
+) -> Found:
+    """The k best for one query, among all rows whose bound reaches the k-th similarity found so far."""
+    reach = found.similarity[query, -1] - slack[query]
+    everyone = bounds[:, query].flatten()
+    candidates = ((everyone >= reach) & ~everyone.isneginf()).nonzero()[:, 0]
+    excluded = numpy.zeros(0, numpy.int64)
+    if exclude is not None:
+        excluded = exclude[query].cpu().numpy()
+    return single.ranked(index, queries[query : query + 1], candidates, found.slots.shape[1], excluded)
+
+
+def _best_of(
+    index: ExactIndex, queries: Tensor, bounds: Tensor, exclude: Tensor | None, k: int, width: int
+) -> tuple[Found, Tensor]:
+    """The k best of the ``width`` candidates with the highest bounds, and the bound of all other rows (B,)."""
+    peaks = bounds.amax(2).T  # (B, tiles)
+    parts = []
+    others = []
     size = max(1, COORDINATES // (width * index.dim))
     for start in range(0, len(queries), size):
         part = slice(start, start + size)
-        bound, near = _highest(bounds[:, part], peaks[part], width)
+        bound, near = _highest(bounds[:, part], peaks[part], width)  # (b, width)
         rows = index.rows(near.flatten()).view(*near.shape, index.dim)
         exact = torch.bmm(rows.double(), queries[part].double()[:, :, None])[:, :, 0]
-        hidden, numbers = bound.isneginf(), ids[near]
+        ids = index.ids(near.flatten()).view(near.shape)
+        unusable = bound.isneginf()
         if exclude is not None:
-            hidden |= (numbers[:, :, None] == exclude[part][:, None]).any(2)
-        exact.masked_fill_(hidden, -torch.inf)
-        by_id = numbers.argsort(1)
+            unusable |= (ids[:, :, None] == exclude[part][:, None]).any(2)
+        exact.masked_fill_(unusable, -torch.inf)
+        by_id = ids.argsort(1)
         order = by_id.gather(1, exact.gather(1, by_id).argsort(dim=1, descending=True, stable=True)[:, :k])
         best = exact.gather(1, order)
-        ranked.append((near.gather(1, order).masked_fill(best.isneginf(), -1), best, bound[:, -1].double()))
-    if len(ranked) == 1:
-        return ranked[0]
-    slots, similarity, rest = (torch.cat(column) for column in zip(*ranked, strict=True))
-    return slots, similarity, rest
+        nobody = best.isneginf()
+        slots = near.gather(1, order).masked_fill(nobody, -1)
+        parts.append(Found(slots, ids.gather(1, order).masked_fill(nobody, -1), best))
+        others.append(bound[:, -1].double())
+    if len(parts) == 1:
+        return parts[0], others[0]
+    found = Found(
+        torch.cat([part.slots for part in parts]),
+        torch.cat([part.ids for part in parts]),
+        torch.cat([part.similarity for part in parts]),
+    )
+    return found, torch.cat(others)
 
 
 def _bounds(index: ExactIndex, queries: Tensor) -> tuple[Tensor, Tensor]:
     """Upper bounds of all similarities (tiles, B, 64) and their slack (B,); any number where no row is."""
-    bounds = queries.new_empty(index.slots // TILE, len(queries), TILE)
-    slack = scan(index.used("row"), queries, bounds)
+    bounds = queries.new_empty(index.padded // TILE, len(queries), TILE)
+    slack = scan(index.blocks.used("row", index.padded), queries, bounds)
     if index.storage == "int8":
-        for block, (scale, residual) in enumerate(zip(index.used("scale"), index.used("residual"), strict=True)):
-            start = block * index.block // TILE
-            part = bounds[start : start + len(scale) // TILE]
+        scales = index.blocks.used("scale", index.padded)
+        residuals = index.blocks.used("residual", index.padded)
+        done = 0
+        for scale, residual in zip(scales, residuals, strict=True):
+            part = bounds[done : done + len(scale) // TILE]
             torch.addcmul(residual.view(-1, 1, TILE), part, scale.view(-1, 1, TILE), out=part)
+            done += len(scale) // TILE
     return bounds, slack * (1 + index.residual) + 1e-6
 
 
-def _hide(bounds: Tensor, hidden: Tensor) -> None:
-    """Makes the bounds (tiles, B, 64) of hidden slots (slots,) -inf."""
+def _hide(index: ExactIndex, bounds: Tensor, hidden: Tensor | None) -> None:
+    """Makes the bounds (tiles, B, 64) of hidden slots (padded,), and of those not in use, -inf."""
+    tail = index.padded - index.slots
+    if tail:
+        bounds[-1, :, TILE - tail :] = -torch.inf
+    if hidden is None:
+        return
     hidden = hidden.view(-1, 1, TILE)
     holes = hidden.sum((1, 2)).nonzero()[:, 0]  # torch sums faster than it asks for any
     if len(holes):

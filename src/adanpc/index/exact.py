@@ -2,153 +2,195 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from copy import copy
 
-import numpy
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.index import batch, single
+from adanpc.index.blocks import TILE, Blocks
 from adanpc.index.grid import STORAGE, Columns, decode, encode
-from adanpc.index.scan import TILE
+from adanpc.index.protocol import Found
 
-BLOCK_BYTES = 128 << 20  # of a full block: few enough of them to scan and read well
-PIECE = 1 << 14  # rows written at once, since writing copies them
 SCORES = 1 << 25  # bounds held at once: 128 MiB
+WORDS = 1 << 22  # coordinates hashed at once: 32 MiB
 
 
 class ExactIndex:
-    """Rows in slots 0, 1, …, kept in blocks.
+    """The index that reads every row once for each batch of queries.
 
-    A search reads every row once to bound its similarity, then scores exactly all rows whose bound could reach the
-    k-th best. The result is that of exact arithmetic, for every storage, device, batch size and scan.
+    A search bounds the similarity of every row, then scores exactly all rows whose bound could reach the k-th best. The
+    result is that of exact arithmetic, for every storage, device, batch size and scan.
+
+    Args:
+        dim: length of a row.
+        storage: see ``MemoryBank``.
+        device: where rows are kept and searched.
     """
 
-    def __init__(self, dim: int, storage: str, device: torch.device) -> None:
-        if storage not in STORAGE:
-            raise AdaNPCError(f"storage must be one of {', '.join(STORAGE)}, got {storage!r}")
-        self.dim, self.storage, self.device = dim, storage, device
-        self.widths = {"row": (dim, STORAGE[storage])}
-        if storage == "int8":
-            self.widths |= {"fine": (dim, torch.int8), "scale": (1, torch.float32), "residual": (1, torch.float32)}
-        self.columns: dict[str, list[Tensor]] = {name: [] for name in self.widths}
-        self.row_bytes = sum(width * dtype.itemsize for width, dtype in self.widths.values())
-        self.block = max(1, BLOCK_BYTES // (self.row_bytes * TILE)) * TILE  # slots of every block but the last
-        self.slots = 0  # in use, a multiple of 64
+    def __init__(self, dim: int, storage: str = "float32", device: torch.device | str = "cpu") -> None:
+        self.dim = dim
+        self.storage = require.one_of("storage", storage, STORAGE)
+        self.device = torch.device(device)
         self.residual = 0.0  # the largest of any row
+        widths = {"row": (dim, STORAGE[storage]), "id": (1, torch.int64), "hash": (1, torch.int64)}
+        if storage == "int8":
+            widths |= {"fine": (dim, torch.int8), "scale": (1, torch.float32), "residual": (1, torch.float32)}
+        self.blocks = Blocks(widths, self.device)
+        self._encoded = [name for name in widths if name not in ("id", "hash")]
+        self._used = 0
+        self._hidden = 0  # slots in use whose row is not to be found
+        self._groups = torch.zeros(TILE, dtype=torch.uint8, device=self.device)  # of each slot; 0 is hidden
+        # Random numbers that nobody outside knows: rows that are not equal but have equal hashes cannot be crafted.
+        self._hash_keys = torch.randint(-(2**62), 2**62, (2, dim), generator=_secret()).to(self.device)
+
+    @property
+    def slots(self) -> int:
+        """How many slots are in use."""
+        return self._used
+
+    @property
+    def padded(self) -> int:
+        """How many slots a scan reads: whole tiles."""
+        return -(-self._used // TILE) * TILE
+
+    @property
+    def visible(self) -> Tensor:
+        """The slots (n,) whose rows can be found, in rising order."""
+        return self._groups[: self._used].nonzero()[:, 0]
+
+    @property
+    def count(self) -> int:
+        """How many rows can be found."""
+        return self._used - self._hidden
 
     @property
     def nbytes(self) -> int:
         """Bytes of the slots in use."""
-        return self.slots * self.row_bytes
+        return self._used * (self.blocks.slot_bytes + 1)
 
-    def grow(self, slots: int) -> None:
-        """Makes slots usable up to this number, rounded up to whole tiles.
+    def encode(self, rows: Tensor) -> Columns:
+        """Unit rows (n, D) as they are stored."""
+        return encode(rows, self.storage)
 
-        Blocks are taken from the system as they are, untouched, so that room for later rows costs no memory and growing
-        costs no copy, but for the first block, which starts small.
-        """
-        wanted = -(-slots // TILE) * TILE
-        room = sum(map(len, self.columns["row"]))
-        while room < wanted:
-            last = room % self.block  # 0 where the next block begins
-            size = self.block if room > self.block else min(self.block, max(2 * last, wanted))
-            parts = {name: self._room(size, *column) for name, column in self.widths.items()}
-            for name, part in parts.items():  # nothing has changed if memory ran out before
-                if last:
-                    part[:last] = self.columns[name].pop()
-                self.columns[name].append(part)
-            room += size - last
-        self.slots = max(self.slots, wanted)
+    def stored(self, rows: Tensor) -> Tensor:
+        """What unit rows are read back as once they are put, (n, D) float32."""
+        return decode(encode(rows, self.storage)).float()
 
-    def _room(self, size: int, width: int, dtype: torch.dtype) -> Tensor:
-        """Untouched memory (size, width); main memory comes from NumPy, in huge pages that are faster to scan."""
-        if self.device.type != "cpu":
-            return torch.empty(size, width, dtype=dtype, device=self.device)
-        return torch.from_numpy(numpy.empty(size * width * dtype.itemsize, numpy.uint8)).view(dtype).view(size, width)
+    def put(self, slots: Tensor, ids: Tensor, columns: Columns, group: Tensor) -> ExactIndex:
+        """With encoded rows in these slots (n,), each under its id (n,) and in its group (n,); group 0 is hidden."""
+        if not len(slots):
+            return self
+        used = max(self._used, int(slots.max()) + 1)
+        self.blocks.reserve(used)
+        extra = {"id": ids[:, None], "hash": self._hash(columns)[:, None]}
+        self.blocks.write(slots, columns | extra)
+        groups = self._with_room(used)
+        if int(slots.min()) < self._used:
+            groups = groups.clone()  # others may read these; what lies beyond the slots in use is read by nobody
+        groups[self._used : used] = 0
+        groups[slots] = group
+        changed = self._with_groups(groups, used)
+        if "residual" in columns:
+            changed.residual = max(self.residual, float(columns["residual"].max()))
+        return changed
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle holds: slots in use, and no memory that was never written."""
-        names = {name: [part.clone() for part in self.used(name)] for name in self.columns}
-        return {**self.__dict__, "columns": names}
+    def hide(self, slots: Tensor) -> ExactIndex:
+        """With the rows in these slots no longer to be found."""
+        return self.show(slots, torch.zeros_like(slots, dtype=torch.uint8))
 
-    def used(self, name: str) -> list[Tensor]:
-        """A column's blocks as far as they are in use."""
-        return [part[: self.slots - number * self.block] for number, part in enumerate(self.columns[name])]
+    def show(self, slots: Tensor, group: Tensor) -> ExactIndex:
+        """With the rows in these slots to be found again, each in its group (n,)."""
+        groups = self._groups.clone()
+        groups[slots] = group
+        return self._with_groups(groups, self._used)
 
-    def put(self, slots: Tensor, values: Columns) -> None:
-        """Writes encoded rows into these slots (n,)."""
-        for start in range(0, len(slots), PIECE):
-            piece = slice(start, start + PIECE)
-            for block, positions, offsets in self._locate(slots[piece]):
-                for name in self.widths:
-                    self.columns[name][block].index_copy_(0, offsets, values[name][piece][positions])
-        if "residual" in values and len(slots):
-            self.residual = max(self.residual, float(values["residual"].max()))
+    def _with_room(self, slots: int) -> Tensor:
+        """The groups, with room for so many slots."""
+        room = len(self._groups)
+        if slots <= room:
+            return self._groups
+        larger = self._groups.new_zeros(max(2 * room, -(-slots // TILE) * TILE))
+        larger[:room] = self._groups
+        return larger
 
-    def take(self, slots: Tensor) -> Columns:
-        """The encoded rows at these slots (n,), each column (n, width)."""
-        if len(self.columns["row"]) == 1:
-            return {name: parts[0].index_select(0, slots) for name, parts in self.columns.items()}
-        out = {
-            name: torch.empty(len(slots), width, dtype=dtype, device=self.device)
-            for name, (width, dtype) in self.widths.items()
-        }
-        for block, positions, offsets in self._locate(slots):
-            for name, column in out.items():
-                column[positions] = self.columns[name][block].index_select(0, offsets)
-        return out
+    def _with_groups(self, groups: Tensor, used: int) -> ExactIndex:
+        changed = copy(self)
+        changed._groups = groups
+        changed._used = used
+        changed._hidden = used - int(torch.count_nonzero(groups[:used]))
+        return changed
+
+    def _hash(self, columns: Columns) -> Tensor:
+        """A number (n,) for each encoded row that equal rows share, and others by no chance worth mentioning."""
+        words = {torch.float32: torch.int32, torch.float16: torch.int16, torch.int8: torch.int8}
+        row = columns["row"].contiguous().view(words[columns["row"].dtype])
+        hashes = []
+        for start in range(0, len(row), max(1, WORDS // self.dim)):
+            piece = slice(start, start + max(1, WORDS // self.dim))
+            total = (row[piece].long() * self._hash_keys[0]).sum(1)  # modulo 2**64
+            if "fine" in columns:
+                total = total + (columns["fine"][piece].long() * self._hash_keys[1]).sum(1)
+                total = total ^ columns["scale"][piece, 0].contiguous().view(torch.int32).long()
+            hashes.append(total)
+        return torch.cat(hashes)
+
+    def ids(self, slots: Tensor) -> Tensor:
+        """The ids (n,) of the rows in these slots."""
+        return self.blocks.take(slots, "id")["id"][:, 0]
 
     def rows(self, slots: Tensor) -> Tensor:
-        """The rows at these slots, (n, D) float32."""
-        return decode(self.take(slots)).float()
+        """The rows in these slots, (n, D) float32."""
+        return decode(self.state(slots)).float()
 
-    def stored(self, queries: Tensor) -> Tensor:
-        """What unit queries are read back as once they are stored, (B, D) float32."""
-        return decode(encode(queries, self.storage)).float()
+    def state(self, slots: Tensor) -> Columns:
+        """The encoded rows in these slots, as ``put`` takes them."""
+        return self.blocks.take(slots, *self._encoded)
 
-    def search(
-        self, queries: Tensor, k: int, usable: Tensor, ids: Tensor, exclude: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Slots and exact similarities (B, k) of the nearest usable rows, ties to the lowest id; changes nothing.
-
-        Args:
-            queries: (B, D) as ``unit`` returns them.
-            usable: (slots,) bool, which rows may be found.
-            ids: (slots,) the id of each row.
-            exclude: (B, E) ids that may not be found for that query.
-
-        Where fewer than k rows are found, the slot is -1 and the similarity -inf.
-        """
-        if exclude is not None and (exclude.ndim != 2 or len(exclude) != len(queries) or exclude.is_floating_point()):
-            shape = f"{exclude.dtype} of shape {tuple(exclude.shape)}"
-            raise AdaNPCError(
-                f"exclude must be whole numbers of shape ({len(queries)}, E), ids for each query, got {shape}"
-            )
-        nearest = single.nearest if len(queries) == 1 and self.device.type == "cpu" else batch.nearest
-        found = []
-        size = max(1, SCORES // max(1, self.slots))
-        for start in range(0, len(queries) if self.slots else 0, size):
+    def search(self, queries: Tensor, k: int, *, group: int | None = None, exclude: Tensor | None = None) -> Found:
+        """The k nearest rows of unit queries (B, D), of one group if given, without the ids in ``exclude`` (B, E)."""
+        exclude = self._checked_exclude(exclude, len(queries))
+        k = min(k, self._used)
+        if k == 0 or not len(queries):
+            nothing = torch.full((len(queries), k), -1, device=self.device)
+            return Found(nothing, nothing, nothing.double() * torch.inf)
+        hidden = self._hidden_from(group)
+        alone = len(queries) == 1 and self.device.type == "cpu"
+        nearest: Callable[..., Found] = single.nearest if alone else batch.nearest
+        parts = []
+        size = max(1, SCORES // self.padded)
+        for start in range(0, len(queries), size):
             part = slice(start, start + size)
-            hidden = None if exclude is None else exclude[part].to(self.device)
-            found.append(nearest(self, queries[part], k, usable, ids, hidden))
-        if not found:
-            slots = torch.full((len(queries), k), -1, device=self.device)
-            return slots, torch.full(slots.shape, -torch.inf, dtype=torch.float64, device=self.device)
-        slots, similarity = (torch.cat(column) if len(found) > 1 else column[0] for column in zip(*found, strict=True))
-        if not (short := k - slots.shape[1]):  # columns that no row is there to fill
-            return slots, similarity
-        return pad(slots, (0, short), value=-1), pad(similarity, (0, short), value=-torch.inf)
+            excluded = None if exclude is None else exclude[part]
+            parts.append(nearest(self, queries[part], k, hidden, excluded))
+        if len(parts) == 1:
+            return parts[0]
+        slots, ids, similarity = zip(*parts, strict=True)
+        return Found(torch.cat(slots), torch.cat(ids), torch.cat(similarity))
 
-    def _locate(self, slots: Tensor) -> Iterator[tuple[int, Tensor | slice, Tensor]]:
-        """For each block touched: its number, the positions in ``slots``, and the offsets in the block."""
-        if len(self.columns["row"]) == 1:
-            yield 0, slice(None), slots
-            return
-        block, offset = slots // self.block, slots % self.block
-        for number in block.unique().tolist():
-            positions = (block == number).nonzero()[:, 0]
-            yield number, positions, offset[positions]
+    def _hidden_from(self, group: int | None) -> Tensor | None:
+        """Which of the slots that a scan reads may not be found (padded,); None if all in use may be."""
+        if group is None and not self._hidden:
+            return None
+        groups = self._groups[: self.padded]
+        hidden = groups == 0 if group is None else groups != group
+        hidden[self._used :] = True
+        return hidden
+
+    def _checked_exclude(self, exclude: Tensor | None, queries: int) -> Tensor | None:
+        if exclude is None:
+            return None
+        if exclude.ndim != 2 or len(exclude) != queries or exclude.is_floating_point():
+            shape = f"{exclude.dtype} of shape {tuple(exclude.shape)}"
+            raise AdaNPCError(f"exclude must be whole numbers of shape ({queries}, E), ids for each query, got {shape}")
+        return exclude.to(self.device)
+
+
+def _secret() -> torch.Generator:
+    """A generator seeded by the operating system, apart from torch's own random state."""
+    generator = torch.Generator()
+    generator.seed()
+    return generator

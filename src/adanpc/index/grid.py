@@ -24,22 +24,33 @@ Array = numpy.ndarray[Any, Any]
 Rows = TypeVar("Rows", Tensor, Array)
 
 
-def check_features(features: Tensor, dim: int) -> Tensor:
+def check_features(features: Any, dim: int) -> Tensor:
     """Finite float32 features of shape (B, dim), none of them zero, or a FeatureError that says what is wrong."""
-    if features.ndim != 2 or features.shape[1] != dim:
-        raise FeatureError(f"features must have shape (B, {dim}), got {tuple(features.shape)}")
-    if features.is_complex():
-        raise FeatureError(f"features must be real numbers, got {features.dtype}")
-    features = features.detach().float()
+    values = features if isinstance(features, Tensor) else _as_tensor(features)
+    if values.ndim != 2 or values.shape[1] != dim:
+        raise FeatureError(f"features must have shape (B, {dim}), got {tuple(values.shape)}")
+    if values.is_complex():
+        raise FeatureError(f"features must be real numbers, got {values.dtype}")
+    values = values.detach().float()
     # One pass in the common case: a finite, non-zero sum of magnitudes has neither NaN nor infinity nor only zeros.
-    size = torch.linalg.vector_norm(features, 1, dim=1, dtype=torch.float64)
+    size = torch.linalg.vector_norm(values, 1, dim=1, dtype=torch.float64)
     if not all(0 < value < torch.inf for value in size.tolist()):
         row = int((~size.isfinite() | (size == 0)).nonzero()[0])
-        flaw = (
-            "is the zero vector: it has no direction" if size[row] == 0 else "holds NaN or a value infinite in float32"
-        )
+        if size[row] == 0:
+            flaw = "is the zero vector: it has no direction"
+        else:
+            flaw = "holds NaN or a value infinite in float32"
         raise FeatureError(f"feature row {row} {flaw}; drop or repair it")
-    return features
+    return values
+
+
+def _as_tensor(features: Any) -> Tensor:
+    """Arrays and lists of numbers as a tensor."""
+    try:
+        return torch.as_tensor(numpy.asarray(features))
+    except (TypeError, ValueError) as error:
+        kind = type(features).__name__
+        raise FeatureError(f"features must be a tensor or an array of numbers, got {kind}: {error}") from None
 
 
 def snap(values: Tensor) -> Tensor:
@@ -78,9 +89,12 @@ def encode(rows: Tensor, storage: str) -> Columns:
     scale = rows.abs().amax(1, keepdim=True).clamp(min=2.0**-24) / 127
     coarse = (rows / scale).round().to(torch.int8)
     left = rows - snap(coarse * scale)
-    columns = {"row": coarse, "fine": (left * GRID / _steps(scale)).round().to(torch.int8), "scale": scale}
-    residual = (decode(columns).double() - coarse.double() * scale.double()).norm(dim=1, keepdim=True)
-    return {**columns, "residual": (residual * 1.0001).float()}
+    fine = (left * GRID / _fine_step(scale)).round().to(torch.int8)
+    columns = {"row": coarse, "fine": fine, "scale": scale}
+    hidden = decode(columns).double() - coarse.double() * scale.double()
+    # A little more than the length itself, so that its own rounding cannot make the bound false.
+    columns["residual"] = (hidden.norm(dim=1, keepdim=True) * 1.0001).float()
+    return columns
 
 
 def decode(columns: dict[str, Rows]) -> Rows:
@@ -88,10 +102,12 @@ def decode(columns: dict[str, Rows]) -> Rows:
     if "fine" not in columns:
         return columns["row"]
     scale = columns["scale"]
-    rows: Rows = ((columns["row"] * (scale * GRID)).round() + columns["fine"] * _steps(scale)) / GRID
+    coarse = (columns["row"] * (scale * GRID)).round()
+    rows: Rows = (coarse + columns["fine"] * _fine_step(scale)) / GRID
     return rows
 
 
-def _steps(scale: Rows) -> Rows:
-    """How many steps of the grid one of ``fine`` stands for."""
-    return -(scale / -254 * GRID // 1)  # rounded up
+def _fine_step(scale: Rows) -> Rows:
+    """How many steps of the grid one unit of ``fine`` stands for, rounded up so that 127 of them always suffice."""
+    steps = scale / 254 * GRID
+    return -(-steps // 1)  # the ceiling, for tensors and arrays alike

@@ -13,12 +13,13 @@ import numpy
 import torch
 from torch import Tensor
 
+from adanpc.index.blocks import TILE
+
 numkong: Any = import_module("numkong") if find_spec("numkong") else None  # the extra `fast`
 
 CACHED = 1 << 23  # float32 numbers that a cache holds: 32 MiB
 COORDINATES = 1 << 20  # coordinates re-scored in float64 at once: what the cache holds
 CONVERTED = 16  # tiles made float32 at once: what the cache holds
-TILE = 64  # rows scanned together; every block of rows holds whole tiles
 INPUT_ROUNDING = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # of torch's float32 matmul precisions
 
 
@@ -42,7 +43,8 @@ def numpy_scan(blocks: list[Tensor], query: Tensor, out: Tensor) -> Tensor:
 
     While the cache holds the rows, that takes two thirds of the time of torch's scan in one thread, as long as in two.
     """
-    done, products = 0, out.view(-1).numpy()
+    done = 0
+    products = out.view(-1).numpy()
     with numpy.errstate(all="ignore"):  # slots that were never written hold anything
         for block in blocks:
             numpy.vecdot(block.numpy(), query[0].numpy(), out=products[done : done + len(block)])
@@ -55,15 +57,19 @@ def torch_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
     batch, dim = queries.shape
     done = 0
     for block in blocks:
-        for part in block.view(-1, TILE, dim).split(len(block) if block.dtype == torch.float32 else CONVERTED):
-            target, part = out[done : done + len(part)], part.float()
-            done += len(part)
+        converted = CONVERTED
+        if block.dtype == torch.float32:
+            converted = len(block)  # nothing to convert: all at once
+        for tiles in block.view(-1, TILE, dim).split(converted):
+            target = out[done : done + len(tiles)]
+            done += len(tiles)
+            rows = tiles.float()
             if batch == 1:
-                torch.bmm(part, queries.T.expand(len(part), dim, 1), out=target.transpose(1, 2))
+                torch.bmm(rows, queries.T.expand(len(rows), dim, 1), out=target.transpose(1, 2))
             elif batch < 8:
-                target.copy_(torch.bmm(part, queries.T.expand(len(part), dim, batch)).transpose(1, 2))
+                target.copy_(torch.bmm(rows, queries.T.expand(len(rows), dim, batch)).transpose(1, 2))
             else:
-                torch.bmm(queries.expand(len(part), batch, dim), part.transpose(1, 2), out=target)
+                torch.bmm(queries.expand(len(rows), batch, dim), rows.transpose(1, 2), out=target)
     return queries.new_full((batch,), 1.01 * (dim * 2.0**-24 + 2 * _input_rounding()))
 
 
@@ -80,11 +86,14 @@ def numkong_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
     exact = queries.numpy()
     if blocks[0].dtype == torch.int8:
         scale = numpy.maximum(numpy.abs(exact).max(1, keepdims=True), 2.0**-24) / 127
-        codes, kernel = numpy.rint(exact / scale).astype(numpy.int8), {"metric": "dot", "out_dtype": "float32"}
+        codes = numpy.rint(exact / scale).astype(numpy.int8)
+        kernel = {"metric": "dot", "out_dtype": "float32"}
     else:
-        scale, codes = numpy.ones((1, 1), numpy.float32), exact.astype(numpy.float16)
+        scale = numpy.ones((1, 1), numpy.float32)
+        codes = exact.astype(numpy.float16)
         kernel = {"metric": "dot"}
-    done, target = 0, out.numpy()
+    done = 0
+    target = out.numpy()
     for block in blocks:  # in this thread: on two cores a second one only met torch's own, which still spin
         products = numpy.asarray(numkong.cdist(codes, block.numpy(), **kernel)).reshape(len(codes), -1, TILE)
         numpy.multiply(products.transpose(1, 0, 2), scale, out=target[done : done + products.shape[1]])

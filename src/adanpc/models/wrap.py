@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adanpc.core import AdaNPC, MemoryBank, Prediction
+from adanpc.core import AdaNPC, Append, Change, MemoryBank, Prediction
 from adanpc.errors import AdaNPCError
 from adanpc.models.recipe import RecipeError, describe, fingerprint
 from adanpc.progress import track
@@ -37,6 +37,17 @@ class Wrapped:
     def predict(self, inputs: Any) -> Prediction:
         """What each input would be answered if it came next; changes nothing."""
         return self.classifier.predict(self.features(inputs))
+
+    def propose(self, inputs: Any) -> tuple[Prediction, Append | None]:
+        """The answers to inputs that arrive in this order, and the change by which the confident ones join.
+
+        The change is not applied, so that it can be written to a log first; see ``AdaNPC.propose``.
+        """
+        return self.classifier.propose(self.features(inputs))
+
+    def apply(self, change: Change) -> range:
+        """Carries out one change, see ``AdaNPC.apply``."""
+        return self.classifier.apply(change)
 
     def step(self, inputs: Any) -> Prediction:
         """Answers the inputs in order and lets confident answers join the bank."""
@@ -106,7 +117,7 @@ def wrap(
         device=device,
     )
     classifier = AdaNPC(bank, **options)
-    if classifier.centering.mode != "none":  # a mean needs all of them at once
+    if classifier.settings.centering.mode != "none":  # a mean needs all of them at once
         features, labels, domains = [torch.cat(features)], [torch.cat(labels)], [torch.cat(domains)]
     while features:  # let go of each batch as it is stored
         keys = torch.arange(bank.next_id, bank.next_id + len(features[0]))

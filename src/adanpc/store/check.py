@@ -11,38 +11,49 @@ import torch
 from torch import Tensor
 
 from adanpc.core import Origin
-from adanpc.core.bank import ACTIVE, VETOED
+from adanpc.core.codec import NAMES, judgments_from_json
+from adanpc.core.contents import ACTIVE, VETOED
 from adanpc.errors import AdaNPCError
 from adanpc.index.grid import GRID, Columns, decode
 
-FORMAT, VERSION = "adanpc-bank", 1
-DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"}
-DTYPES |= {torch.int64: "I64", torch.int8: "I8", torch.uint8: "U8"}
+FORMAT = "adanpc-bank"
+VERSION = 2
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # a file must not make its reader allocate more than it holds itself
 SIZES = ("dim", "classes", "k", "k_source", "k_target")
 CHUNK = 1 << 18  # coordinates checked at once: what the cache holds
 LENGTH = 0.01  # how far from one a row's length may be; int8 rounds by less than 0.002 at D = 8192
 NUMBER = int | float | str  # see ``number``
+PARTS = ("bank", "classifier", "admission", "centering", "recipe")
 FIELDS: dict[str, dict[str, Any]] = {
     "document": {
-        "format": str, "version": int, "adanpc": str, "seal": str, "rows": int, "next_id": int, "bank": dict,
-        "vetoes": list, "classifier": dict, "admission": dict, "centring": dict, "recipe": dict,
+        "format": str, "version": int, "adanpc": str, "seal": str, "rows": int, "next_id": int, "position": int,
+        "judgments": list, "stream_count": int, "bank": dict, "classifier": dict, "admission": dict, "centering": dict,
+        "recipe": dict,
     },
-    "bank": {"dim": int, "classes": int, "storage": str, "capacity": int | None, "evict": str, "soft": bool},
+    "bank": {
+        "dim": int, "classes": int, "storage": str, "capacity": int | None, "evict": str, "soft": bool, "seed": int,
+    },
     "classifier": {"k": int, "k_source": int | None, "k_target": int | None, "rule": str, "temperature": NUMBER},
-    "admission": dict.fromkeys(("min_confidence", "min_margin", "max_entropy", "class_quota"), NUMBER),
-    "centring": {"mode": str, "prior": int, "count": int, "mean": bool},
+    "admission": dict.fromkeys(
+        ("min_confidence", "min_margin", "max_entropy", "class_quota", "max_copies"), NUMBER
+    ),
+    "centering": {"mode": str, "prior": int, "unit_features": bool},
     "recipe": {"layer": str, "preprocessing": str, "weights": str},
 }  # fmt: skip
+MEANS = ("source_mean", "stream_total")  # tensors that a file may lack
 
 
 class BankFileError(AdaNPCError):
     """A bank file that cannot be read or written; the message names the file, what is wrong, and the remedy."""
 
+    code = "bad-bank-file"
+
 
 class ContentsError(AdaNPCError):
     """What is wrong with a file's contents, until a BankFileError adds whose they are."""
+
+    code = "bad-bank-contents"
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(what)
@@ -56,53 +67,66 @@ def number(value: Any) -> float:
     return float(value)
 
 
-def check_document(document: Any) -> None:
-    """Passes a document that has all its fields and no other, each of its type and range."""
+def check_header(document: Any) -> int:
+    """The version of a document, if it is a bank's and this adanpc can read it."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ContentsError("it is a safetensors file but not a bank", "give a file that adanpc saved")
     version = document.get("version")
-    if isinstance(version, int) and version > VERSION:
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise ContentsError(f"version in its document has the wrong type: {brief(version)}")
+    if version > VERSION:
         raise ContentsError(f"it was written by a newer adanpc, in format {version} after {VERSION}", "upgrade adanpc")
-    _check_fields("document", document)
-    if version != VERSION:
+    if version < 1:
         raise ContentsError(f"there is no format {version}")
-    for part in ("bank", "classifier", "admission", "centring", "recipe"):
+    return version
+
+
+def check_document(document: dict[str, Any]) -> None:
+    """Passes a document of the newest format that has all its fields and no other, each of its type and range."""
+    check_fields("document", document, FIELDS["document"])
+    for part in PARTS:
         if part != "recipe" or document[part]:  # a bank without a model has none
-            _check_fields(part, document[part])
-    for veto in document["vetoes"]:
-        if not isinstance(veto, list) or [type(value) for value in veto] != [int, str, str]:
-            raise ContentsError(f"a veto must be a row's id and two texts, who and why, got {brief(veto)}")
+            check_fields(part, document[part], FIELDS[part])
+    for row, history in judgments_from_json(document["judgments"]).items():
+        if row >= document["next_id"] or not history:
+            raise ContentsError(f"its judgments of row {row} are of no row, or empty")
 
 
-def _check_fields(part: str, values: dict[str, Any]) -> None:
-    wrong = sorted(map(str, FIELDS[part].keys() ^ values.keys()))
+def check_fields(part: str, values: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Passes values that have these fields and no other, each of its type and range."""
+    wrong = sorted(map(str, fields.keys() ^ values.keys()))
     if wrong:
         raise ContentsError(f"its {part} has missing or unknown fields: {brief(wrong)}")
-    for name, kind in FIELDS[part].items():
+    for name, kind in fields.items():
         value = values[name]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ContentsError(f"{name} in its {part} has the wrong type: {brief(value)}")
-        most = WIDEST if name in SIZES else LARGEST
         if kind is NUMBER:
             number(value)
-        elif isinstance(value, int) and not 0 <= value <= most:
+            continue
+        most = WIDEST if name in SIZES else LARGEST
+        if isinstance(value, int) and not 0 <= value <= most:
             raise ContentsError(f"{name} in its {part} must lie in 0 … {most}, got {brief(value)}")
 
 
 def check_columns(document: dict[str, Any], table: Columns, found: dict[str, tuple[str, list[int]]]) -> None:
     """Passes types and shapes that follow from the document and an empty bank's table, before anything is read."""
-    wanted = {name: (DTYPES[made.dtype], [document["rows"], *made.shape[1:]]) for name, made in table.items()}
-    names = ["centring.mean", "centring.total"] if document["centring"]["mean"] else ["centring.total"]
-    wanted |= dict.fromkeys(names, ("F64", [document["bank"]["dim"]]))
+    wanted = {name: (NAMES[made.dtype], [document["rows"], *made.shape[1:]]) for name, made in table.items()}
+    for name in MEANS:
+        if name in found:
+            wanted[name] = ("F64", [document["bank"]["dim"]])
+    # Columns that are missing or unknown come first: they explain the others.
     for name in sorted(wanted.keys() | found.keys(), key=lambda name: (name in wanted and name in found, name)):
-        given, due = found.get(name, "absent"), wanted.get(name, "absent")
+        given = found.get(name, "absent")
+        due = wanted.get(name, "absent")
         if given != due:
             raise ContentsError(f"its column {brief(name)} is {brief(given)} and should be {brief(due)}")
 
 
 def check_tensors(document: dict[str, Any], tensors: Columns) -> None:
-    """Passes columns that the bank of this document can hold, and a finite centring."""
-    ids, config = tensors["id"], document["bank"]
+    """Passes columns that the bank of this document can hold, and finite means."""
+    ids = tensors["id"]
+    config = document["bank"]
     _check_ids(ids, document["next_id"])
     for bad, what in _bad_columns(config, tensors):
         _refuse(bad, ids, what)
@@ -111,14 +135,31 @@ def check_tensors(document: dict[str, Any], tensors: Columns) -> None:
     for start in range(0, len(ids), step):
         for bad, what in _bad_rows({name: tensors[name][start : start + step] for name in names}):
             _refuse(bad, ids[start : start + step], what)
-    vetoed, admitted = ids[tensors["state"] == VETOED].tolist(), int((tensors["origin"] == Origin.ADMITTED).sum())
-    if [veto[0] for veto in document["vetoes"]] != vetoed:
-        raise ContentsError(f"its vetoes do not name its vetoed rows, {brief(vetoed)}, in this order")
+    _check_judgments(document, tensors)
+    voting = (tensors["origin"] == Origin.ADMITTED) & (tensors["state"] == ACTIVE)
+    admitted = int(voting.sum())
     if config["capacity"] is not None and admitted > config["capacity"]:
         raise ContentsError(f"it holds {admitted} admitted rows, more than its capacity of {config['capacity']}")
-    for name in ("centring.mean", "centring.total"):
+    for name in MEANS:
         if name in tensors and not tensors[name].isfinite().all():
             raise ContentsError(f"its {name} holds NaN or infinity")
+
+
+def _check_judgments(document: dict[str, Any], tensors: Columns) -> None:
+    """Passes judgments of rows that are there, whose vetoed rows are those that were vetoed last."""
+    held = set(tensors["id"].tolist())
+    silenced = set(tensors["id"][tensors["state"] == VETOED].tolist())
+    last = set()
+    for row, history in judgments_from_json(document["judgments"]).items():
+        if row not in held:
+            raise ContentsError(f"its judgments are of row {row}, which it does not hold")
+        decisions = [judgment.verdict for judgment in history if judgment.verdict != "relabel"]
+        if decisions and decisions[-1] == "veto":
+            last.add(row)
+        if any(judgment.label >= document["bank"]["classes"] for judgment in history):
+            raise ContentsError(f"its judgments of row {row} name a label that there is not")
+    if last != silenced:
+        raise ContentsError(f"its judgments veto the rows {brief(sorted(last))}, its states {brief(sorted(silenced))}")
 
 
 def _refuse(bad: Tensor, ids: Tensor, what: str) -> None:
@@ -134,7 +175,9 @@ def _check_ids(ids: Tensor, next_id: int) -> None:
 
 
 def _bad_columns(config: dict[str, Any], tensors: Columns) -> Iterator[tuple[Tensor, str]]:
-    label, state, classes = tensors["label"], tensors["state"], config["classes"]
+    label = tensors["label"]
+    state = tensors["state"]
+    classes = config["classes"]
     yield (label < 0) | (label >= classes), f"has a label outside 0 … {classes - 1}"
     yield (state != ACTIVE) & (state != VETOED), "is neither active nor vetoed"
     yield tensors["origin"] > max(Origin), "has an unknown origin"

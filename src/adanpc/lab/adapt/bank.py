@@ -11,7 +11,6 @@ from torch import Tensor
 from adanpc import core
 from adanpc.core import Admission, Append, MemoryBank, Origin, vote
 from adanpc.lab.adapt.adapter import Adapter, Source
-from adanpc.snapshot import bank_of, snapshot
 
 KS, TEMPERATURES = (1, 5, 10, 25, 50, 75, 100, 150, 200), (0.01, 0.05, 0.1, 0.25, 0.5)
 
@@ -68,16 +67,13 @@ class AdaNPC(Adapter):
         return self.classifier.predict(batch).probs.to(batch.dtype)
 
     def extra(self) -> dict[str, Any]:
-        """The bank and the running mean."""
-        centering = self.classifier.centering
-        means = {"mean": centering.mean, "total": centering.total, "count": centering.count}
-        return {"bank": snapshot(self.classifier.bank), **means}
+        """The classifier: its bank, and the means beside it."""
+        return dict(self.classifier.state())
 
     def take_extra(self, extra: Mapping[str, Any]) -> None:
-        """Puts back the bank and the running mean."""
-        self.classifier.bank = bank_of(extra["bank"], self.model.device)
-        centering = self.classifier.centering
-        centering.mean, centering.total, centering.count = extra["mean"], extra["total"], extra["count"]
+        """Puts back the classifier."""
+        state: Any = extra
+        self.classifier = core.AdaNPC.load(state, device=self.model.device)
 
 
 class AdaNPCPublished(Adapter):
@@ -118,8 +114,9 @@ class AdaNPCPublished(Adapter):
 
     def extra(self) -> dict[str, Any]:
         """The bank."""
-        return snapshot(self.bank)
+        return dict(self.bank.state())
 
     def take_extra(self, extra: Mapping[str, Any]) -> None:
         """Puts back the bank."""
-        self.bank = bank_of(extra, self.model.device)
+        state: Any = extra
+        self.bank = MemoryBank.load(state, device=self.model.device)

@@ -17,7 +17,6 @@ from adanpc.lab.adapt.bank import KS
 from adanpc.lab.adapt.entropy import EntropyDescent
 from adanpc.lab.adapt.filtered import ETA
 from adanpc.lab.adapt.tent import Tent
-from adanpc.snapshot import bank_of, snapshot
 
 ROWS = 64  # source images encoded at once: with the statistics of a batch, part of the result
 
@@ -95,11 +94,12 @@ class Combined(Adapter, ABC):
 
     def extra(self) -> dict[str, Any]:
         """The bank, and how many batches came."""
-        return {"bank": snapshot(self.classifier.bank), "batches": self.batches}
+        return {"classifier": self.classifier.state(), "batches": self.batches}
 
     def take_extra(self, extra: Mapping[str, Any]) -> None:
         """Puts the bank back."""
-        self.classifier.bank, self.batches = bank_of(extra["bank"], self.model.device), extra["batches"]
+        self.classifier = core.AdaNPC.load(extra["classifier"], device=self.model.device)
+        self.batches = extra["batches"]
 
 
 class AdaNPCTent(Combined):

@@ -12,7 +12,6 @@ from torch.nn.functional import normalize
 from adanpc.core import AdaNPC, MemoryBank, nobody
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Adapter, Source
-from adanpc.snapshot import bank_of, snapshot
 
 ROUNDS, SETTLED = 100, 1e-6  # of LAME: the most, and the change of a probability that ends them
 
@@ -59,11 +58,12 @@ class FrozenKNN(Adapter):
 
     def extra(self) -> dict[str, Any]:
         """The bank."""
-        return snapshot(self.classifier.bank)
+        return dict(self.classifier.state())
 
     def take_extra(self, extra: Mapping[str, Any]) -> None:
         """Puts the bank back."""
-        self.classifier.bank = bank_of(extra, self.model.device)
+        state: Any = extra
+        self.classifier = AdaNPC.load(state, device=self.model.device)
 
 
 class LAME(Adapter):

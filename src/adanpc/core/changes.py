@@ -1,0 +1,193 @@
+"""Changes: every way in which a bank may become another, as values that can be logged and replayed.
+
+A change holds effects: the rows that enter, who vetoed what. It is a value, not an action: ``MemoryBank.apply`` and
+``AdaNPC.apply`` carry it out, and replaying all changes on an empty bank gives the same bank again.
+
+Every change says who made it, why, and when, as far as the caller knows; the core reads no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from operator import index
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from adanpc import require
+from adanpc.core.types import Origin
+from adanpc.errors import ChangeError
+
+VERDICTS = ("veto", "restore", "relabel")
+
+
+class Judgment(NamedTuple):
+    """What a person decided about a row, kept with the row for as long as it is held."""
+
+    verdict: str  # one of VERDICTS
+    label: int  # of the row before
+    who: str = ""
+    why: str = ""
+    when: float | None = None  # seconds since 1970
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What queries add to the statistics of the stream, whether they join or not."""
+
+    total: Tensor  # (D,) float64, the sum of their features
+    count: int
+
+
+@dataclass(frozen=True)
+class Append:
+    """Rows to be stored, in this order. Features need not have unit length.
+
+    Args:
+        features: (n, D).
+        labels: (n,).
+        origin: where the rows come from.
+        soft: (n, C) class probabilities, for banks with soft labels.
+        domain: (n,) or one for all; -1 is unknown.
+        confidence: (n,); 1 when absent.
+        keys: (n,) the user's own row numbers; -1 when absent.
+        centered: whether a classifier's centering has been applied to the features; if not, ``AdaNPC.apply`` does.
+        source_mean: (D,) float64, becomes the mean of the source.
+        observed: what the stream's statistics gain.
+        who, why, when: who makes the change, for what reason, and when, in seconds since 1970.
+    """
+
+    features: Tensor
+    labels: Tensor
+    origin: Origin = Origin.SOURCE
+    soft: Tensor | None = None
+    domain: Tensor | int = -1
+    confidence: Tensor | None = None
+    keys: Tensor | None = None
+    centered: bool = False
+    source_mean: Tensor | None = None
+    observed: Observed | None = None
+    who: str = ""
+    why: str = ""
+    when: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_signature(self)
+
+
+@dataclass(frozen=True)
+class Veto:
+    """Rows that may no longer vote. They keep their place and can be restored."""
+
+    ids: tuple[int, ...]
+    who: str = ""
+    why: str = ""
+    when: float | None = None
+
+    def __post_init__(self) -> None:
+        _take_ids(self)
+        _check_signature(self)
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Vetoed rows that may vote again."""
+
+    ids: tuple[int, ...]
+    who: str = ""
+    why: str = ""
+    when: float | None = None
+
+    def __post_init__(self) -> None:
+        _take_ids(self)
+        _check_signature(self)
+
+
+@dataclass(frozen=True)
+class Relabel:
+    """Rows that get another label; the old one stays in their history.
+
+    A relabeled row is a person's word: an admitted row becomes an expert's, which is never evicted.
+    """
+
+    ids: tuple[int, ...]
+    label: int
+    who: str = ""
+    why: str = ""
+    when: float | None = None
+
+    def __post_init__(self) -> None:
+        _take_ids(self)
+        object.__setattr__(self, "label", require.whole("label", self.label))
+        _check_signature(self)
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Rows that leave for good, with their history: for data that must no longer be kept."""
+
+    ids: tuple[int, ...]
+    who: str = ""
+    why: str = ""
+    when: float | None = None
+
+    def __post_init__(self) -> None:
+        _take_ids(self)
+        _check_signature(self)
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """The return to an earlier position, written as what that takes now; ``AdaNPC.rollback`` makes it.
+
+    Args:
+        to: the position that is returned to. Ids that were given since are not given again.
+        removed: rows that arrived since.
+        rows: the table of rows that left or were changed since, as they were; see ``MemoryBank.table``.
+        judgments: of these rows, as they were.
+        source_mean, stream_total, stream_count: the statistics, as they were.
+        who, why, when: as in every change.
+    """
+
+    to: int
+    removed: tuple[int, ...]
+    rows: Mapping[str, Tensor]
+    judgments: Mapping[int, tuple[Judgment, ...]] = field(default_factory=dict)
+    source_mean: Tensor | None = None
+    stream_total: Tensor | None = None
+    stream_count: int = 0
+    who: str = ""
+    why: str = ""
+    when: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "to", require.whole("to", self.to, least=0))
+        object.__setattr__(self, "removed", _ids("removed", self.removed))
+        _check_signature(self)
+
+
+Change = Append | Veto | Restore | Relabel | Delete | Rollback
+
+
+def _ids(name: str, given: Any) -> tuple[int, ...]:
+    """Row ids as a tuple of ints, or an error that shows how they are given."""
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes):
+        raise ChangeError(f"{name} must be a sequence of row ids such as ({given!r},), got {given!r}")
+    try:
+        return tuple(index(row) for row in given)
+    except TypeError:
+        raise ChangeError(f"{name} must be whole numbers, the ids of rows, got {given!r}") from None
+
+
+def _take_ids(change: Any) -> None:
+    object.__setattr__(change, "ids", _ids("ids", change.ids))
+
+
+def _check_signature(change: Any) -> None:
+    """Refuses a who, why or when that no log could keep, at once rather than when it is saved."""
+    require.text("who", change.who)
+    require.text("why", change.why)
+    if change.when is not None and not isfinite(require.number("when", change.when)):
+        raise ChangeError(f"when must be a finite number of seconds since 1970, got {change.when}")

@@ -1,0 +1,251 @@
+"""The codec of changes: to bytes, for a log, and back. No pickle; anything but what it wrote is refused.
+
+A change is a header and the bytes of its tensors:
+
+    4 bytes   "ADNC"
+    1 byte    version, 1
+    4 bytes   length of the header, little-endian
+    header    JSON, names sorted, no blanks, ASCII: everything that is not a tensor, and for each tensor
+              [name, type, shape] in the order in which their bytes follow
+    rest      the tensors, little-endian, nothing between or after them
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from math import isfinite, prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adanpc import require
+from adanpc.core.changes import (
+    VERDICTS,
+    Append,
+    Change,
+    Delete,
+    Judgment,
+    Observed,
+    Relabel,
+    Restore,
+    Rollback,
+    Veto,
+)
+from adanpc.core.types import Origin
+from adanpc.errors import AdaNPCError, ChangeError
+
+MAGIC = b"ADNC"
+VERSION = 1
+PREFIX = struct.Struct("<4sBI")
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+KINDS: dict[str, type[Any]] = {
+    "append": Append,
+    "veto": Veto,
+    "restore": Restore,
+    "relabel": Relabel,
+    "delete": Delete,
+    "rollback": Rollback,
+}
+APPEND_TENSORS = {  # and the types in which a bank takes them
+    "features": torch.float32,
+    "labels": torch.int64,
+    "soft": torch.float32,
+    "domain": torch.int64,
+    "confidence": torch.float32,
+    "keys": torch.int64,
+    "source_mean": torch.float64,
+}
+ROW = "row."  # before the names of columns among a rollback's tensors
+
+
+def encode(change: Change) -> bytes:
+    """The change as bytes, for a log; ``decode`` gives it back."""
+    header: dict[str, Any] = {"who": change.who, "why": change.why, "when": change.when}
+    tensors: dict[str, Tensor] = {}
+    match change:
+        case Append():
+            _describe_append(change, header, tensors)
+        case Veto():
+            header |= {"kind": "veto", "ids": change.ids}
+        case Restore():
+            header |= {"kind": "restore", "ids": change.ids}
+        case Relabel():
+            header |= {"kind": "relabel", "ids": change.ids, "label": change.label}
+        case Delete():
+            header |= {"kind": "delete", "ids": change.ids}
+        case Rollback():
+            _describe_rollback(change, header, tensors)
+        case _:
+            raise ChangeError(f"{type(change).__name__} is not a change")
+    return _packed(header, tensors)
+
+
+def _describe_append(change: Append, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    header |= {"kind": "append", "origin": int(change.origin), "centered": bool(change.centered)}
+    for name, dtype in APPEND_TENSORS.items():
+        value = getattr(change, name)
+        if value is not None:
+            tensors[name] = torch.as_tensor(value).to(dtype)
+    if change.observed is not None:
+        header["observed_count"] = change.observed.count
+        tensors["observed_total"] = change.observed.total
+
+
+def _describe_rollback(change: Rollback, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    header |= {"kind": "rollback", "to": change.to, "removed": change.removed, "stream_count": change.stream_count}
+    header["judgments"] = judgments_to_json(change.judgments)
+    for name, column in change.rows.items():
+        tensors[ROW + name] = column
+    for name in ("source_mean", "stream_total"):
+        value = getattr(change, name)
+        if value is not None:
+            tensors[name] = value
+
+
+def decode(data: bytes) -> Change:
+    """The change that ``encode`` wrote; any other bytes are a ChangeError."""
+    header, tensors = _unpacked(data)
+    kind = header.pop("kind", None)
+    if kind not in KINDS:
+        raise ChangeError(f"no change is of the kind {kind!r}: upgrade adanpc, or the bytes are damaged")
+    try:
+        if kind == "append":
+            return _append(header, tensors)
+        if kind == "rollback":
+            return _rollback(header, tensors)
+        if tensors:
+            raise ChangeError(f"a {kind} has no tensors")
+        change: Change = KINDS[kind](**header)
+    except (TypeError, KeyError, AdaNPCError) as error:
+        raise ChangeError(f"the bytes do not hold a valid {kind}: {error}") from None
+    return change
+
+
+def _append(header: dict[str, Any], tensors: dict[str, Tensor]) -> Append:
+    count = header.pop("observed_count", None)
+    total = tensors.pop("observed_total", None)
+    if (count is None) != (total is None):
+        raise ChangeError("observed needs both a total and a count")
+    if total is not None:
+        header["observed"] = Observed(total, require.whole("observed_count", count, least=0))
+    try:
+        header["origin"] = Origin(header["origin"])
+    except ValueError:
+        raise ChangeError(f"there is no origin {header['origin']!r}") from None
+    if not isinstance(header["centered"], bool):
+        raise ChangeError(f"centered must be true or false, got {header['centered']!r}")
+    unknown = tensors.keys() - APPEND_TENSORS.keys()
+    if unknown:
+        raise ChangeError(f"an append has no tensor {min(unknown)!r}")
+    given: dict[str, Any] = header | tensors
+    return Append(**given)
+
+
+def _rollback(header: dict[str, Any], tensors: dict[str, Tensor]) -> Rollback:
+    rows = {name.removeprefix(ROW): tensors.pop(name) for name in list(tensors) if name.startswith(ROW)}
+    header["judgments"] = judgments_from_json(header["judgments"])
+    header["stream_count"] = require.whole("stream_count", header["stream_count"], least=0)
+    unknown = tensors.keys() - {"source_mean", "stream_total"}
+    if unknown:
+        raise ChangeError(f"a rollback has no tensor {min(unknown)!r}")
+    given: dict[str, Any] = header | tensors
+    return Rollback(**given, rows=rows)
+
+
+def judgments_to_json(judgments: Mapping[int, tuple[Judgment, ...]]) -> list[Any]:
+    """Judgments as JSON can hold them, in the order of rows."""
+    return [[row, [list(judgment) for judgment in judgments[row]]] for row in sorted(judgments)]
+
+
+def judgments_from_json(entries: Any) -> dict[int, tuple[Judgment, ...]]:
+    """What ``judgments_to_json`` wrote; anything else is a ChangeError."""
+    judgments: dict[int, tuple[Judgment, ...]] = {}
+    try:
+        for row, history in entries:
+            judgments[require.whole("row", row, least=0)] = tuple(_judgment(*values) for values in history)
+    except (TypeError, ValueError) as error:
+        raise ChangeError(f"judgments must be [row, [[verdict, label, who, why, when], …]]: {error}") from None
+    return judgments
+
+
+def _judgment(verdict: Any, label: Any, who: Any, why: Any, when: Any) -> Judgment:
+    if when is not None and not isfinite(require.number("when", when)):
+        raise ChangeError(f"when must be a finite number, got {when}")
+    return Judgment(
+        require.one_of("verdict", verdict, VERDICTS),
+        require.whole("label", label, least=0),
+        require.text("who", who),
+        require.text("why", why),
+        when,
+    )
+
+
+def canonical(document: Any) -> str:
+    """The one way in which a JSON document is written: names sorted, no blanks, only ASCII, no NaN."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _packed(header: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
+    parts = []
+    described = []
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        described.append([name, NAMES[tensor.dtype], list(tensor.shape)])
+        parts.append(tensor.numpy().tobytes())
+    text = canonical({**header, "tensors": described}).encode()
+    return b"".join([PREFIX.pack(MAGIC, VERSION, len(text)), text, *parts])
+
+
+def _unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors; allocates no more than the bytes hold."""
+    if len(data) < PREFIX.size:
+        raise ChangeError(f"a change has at least {PREFIX.size} bytes, got {len(data)}")
+    magic, version, length = PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise ChangeError(f"a change begins with {MAGIC!r}, got {magic!r}")
+    if version != VERSION:
+        raise ChangeError(f"this adanpc reads changes of version {VERSION}, got {version}: upgrade adanpc")
+    start = PREFIX.size + length
+    try:
+        header = json.loads(data[PREFIX.size : start])
+        described = header.pop("tensors")
+        if canonical({**header, "tensors": described}).encode() != data[PREFIX.size : start]:
+            raise ChangeError("the header of a change is not written as adanpc writes it")
+        tensors = {}
+        for name, kind, shape in described:
+            tensor, start = _tensor(data, start, kind, shape)
+            tensors[require.text("name", name)] = tensor
+        if len(tensors) != len(described):
+            raise ChangeError("a change names a tensor twice")
+    except ChangeError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, RuntimeError) as error:
+        raise ChangeError(f"the header of a change cannot be read: {error}") from None
+    if start != len(data):
+        raise ChangeError(f"a change ends after {start} bytes, got {len(data)}")
+    return header, tensors
+
+
+def _tensor(data: bytes, start: int, kind: str, shape: list[int]) -> tuple[Tensor, int]:
+    """A tensor whose bytes begin at ``start``, and where they end."""
+    dtype = DTYPES[kind]
+    sizes = [require.whole("shape", size, least=0) for size in shape]
+    if len(sizes) > 2:
+        raise ChangeError(f"a tensor of a change has at most two dimensions, got {sizes}")
+    end = start + prod(sizes) * dtype.itemsize
+    if end > len(data):
+        raise ChangeError(f"a change is cut off: {end} bytes are announced, got {len(data)}")
+    if end == start:
+        return torch.zeros(sizes, dtype=dtype), end
+    return torch.frombuffer(bytearray(data[start:end]), dtype=dtype).view(sizes), end

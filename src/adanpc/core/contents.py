@@ -1,0 +1,187 @@
+"""Contents: all that a bank holds at one moment, as a value that readers keep while the bank goes on changing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from adanpc import require
+from adanpc.core.centering import Statistics
+from adanpc.core.changes import Judgment
+from adanpc.core.codec import NAMES, canonical, judgments_to_json
+from adanpc.core.eviction import POLICIES, Eviction
+from adanpc.core.types import Neighbors, Origin
+from adanpc.errors import RowError
+from adanpc.index import STORAGE, Index, check_features, unit
+from adanpc.index.blocks import Blocks
+from adanpc.index.grid import Columns
+
+ACTIVE, VETOED = 1, 2  # the states of a row in a table
+PADDED = 4096  # results have k columns, however few rows there are, up to this k
+SOURCE_GROUP, OTHER_GROUP = 1, 2  # the groups of rows in the index
+
+
+class State(TypedDict):
+    """All of a bank or a classifier in plain values: what is saved, pickled, copied and compared."""
+
+    document: dict[str, Any]  # as JSON can hold it
+    tensors: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class BankSettings:
+    """The settings that belong to a bank's identity; see ``MemoryBank``."""
+
+    dim: int
+    classes: int
+    storage: str = "float32"
+    capacity: int | None = None
+    evict: str = "fifo"
+    soft: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "classes"):
+            object.__setattr__(self, name, require.whole(name, getattr(self, name), least=1))
+        if self.capacity is not None:
+            object.__setattr__(self, "capacity", require.whole("capacity", self.capacity, least=1))
+        object.__setattr__(self, "seed", require.whole("seed", self.seed, least=0))
+        object.__setattr__(self, "soft", bool(self.soft))
+        require.one_of("storage", self.storage, STORAGE)
+        require.one_of("evict", self.evict, POLICIES)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Contents:
+    """Rows, their history and the statistics beside them. Nothing here ever changes.
+
+    What a slot holds does not change while any contents show it: a row that is relabeled moves to another slot, and a
+    slot is used again only when the last contents that show it are gone. So a reader needs no lock.
+    """
+
+    settings: BankSettings
+    index: Index
+    columns: Blocks  # label, domain, key, confidence, origin, and soft labels, by slot
+    vetoed: Mapping[int, int]  # the slots of rows that may not vote, by id
+    judgments: Mapping[int, tuple[Judgment, ...]]  # by id, for rows that were ever judged
+    admitted: Tensor  # (C,) admitted rows that may vote, by class
+    next_id: int
+    position: int  # how many changes led here
+    statistics: Statistics
+
+    def __len__(self) -> int:
+        """How many rows are held, vetoed ones included."""
+        return self.index.count + len(self.vetoed)
+
+    def search(self, queries: Tensor, k: int, exclude: Tensor | None, source: bool | None) -> Neighbors:
+        """See ``MemoryBank.search``."""
+        require.whole("k", k, least=1)
+        checked = check_features(queries, self.settings.dim).to(self.index.device)
+        return self.nearest(unit(checked), k, exclude, source)
+
+    def nearest(self, queries: Tensor, k: int, exclude: Tensor | None = None, source: bool | None = None) -> Neighbors:
+        """``search`` for queries that ``unit`` returned."""
+        group = None
+        if source is not None:
+            group = SOURCE_GROUP if source else OTHER_GROUP
+        found = self.index.search(queries, k, group=group, exclude=exclude)
+        nobody = found.slots < 0
+        shape = found.slots.shape
+        slots = found.slots.clamp(min=0).flatten()
+        labels = self.columns.take(slots, "label")["label"].view(shape).masked_fill(nobody, -1)
+        soft = None
+        if self.settings.soft:
+            soft = self.columns.take(slots, "soft")["soft"].view(*shape, self.settings.classes)
+            soft = soft.masked_fill(nobody[:, :, None], 0)
+        # An absurd k, which a file may hold, must not cost more than the rows that there are.
+        width = min(k, max(PADDED, len(self)))
+        return Neighbors(found.ids, found.similarity, labels, soft).padded(width)
+
+    def held_slots(self) -> Tensor:
+        """The slots (n,) of all rows, in the order of their ids."""
+        vetoed = torch.tensor(list(self.vetoed.values()), dtype=torch.int64, device=self.index.device)
+        slots = torch.cat([self.index.visible, vetoed])
+        return slots[self.index.ids(slots).argsort()]
+
+    def slots_of(self, ids: Tensor) -> Tensor:
+        """The slots (n,) of these rows; a RowError names the first that is not held."""
+        slots = self.held_slots()
+        known = self.index.ids(slots)
+        position = torch.searchsorted(known, ids)
+        beyond = torch.cat([known, known.new_full((1,), -1)])
+        missing = ids[(beyond[position] != ids) | (ids < 0)]
+        if len(missing):
+            row = int(missing[0])
+            fate = "it has left" if 0 <= row < self.next_id else "it never existed"
+            raise RowError(f"row {row} is not in the bank: {fate}")
+        return slots[position]
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The stored unit rows of these ids, (n, D) float32."""
+        return self.index.rows(self.slots_of(ids.to(self.index.device)))
+
+    def table(self, *names: str) -> Columns:
+        """The named columns, or all with the encoded rows, of all held rows in the order of ids."""
+        return self.table_of(self.held_slots(), *names)
+
+    def table_of(self, slots: Tensor, *names: str) -> Columns:
+        """The table of the rows in these slots (n,)."""
+        wanted = names or ("id", "state", *self.columns.widths)
+        stored = [name for name in wanted if name in self.columns.widths]
+        known = {}
+        if stored:
+            known = self.columns.take(slots, *stored)
+        for name, column in known.items():
+            if name != "soft":
+                known[name] = column[:, 0]
+        known["id"] = self.index.ids(slots)
+        vetoed = torch.tensor(list(self.vetoed), dtype=torch.int64, device=slots.device)
+        known["state"] = torch.where(torch.isin(known["id"], vetoed), VETOED, ACTIVE).to(torch.uint8)
+        table = {name: known[name] for name in wanted}
+        if not names:
+            table |= self.index.state(slots)
+        return table
+
+    def queue(self) -> Eviction | None:
+        """The admitted rows that may vote in the order in which they leave; None without a capacity."""
+        if self.settings.capacity is None:
+            return None
+        queue = Eviction(self.settings.evict, self.settings.capacity, self.settings.seed)
+        table = self.table_of(self.index.visible, "id", "label", "origin")
+        admitted = table["origin"] == Origin.ADMITTED
+        for row, label in zip(table["id"][admitted].tolist(), table["label"][admitted].tolist(), strict=True):
+            queue.add(row, label)
+        return queue
+
+    def state(self) -> State:
+        """All of it, in tensors of its own and plain values."""
+        statistics = self.statistics
+        document = {
+            "bank": asdict(self.settings),
+            "next_id": self.next_id,
+            "position": self.position,
+            "judgments": judgments_to_json(self.judgments),
+            "stream_count": statistics.stream_count,
+        }
+        tensors = dict(self.table())
+        if statistics.source_mean is not None:
+            tensors["source_mean"] = statistics.source_mean
+        if statistics.stream_total is not None:
+            tensors["stream_total"] = statistics.stream_total
+        return {"document": document, "tensors": tensors}
+
+
+def digest_of(state: State) -> str:
+    """A hash of all that decides later answers: of everything but the number of changes that led here."""
+    document = {name: value for name, value in state["document"].items() if name != "position"}
+    total = hashlib.sha256(canonical(document).encode())
+    for name, tensor in sorted(state["tensors"].items()):
+        total.update(canonical([name, NAMES[tensor.dtype], list(tensor.shape)]).encode())
+        array: Any = tensor.cpu().contiguous().numpy()
+        total.update(array)
+    return total.hexdigest()

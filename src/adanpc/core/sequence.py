@@ -1,0 +1,165 @@
+"""Why a batch answers as its queries would one by one, and how.
+
+Queries arrive in order. Each is answered by the rows held at its turn, which include earlier queries of the same batch
+that joined, and not those that were evicted for them. So who joins depends on answers, and answers on who joined.
+
+That circle is resolved by guessing. The first guess is that nobody joins. All queries are answered as if the guess were
+true, and their answers say who would join then: the next guess. When a guess and the answers under it agree, it stands.
+
+* It ends. The answer to query t depends on the queries before t alone. If the guess is right about the first t of them,
+  then so is the answer to query t, and the next guess is right about the first t + 1. So every sweep settles at least
+  one more query. In practice a few sweeps settle all: most answers do not depend on the batch.
+* It ends at the right place. A guess that stands is, by the same induction, that of answering one by one.
+
+Similarities are exact, so a sweep for the whole batch gives the bits that single queries would; see ``index.grid``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from adanpc.core.admission import Admission
+from adanpc.core.contents import Contents
+from adanpc.core.eviction import Eviction
+from adanpc.core.types import Neighbors, Prediction, side_by_side
+
+Pool = tuple[int, bool | None]  # how many rows vote, and from which side: source rows, others, or both (None)
+
+
+def resolve(
+    contents: Contents,
+    queue: Eviction | None,
+    queries: Tensor,
+    pools: Sequence[Pool],
+    answer: Callable[[Neighbors], Prediction],
+    admission: Admission,
+) -> Prediction:
+    """The answers to unit queries (B, D) that arrive in this order, with provisional ids for those that join.
+
+    Args:
+        contents: of the bank when the first one arrives.
+        queue: of its evictions, None without a capacity.
+        queries: as ``unit`` returns them.
+        pools: who votes.
+        answer: from voters to an answer.
+        admission: from an answer to whether the query joins.
+    """
+    batch = len(queries)
+    # As many rows may be evicted before the last query's turn; that many more neighbors are found, to take their place.
+    leaving = _most_that_leave(contents, batch)
+    found = []
+    for k, source in pools:
+        found.append(contents.nearest(queries, k if source else k + leaving, None, source))
+    first = [near.nearest(k) for near, (k, _) in zip(found, pools, strict=True)] if leaving else found
+    held = contents.admitted.expand(batch, -1)  # (B, C)
+    guess = _judged(answer(side_by_side(first)), admission, held, contents.next_id)
+    if batch < 2 or not bool((guess.joined[:-1] >= 0).any()):
+        return guess  # nobody joins before the last query: the first guess stands
+    stored = contents.index.stored(queries)
+    similarity = queries.double() @ stored.double().T  # (B, B), exact
+    while True:
+        timeline = _timeline(contents, queue, guess)
+        voters = _voters(contents, pools, found, similarity, guess, timeline)
+        answered = _judged(answer(voters), admission, timeline.held, contents.next_id)
+        if _stands(guess, answered):
+            return answered
+        guess = answered
+
+
+def _most_that_leave(contents: Contents, batch: int) -> int:
+    """How many rows of the bank could be evicted if the whole batch joined."""
+    capacity = contents.settings.capacity
+    if capacity is None:
+        return 0
+    too_many = int(contents.admitted.sum()) + batch - capacity
+    return min(batch, max(0, too_many))
+
+
+def _judged(answered: Prediction, admission: Admission, held: Tensor, next_id: int) -> Prediction:
+    """The answers with the ids under which the admitted ones would join."""
+    admitted = admission(answered, held)
+    ids = admitted.cumsum(0) + (next_id - 1)
+    return replace(answered, joined=torch.where(admitted, ids, -1), provisional=next_id)
+
+
+@dataclass(frozen=True)
+class _Timeline:
+    """What a guess entails."""
+
+    until: Tensor  # (B,) the last turn at which each query of the batch, if it joined, may vote
+    held: Tensor  # (B, C) admitted rows of each class that may vote at each turn
+    evicted: list[tuple[int, int]]  # rows of the bank that leave, and the turn after which they are gone
+
+
+def _timeline(contents: Contents, queue: Eviction | None, guess: Prediction) -> _Timeline:
+    batch = len(guess.joined)
+    device = guess.joined.device
+    joins = guess.joined >= 0
+    gains = torch.zeros(batch + 1, contents.settings.classes, dtype=torch.int64, device=device)
+    gains[0] = contents.admitted
+    gains[1:].scatter_add_(1, guess.labels[:, None], joins.long()[:, None])
+    until = torch.full((batch,), batch, device=device)
+    evicted = []
+    if queue is not None:
+        queue = queue.copy()
+        turns = joins.nonzero()[:, 0].tolist()
+        for turn, label in zip(turns, guess.labels[joins].tolist(), strict=True):
+            row, left_label = queue.push(int(guess.joined[turn]), label)
+            if row < 0:
+                continue
+            gains[turn + 1, left_label] -= 1
+            if row < contents.next_id:
+                evicted.append((row, turn))
+            else:
+                until[turns[row - contents.next_id]] = turn
+    return _Timeline(until, gains.cumsum(0)[:-1], evicted)
+
+
+def _voters(
+    contents: Contents,
+    pools: Sequence[Pool],
+    found: Sequence[Neighbors],
+    similarity: Tensor,
+    guess: Prediction,
+    timeline: _Timeline,
+) -> Neighbors:
+    """Who votes for each query if the guess is true."""
+    batch = len(similarity)
+    turn = torch.arange(batch, device=similarity.device)
+    earlier = turn < turn[:, None]  # (B, B)
+    visible = earlier & (guess.joined >= 0) & (timeline.until >= turn[:, None])
+    soft = None
+    if contents.settings.soft:
+        soft = guess.probs.expand(batch, *guess.probs.shape)
+    joined = guess.joined.expand_as(similarity)
+    labels = guess.labels.expand_as(similarity)
+    fresh = Neighbors(joined, similarity, labels, soft).without(~visible)
+    sides = []
+    for near, (k, source) in zip(found, pools, strict=True):
+        if source:
+            sides.append(near.nearest(k))
+        else:
+            # Fresh rows come last: their ids are higher, and a stable sort leaves ties in this order.
+            sides.append(side_by_side([near.without(_gone(near, timeline.evicted)), fresh]).nearest(k))
+    return side_by_side(sides)
+
+
+def _gone(near: Neighbors, evicted: list[tuple[int, int]]) -> Tensor:
+    """Which neighbors have left the bank before the query's turn, (B, K)."""
+    if not evicted:
+        return torch.zeros_like(near.ids, dtype=torch.bool)
+    rows, turns = torch.tensor(evicted, device=near.ids.device).T
+    late = torch.arange(len(near.ids), device=near.ids.device)[:, None, None] > turns  # (B, 1, evicted)
+    return torch.any((near.ids[:, :, None] == rows) & late, dim=2)
+
+
+def _stands(guess: Prediction, answered: Prediction) -> bool:
+    """Whether the same queries, but for the last, which nobody comes after, join with the same answers."""
+    if not torch.equal(guess.joined[:-1], answered.joined[:-1]):
+        return False
+    joins = guess.joined[:-1] >= 0
+    return torch.equal(guess.probs[:-1][joins], answered.probs[:-1][joins])

@@ -1,0 +1,126 @@
+"""Blocks: growing columns in memory that is not copied once it is large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy
+import torch
+from torch import Tensor
+
+from adanpc.index.grid import Columns
+
+TILE = 64  # slots come in whole tiles, which is what a scan reads together
+BLOCK_BYTES = 128 << 20  # of a full block: few enough of them to scan and read well
+SMALL_BYTES = 4 << 20  # of the first block while it still doubles: copying this much takes about a millisecond
+PIECE = 1 << 14  # rows written at once, since writing copies them
+
+Widths = Mapping[str, tuple[int, torch.dtype]]
+
+
+class Blocks:
+    """Columns of numbers in slots 0, 1, …, each column (slots, width).
+
+    Memory is taken from the system untouched, so room for later rows costs nothing until it is written. The first
+    block doubles while it is small; after that, growing adds a block and copies nothing, so no append has to wait for
+    a copy of all rows.
+
+    Whoever holds a list of blocks may go on reading the slots that were written before, while others are written.
+
+    Args:
+        widths: the numbers a slot holds in each column, and their type.
+        device: where they are kept.
+    """
+
+    def __init__(self, widths: Widths, device: torch.device) -> None:
+        self.widths = dict(widths)
+        self.device = device
+        self.slot_bytes = sum(width * dtype.itemsize for width, dtype in widths.values())
+        self.block = max(1, BLOCK_BYTES // (self.slot_bytes * TILE)) * TILE  # slots of every block but the last
+        self.columns: dict[str, list[Tensor]] = {name: [] for name in widths}
+
+    @property
+    def room(self) -> int:
+        """How many slots there is memory for."""
+        return sum(len(part) for part in next(iter(self.columns.values())))
+
+    def reserve(self, slots: int) -> None:
+        """Makes room for at least this many slots."""
+        while self.room < slots:
+            self.columns = self._extended(slots)  # one assignment: memory may run out, or Ctrl-C come, before it
+
+    def _extended(self, slots: int) -> dict[str, list[Tensor]]:
+        """The columns with a larger first block, or with one more block."""
+        room = self.room
+        extended = {}
+        for name, parts in self.columns.items():
+            if room < self.block:
+                size = self._first_block(slots)
+                larger = self._memory(name, size)
+                if parts:
+                    larger[:room] = parts[0]
+                extended[name] = [larger]
+            else:
+                extended[name] = [*parts, self._memory(name, self.block)]
+        return extended
+
+    def _first_block(self, slots: int) -> int:
+        """How many slots the first block gets when it must hold this many: twice as many as now, or all of them."""
+        wanted = max(2 * self.room, -(-slots // TILE) * TILE)
+        if wanted * self.slot_bytes > SMALL_BYTES:
+            return self.block
+        return wanted
+
+    def _memory(self, name: str, size: int) -> Tensor:
+        """Untouched memory (size, width); main memory comes from NumPy, in huge pages that are faster to scan."""
+        width, dtype = self.widths[name]
+        if self.device.type != "cpu":
+            return torch.empty(size, width, dtype=dtype, device=self.device)
+        memory = numpy.empty(size * width * dtype.itemsize, numpy.uint8)
+        return torch.from_numpy(memory).view(dtype).view(size, width)
+
+    def write(self, slots: Tensor, values: Columns) -> None:
+        """Writes values, each (n, width), into these slots (n,), for which there must be room."""
+        for start in range(0, len(slots), PIECE):
+            piece = slice(start, start + PIECE)
+            for block, positions, offsets in self._locate(slots[piece]):
+                for name in self.widths:
+                    self.columns[name][block].index_copy_(0, offsets, values[name][piece][positions])
+
+    def take(self, slots: Tensor, *names: str) -> Columns:
+        """The values at these slots (n,), each column (n, width): the named columns, or all."""
+        wanted = names or tuple(self.widths)
+        columns = self.columns
+        if len(columns[wanted[0]]) == 1:
+            return {name: columns[name][0].index_select(0, slots) for name in wanted}
+        taken = {}
+        for name in wanted:
+            width, dtype = self.widths[name]
+            taken[name] = torch.empty(len(slots), width, dtype=dtype, device=self.device)
+        if not len(slots):
+            return taken  # there may be no block yet
+        for block, positions, offsets in self._locate(slots):
+            for name in wanted:
+                taken[name][positions] = columns[name][block].index_select(0, offsets)
+        return taken
+
+    def used(self, name: str, slots: int) -> list[Tensor]:
+        """A column's blocks, as far as they hold the first so many slots."""
+        parts = []
+        for number, part in enumerate(self.columns[name]):
+            left = slots - number * self.block
+            if left <= 0:
+                break
+            parts.append(part[:left])
+        return parts
+
+    def _locate(self, slots: Tensor) -> Iterator[tuple[int, Tensor | slice, Tensor]]:
+        """For each block touched: its number, the positions in ``slots``, and the offsets in the block."""
+        if self.room <= self.block:
+            yield 0, slice(None), slots
+            return
+        block = slots // self.block
+        offset = slots % self.block
+        for number in block.unique().tolist():
+            positions = (block == number).nonzero()[:, 0]
+            yield number, positions, offset[positions]

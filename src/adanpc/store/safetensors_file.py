@@ -1,0 +1,133 @@
+"""Reading a safetensors file into memory of its own, with every claim of its header checked first.
+
+The safetensors library maps a file into memory. If somebody then cuts the file, the process dies of SIGBUS, whatever
+the library checked before. So the file is opened once, its header is checked against its size, and its tensors are
+read: what a later writer does to the file touches nobody. Files are written by the library itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from adanpc.core.codec import DTYPES
+from adanpc.store.check import ContentsError
+
+LENGTH_BYTES = 8  # of the number before the header that says how long it is
+MOST_HEADER = 100_000_000  # bytes; the safetensors library reads no longer one
+FIELDS = {"dtype", "shape", "data_offsets"}
+
+
+class Entry(NamedTuple):
+    """What a header says of a tensor."""
+
+    dtype: str
+    shape: list[int]
+    start: int  # in the file
+    end: int
+
+
+class SafetensorsFile(NamedTuple):
+    """An open file whose header has been checked."""
+
+    file: BinaryIO
+    metadata: dict[str, str]
+    entries: dict[str, Entry]
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor of the file, in memory of its own."""
+        entry = self.entries[name]
+        tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+        room: Any = tensor.view(-1).view(torch.uint8).numpy()
+        self.file.seek(entry.start)
+        if self.file.readinto(room) != entry.end - entry.start:  # type: ignore[attr-defined]  # BinaryIO lacks it
+            raise ContentsError("it became shorter while it was read", "load it again when nobody writes to it")
+        return tensor
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[SafetensorsFile]:
+    """The file at a path, if it is a regular file and its header describes exactly the bytes that follow it."""
+    # Opening a pipe would wait for its writer, so a file is opened without waiting, and looked at before it is read.
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(number, "rb") as file:
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
+            raise ContentsError("it is a folder or a device", "give the path of a file that adanpc saved")
+        header, start = _header(file, status.st_size)
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise ContentsError("its metadata are not texts")
+        yield SafetensorsFile(file, metadata, _entries(header, start, status.st_size))
+
+
+def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
+    """The header of a file of this size, and where the tensors begin."""
+    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    start = LENGTH_BYTES + length
+    if size < LENGTH_BYTES or length > MOST_HEADER or start > size:
+        raise ContentsError(f"it is no safetensors file: {size} bytes cannot hold a header of {length}")
+    text = file.read(length)
+    if len(text) != length or not text.startswith(b"{"):
+        raise ContentsError("it is no safetensors file: it has no header")
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise ContentsError(f"its header cannot be read: {error}") from None
+    return header, start
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, refused if it names anything twice: readers would differ on what it means."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ContentsError("its header names something twice")
+    return found
+
+
+def _entries(header: dict[str, Any], start: int, size: int) -> dict[str, Entry]:
+    """The tensors of a header, which must lie one behind the other and fill the file."""
+    entries = {name: _entry(name, described, start) for name, described in header.items()}
+    end = start
+    for name, entry in sorted(entries.items(), key=lambda pair: (pair[1].start, pair[1].end)):
+        if entry.start != end:
+            raise ContentsError(f"its column {name!r} begins at byte {entry.start}, where {end} is due")
+        end = entry.end
+    if end != size:
+        raise ContentsError(f"its header describes {end} bytes, it has {size}")
+    return entries
+
+
+def _entry(name: str, described: Any, start: int) -> Entry:
+    if not isinstance(described, dict) or described.keys() != FIELDS:
+        raise ContentsError(f"its header does not describe the column {name!r} by type, shape and offsets")
+    dtype = described["dtype"]
+    shape = described["shape"]
+    offsets = described["data_offsets"]
+    if dtype not in DTYPES:
+        raise ContentsError(f"its column {name!r} has an unknown type, {dtype!r}")
+    if not _whole_numbers(shape) or not _whole_numbers(offsets) or len(offsets) != 2:
+        raise ContentsError(f"its column {name!r} has no proper shape and offsets")
+    begin, end = offsets
+    width = DTYPES[dtype].itemsize
+    if end - begin != prod(shape) * width:
+        raise ContentsError(f"its column {name!r} of shape {shape} has {end - begin} bytes")
+    if (start + begin) % width:
+        raise ContentsError("its columns do not start at multiples of their size")
+    return Entry(dtype, shape, start + begin, start + end)
+
+
+def _whole_numbers(values: Any) -> bool:
+    """Whether this is a list of whole numbers from 0 on."""
+    if not isinstance(values, list):
+        return False
+    return all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values)
