@@ -210,10 +210,10 @@ def test_a_zip_file_of_something_else_is_not_taken_for_it(tmp_path: Path) -> Non
 
 
 def test_lack_of_memory_is_not_blamed_on_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(values: object) -> None:
+    def full(values: object, dtype: object) -> None:
         raise MemoryError
 
     (tmp_path / "batch").write_bytes(pickled(batch(0)))
-    monkeypatch.setattr(np, "asarray", full)
+    monkeypatch.setattr(np, "frombuffer", full)
     with pytest.raises(MemoryError):
         read_batch(tmp_path / "batch")

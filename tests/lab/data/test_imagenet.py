@@ -35,7 +35,9 @@ def test_val_alone_will_do(tmp_path: Path) -> None:
 
 def test_images_that_are_not_sorted_into_classes_are_named(tmp_path: Path) -> None:
     paint(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG")
-    with pytest.raises(DataError, match=r"00001\.JPEG' lies in no class: images are expected in val/<class>/<image>"):
+    with pytest.raises(
+        DataError, match=r"00001\.JPEG' is not in the folder of a class: images are expected in val/<class>/<image>"
+    ):
         read("imagenet", tmp_path)
 
 

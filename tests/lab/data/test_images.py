@@ -191,13 +191,13 @@ def test_unreadable_files_are_found_behind_joined_domains(spoilt: DataSet, tmp_p
 
 def test_each_file_is_read_once(spoilt: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    decode = images._decode
+    read_contents = images.read_contents
 
-    def noted(file: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-        read.append(file)
-        return decode(file)
+    def noted(path: str) -> bytes:
+        read.append(path)
+        return read_contents(path)
 
-    monkeypatch.setattr(images, "_decode", noted)
+    monkeypatch.setattr(images, "read_contents", noted)
     half = spoilt["a"].subset(range(20))
     assert len(unreadable(DataSet("twice", (half, spoilt["a"], half), spoilt.classes))) == 2
     assert len(read) == len(set(read)) == 40
@@ -240,7 +240,7 @@ def test_without_pillow_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_lack_of_memory_is_not_blamed_on_the_file(folder: ImageFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(file: object) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    def full(content: object) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         raise MemoryError
 
     monkeypatch.setattr(images, "_decode", full)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adanpc.errors import UnavailableError
+from adanpc.lab.data.printable import printable
 from adanpc.lab.seeds import seed_of
 
 Transform = Callable[[Tensor], Tensor]
@@ -20,6 +21,8 @@ Transform = Callable[[Tensor], Tensor]
 
 class DataError(UnavailableError):
     """Data that is missing, unreadable, or not laid out as published; the message says where to look."""
+
+    code = "bad-data"
 
 
 class Images(Protocol):
@@ -130,7 +133,7 @@ class DataSet:
         for domain in self.domains:
             if domain.name == name:
                 return domain
-        known = ", ".join(domain.name for domain in self.domains)
+        known = ", ".join(printable(domain.name) for domain in self.domains)
         raise DataError(f"{self.name} has no domain {name!r}; it has: {known}")
 
     def digest(self) -> str:
