@@ -16,6 +16,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from adanpc.lab.data import DataError, DataSet, Domain, ImageFiles, images, unreadable, without
+from adanpc.lab.data.contents import read_contents
 from adanpc.lab.data.corrupted import Corrupted
 from adanpc.lab.data.domain import join
 from adanpc.lab.data.loading import Chunks
@@ -191,7 +192,6 @@ def test_unreadable_files_are_found_behind_joined_domains(spoilt: DataSet, tmp_p
 
 def test_each_file_is_read_once(spoilt: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    read_contents = images.read_contents
 
     def noted(path: str) -> bytes:
         read.append(path)

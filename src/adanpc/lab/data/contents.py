@@ -91,7 +91,7 @@ def read_at_most(file: IO[bytes], count: int) -> bytes:
 
 def unpack_gzip(packed: bytes) -> bytes:
     """The bytes that a gzip file was made from."""
-    chunks = []
+    chunks: list[bytes] = []
     size = 0
     try:
         with gzip.GzipFile(fileobj=BytesIO(packed)) as file:
