@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -196,9 +195,8 @@ def file_behind(images: Tensor | Images, row: int) -> FileRow | None:
     if isinstance(images, View):
         return file_behind(images.images, int(images.rows[row]))
     if isinstance(images, Joined):
-        part = bisect_right(images.ends, row)
-        start = images.ends[part - 1] if part else 0
-        return file_behind(images.parts[part], row - start)
+        part, part_row = images.locate(row)
+        return file_behind(images.parts[part], part_row)
     if hasattr(images, "images"):  # what is made of other images row by row keeps them under this name
         return file_behind(images.images, row)
     return None
