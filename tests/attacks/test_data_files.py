@@ -297,6 +297,12 @@ def test_a_zip_file_may_have_names_without_folders(tmp_path: Path) -> None:
     assert "cifar-10 is not at" in refusal(lambda: read("cifar-10", tmp_path))
 
 
+def test_a_zip_file_may_have_a_name_of_nothing(tmp_path: Path) -> None:
+    path = zip_of(tmp_path / "cifar.zip", ["name"])
+    path.write_bytes(path.read_bytes().replace(b"name", b"\0ame"))  # a name ends at its first zero byte
+    assert "cifar-10 is not at" in refusal(lambda: read("cifar-10", tmp_path))
+
+
 # Images
 
 

@@ -148,7 +148,7 @@ def list_zip(path: Path) -> list[ListedFile]:
     with blaming(path, "cannot be read", "copy it again"):
         for member in _list_members(path):
             parts = PurePosixPath(member.filename).parts
-            if not member.is_dir() and len(parts) > 1:
+            if len(parts) > 1 and not member.is_dir():  # in this order: a name may be empty, and is_dir() fails then
                 _check_member(member)
                 files.append(ListedFile(parts[-2], member.filename, f"{member.file_size} {member.CRC}"))
     return sorted(files)

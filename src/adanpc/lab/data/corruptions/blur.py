@@ -96,7 +96,8 @@ def _zoom_axis(image: Array, axis: int, factor: float) -> Array:
     before = np.minimum(positions.astype(int), side - 2)
     other_axes = tuple(other for other in range(image.ndim) if other != axis)
     share = np.expand_dims(positions - before, other_axes)  # of the pixel after; the rest is that of the one before
-    return image.take(before, axis) * (1 - share) + image.take(before + 1, axis) * share
+    zoomed: Array = image.take(before, axis) * (1 - share) + image.take(before + 1, axis) * share
+    return zoomed
 
 
 def _zoomed_positions(side: int, factor: float) -> Array:
