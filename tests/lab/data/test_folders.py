@@ -56,7 +56,8 @@ def test_every_image_has_the_label_of_its_folder(
     data = read("folder", root)
     assert data.classes == tuple(sorted({label for classes in tree.values() for label in classes}))
     for domain, rows in listed(data).items():
-        assert sorted(rows) == sorted((label, f"{n}.png") for label, names in tree[domain].items() for n in names)
+        expected = [(label, f"{name}.png") for label, names in tree[domain].items() for name in names]
+        assert sorted(rows) == sorted(expected)
     assert [domain.name for domain in data.domains] == sorted(tree)
 
 
