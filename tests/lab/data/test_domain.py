@@ -78,7 +78,7 @@ def test_splits_depend_on_the_seed_and_the_name_alone() -> None:
     assert not torch.equal(held_out, split(domain, 1)[1].labels)
     other = Domain("others", domain.images, domain.labels)
     assert not torch.equal(held_out, split(other, 0)[1].labels)
-    with pytest.raises(DataError, match="share must lie between 0 and 1, got 1"):
+    with pytest.raises(DataError, match="share must be between 0 and 1, got 1"):
         split(domain, 0, 1.0)
 
 

@@ -109,7 +109,7 @@ class _Parser:
 
     def _result(self) -> Any:
         if self.position != len(self.content):
-            raise ContentError(f"it goes on after its end at byte {self.position:,}")
+            raise ContentError(f"it has more bytes after its end at byte {self.position:,}")
         if self.marks or len(self.stack) != 1:
             raise ContentError("it ends too early")
         return self.stack[0]

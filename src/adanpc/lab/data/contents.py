@@ -24,7 +24,7 @@ MEBIBYTE = 2**20
 # More than any published file that is read whole: the largest, the digits of MNIST, unpacks to 45 MiB.
 MOST_BYTES = 256 * MEBIBYTE
 CHUNK = MEBIBYTE
-# Opening a pipe waits for somebody to write to it, unless told not to. Windows has no such flag, but one for bytes.
+# Without O_NONBLOCK, opening a pipe waits for somebody to write to it. Windows lacks the flag, but has one for bytes.
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 

@@ -172,7 +172,7 @@ def split(domain: Domain, seed: int, share: float = 0.8) -> tuple[Domain, Domain
     The shuffle depends on the seed and the domain's name, so that domains of equal size are split independently.
     """
     if not 0 < share < 1:
-        raise DataError(f"share must lie between 0 and 1, got {share}")
+        raise DataError(f"share must be between 0 and 1, got {share}")
     order = _shuffle(len(domain), seed_of(seed, domain.name))
     first = int(len(domain) * share)
     return domain.subset(order[:first]), domain.subset(order[first:])

@@ -143,7 +143,7 @@ def has_image_name(name: str) -> bool:
 
 
 def list_zip(path: Path) -> list[ListedFile]:
-    """The files of a zip file that lie as ``<class>/<file>``, in any folder, sorted; the stamp is their checksum."""
+    """The files of a zip file that are ``<class>/<file>`` in any folder, sorted; the stamp is their checksum."""
     files = []
     with blaming(path, "cannot be read", "copy it again"):
         for member in _list_members(path):

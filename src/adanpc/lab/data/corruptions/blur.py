@@ -114,7 +114,7 @@ def _zoomed_positions(side: int, factor: float) -> Array:
 
 def _disc(radius: float, softness: float) -> Array:
     """A disc that sums to about 1, its rim softened by a narrow Gaussian."""
-    # As in the published code: small discs lie in a square of 17 and get a Gaussian of 3 pixels, large ones of 5.
+    # As in the published code: small discs are in a square of 17 and get a Gaussian of 3 pixels, large ones of 5.
     if radius <= 8:
         half = 8
         gaussian_radius = 1

@@ -55,7 +55,7 @@ class LabelShift(Stream):
         shares = self.imbalance ** (-places / last_place)  # of the first class's size
         # The first class can be as large as the scarcest class allows, measured by its share.
         first_size = min(len(rows) / share for rows, share in zip(rows_of, shares, strict=True))
-        counts = np.floor(first_size * shares + 1e-9).astype(int)  # lest a rounding error cost a sample
+        counts = np.floor(first_size * shares + 1e-9).astype(int)  # a rounding error must not cost a sample
         counts = np.maximum(counts, 1)
         kept = [rows[:count] for rows, count in zip(rows_of, counts, strict=True)]
         return rng.permutation(np.concatenate(kept))
