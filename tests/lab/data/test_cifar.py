@@ -34,7 +34,8 @@ class OldPickler(pickle._Pickler):
 
 
 def pickled(content: object) -> bytes:
-    OldPickler(file := BytesIO(), protocol=2).dump(content)
+    file = BytesIO()
+    OldPickler(file, protocol=2).dump(content)
     return file.getvalue().replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
 
 
@@ -45,6 +46,7 @@ def batch(number: int, count: int = BATCH) -> dict[str, Any]:
 
 
 def lay(folder: Path) -> None:
+    """Writes all six batches."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(NAMES):
         (folder / name).write_bytes(pickled(batch(number)))
@@ -99,13 +101,18 @@ def test_a_batch_that_would_run_code_is_refused(protocol: int, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", [("numpy", "load"), ("builtins", "eval"), ("numpy", "ndarray.tofile")])
 def test_no_other_function_may_be_asked_for(name: tuple[str, str], tmp_path: Path) -> None:
-    ask = pickle.PROTO + b"\4" + b"".join(b"\x8c" + bytes([len(part)]) + part.encode() for part in name) + b"\x93."
-    (tmp_path / "batch").write_bytes(ask)
-    with pytest.raises(DataError, match=f"it asks for {name[0]}.{name[1]}"):
+    module, function = name
+    content = pickle.PROTO + b"\4"
+    for text in (module, function):
+        content += pickle.SHORT_BINUNICODE + bytes([len(text)]) + text.encode()
+    content += pickle.STACK_GLOBAL + pickle.STOP
+    (tmp_path / "batch").write_bytes(content)
+    with pytest.raises(DataError, match=f"it asks for {module}.{function}"):
         read_batch(tmp_path / "batch")
 
 
-def spoilt(**changed: object) -> bytes:
+def spoiled(**changed: object) -> bytes:
+    """A batch with other fields than it should have."""
     return pickled({**batch(0), **changed})
 
 
@@ -117,14 +124,14 @@ def spoilt(**changed: object) -> bytes:
         pickled(batch(0))[:-50],
         pickled([1, 2]),
         pickled({"labels": [1]}),
-        spoilt(labels=[1, 2, 3]),
-        spoilt(labels=[1, 2, 3, 10]),
-        spoilt(labels=[1, 2, 3, -1]),
-        spoilt(labels=["a", "b", "c", "d"]),
-        spoilt(labels=7),
-        spoilt(data=np.zeros((4, 3072))),
-        spoilt(data=np.zeros((4, 3071), dtype=np.uint8)),
-        spoilt(data="text"),
+        spoiled(labels=[1, 2, 3]),
+        spoiled(labels=[1, 2, 3, 10]),
+        spoiled(labels=[1, 2, 3, -1]),
+        spoiled(labels=["a", "b", "c", "d"]),
+        spoiled(labels=7),
+        spoiled(data=np.zeros((4, 3072))),
+        spoiled(data=np.zeros((4, 3071), dtype=np.uint8)),
+        spoiled(data="text"),
     ],
 )
 def test_what_is_no_batch_is_named(content: bytes, tmp_path: Path) -> None:
@@ -142,7 +149,10 @@ def test_missing_batches_are_named(tmp_path: Path) -> None:
 
 
 def plant_cifar(root: Path) -> list[Path]:
-    return plant(root, {f"{part}/{label}": 2 if part == "train" else 1 for part in BATCHES for label in CLASSES})
+    """Two images of each class in train, and one in test."""
+    counts = {f"train/{label}": 2 for label in CLASSES}
+    counts.update({f"test/{label}": 1 for label in CLASSES})
+    return plant(root, counts)
 
 
 def check_files(data: DataSet) -> None:
@@ -210,10 +220,10 @@ def test_a_zip_file_of_something_else_is_not_taken_for_it(tmp_path: Path) -> Non
 
 
 def test_lack_of_memory_is_not_blamed_on_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(values: object) -> None:
+    def full(values: object, dtype: object) -> None:
         raise MemoryError
 
     (tmp_path / "batch").write_bytes(pickled(batch(0)))
-    monkeypatch.setattr(np, "asarray", full)
+    monkeypatch.setattr(np, "frombuffer", full)
     with pytest.raises(MemoryError):
         read_batch(tmp_path / "batch")

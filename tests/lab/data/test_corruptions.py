@@ -124,11 +124,12 @@ UNEVEN = {"glass_blur", "frost", "fog", "elastic_transform", "pixelate", "spatte
 @pytest.mark.parametrize("name", ALL)
 def test_damage_grows_with_severity(name: str, side: int) -> None:
     """Mean squared difference over two photographs and some seeds; equal constants may tie within a hundredth."""
-    images, seeds = (PICTURES[side], photograph(side, "china.jpg")), range(8 if side == 32 else 1)
-    damage = [
-        np.mean([np.square(run(image, name, severity, seed) - pixels(image)) for image in images for seed in seeds])
-        for severity in SEVERITIES
-    ]
+    images = (PICTURES[side], photograph(side, "china.jpg"))
+    seeds = range(8) if side == 32 else range(1)
+    damage = []
+    for severity in SEVERITIES:
+        errors = [np.square(run(image, name, severity, seed) - pixels(image)) for image in images for seed in seeds]
+        damage.append(np.mean(errors))
     if name not in UNEVEN:
         assert all(more > 0.99 * less for less, more in pairwise(damage)), damage
     if name != "elastic_transform":
@@ -254,8 +255,11 @@ def test_defocus_blur_is_a_sum_over_a_disc(side: int, severity: int) -> None:
 @pytest.mark.parametrize(("side", "severity"), [(32, 1), (32, 5), (70, 3), (70, 5)])
 def test_glass_blur_is_the_published_loop_over_pixels(side: int, severity: int) -> None:
     """The loop writes both pixels of a pair, through views, so that the second gets back what it had."""
-    sigma, reach, rounds = ({32: SMALL, 70: LARGE}[side])["glass_blur"][severity - 1]
-    image, rng, d = photograph(side), default_rng(7), int(reach)
+    table = SMALL if side == 32 else LARGE
+    sigma, reach, rounds = table["glass_blur"][severity - 1]
+    d = int(reach)
+    image = photograph(side)
+    rng = default_rng(7)
     made = cut(blurred(pixels(image), sigma))
     for _ in range(int(rounds)):
         down, right = rng.integers(-d, d, size=(2, side - 2 * d, side - 2 * d))
@@ -315,9 +319,12 @@ def test_zoom_blur_is_the_mean_of_enlargements(side: int, severity: int, largest
 
 def slow_plasma(side: int, decay: float, rng: Generator) -> Array:
     """Point by point, with indices that wrap; the noise of a step is drawn for all its points at once."""
-    heights, step, width = np.zeros((side, side)), side, 1.0
+    heights = np.zeros((side, side))
+    step = side
+    width = 1.0
     while step > 1:
-        half, n = step // 2, side // step
+        half = step // 2
+        n = side // step
         diagonal = [(-half, -half), (-half, half), (half, -half), (half, half)]
         straight = [(-half, 0), (half, 0), (0, -half), (0, half)]
         for (y0, x0), around in (((half, half), diagonal), ((0, half), straight), ((half, 0), straight)):
@@ -327,7 +334,8 @@ def slow_plasma(side: int, decay: float, rng: Generator) -> Array:
                     y, x = y0 + i * step, x0 + j * step
                     near = [heights[(y + dy) % side, (x + dx) % side] for dy, dx in around]
                     heights[y, x] = sum(near) / 4 + noise[i, j]
-        step, width = half, width / decay**2
+        step = half
+        width = width / decay**2
     made: Array = (heights - heights.min()) / (heights.max() - heights.min())
     return made
 
@@ -363,7 +371,8 @@ def test_snow_whitens_and_falls_in_two_opposite_directions(severity: int) -> Non
 @pytest.mark.parametrize("side", PICTURES)
 def test_snow_follows_its_formula(side: int, severity: int) -> None:
     mean, std, size, threshold, radius, sigma, kept = constants("snow", severity, side)
-    image, rng = pixels(PICTURES[side]), default_rng(0)
+    image = pixels(PICTURES[side])
+    rng = default_rng(0)
     flakes = zoom(rng.normal(mean, std, (side, side)), size)
     flakes[flakes < threshold] = 0
     fallen = streak(cut(flakes), radius, sigma, rng.uniform(-135, -45))
@@ -378,7 +387,8 @@ def test_snow_follows_its_formula(side: int, severity: int) -> None:
 @pytest.mark.parametrize("side", PICTURES)
 def test_frost_is_a_weighted_sum_of_image_and_ice(side: int, severity: int) -> None:
     kept, strength, _ = constants("frost", severity, side)
-    ice, through = run(flat(0, side), "frost", severity), run(flat(51, side), "frost", severity)
+    ice = run(flat(0, side), "frost", severity)
+    through = run(flat(51, side), "frost", severity)
     assert 0.3 * strength < ice.max() < strength + HAIR
     assert ice.std() > 0.05 * strength
     clear = through < 1
@@ -418,13 +428,18 @@ def slow_mean(image: Array) -> Array:
 
 def slow_relief(wet: NDArray[np.bool_]) -> Array:
     """Light from drops: far from outlines is high, heights are spread evenly, and the top left is in the shade."""
-    side, rim = len(wet), []
+    side = len(wet)
+    rim = []
     for y in range(side):
         for x in range(side):
             around = [(y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)]
             dry = [not wet[v, u] for v, u in around if 0 <= v < side and 0 <= u < side]
-            rim += [(y, x)] if wet[y, x] and any(dry) else []
-    far = np.array([[min(20, *(np.hypot(y - v, x - u) for v, u in rim)) for x in range(side)] for y in range(side)])
+            if wet[y, x] and any(dry):
+                rim.append((y, x))
+    far = np.zeros((side, side))
+    for y in range(side):
+        for x in range(side):
+            far[y, x] = min(20, *(np.hypot(y - v, x - u) for v, u in rim))
     height = np.floor(slow_mean(far) + 1e-6)
     lowest = (height == height.min()).sum()
     spread = np.array([((height <= level).sum() - lowest) * 255 / (side**2 - lowest) for level in height.flat])

@@ -59,7 +59,8 @@ def test_an_angle_may_be_a_fraction() -> None:
 
 @pytest.mark.parametrize("degrees", digits.ANGLES)
 def test_domains_are_the_dealt_digits_turned_as_pillow_turns_them(degrees: int) -> None:
-    upright, turned = rotated_digits(angles=(0, 0))[1], rotated_digits(angles=(0, degrees))[1]
+    upright = rotated_digits(angles=(0, 0))[1]
+    turned = rotated_digits(angles=(0, degrees))[1]
     assert torch.equal(upright.labels, turned.labels)
     inside = pixels(upright)[:, 0, 1:-1, 1:-1].sum((1, 2)) == pixels(upright)[:, 0].sum((1, 2))  # no ink on the edge
     assert inside.sum() > 2000
@@ -70,7 +71,9 @@ def test_domains_are_the_dealt_digits_turned_as_pillow_turns_them(degrees: int) 
 
 
 def test_the_seed_decides_the_deal() -> None:
-    first, again, other = rotated_digits(seed=3), rotated_digits(seed=3), rotated_digits(seed=4)
+    first = rotated_digits(seed=3)
+    again = rotated_digits(seed=3)
+    other = rotated_digits(seed=4)
     assert all(torch.equal(pixels(a), pixels(b)) for a, b in zip(first, again, strict=True))
     assert all(torch.equal(a.labels, b.labels) for a, b in zip(first, again, strict=True))
     assert not torch.equal(pixels(first[0]), pixels(other[0]))

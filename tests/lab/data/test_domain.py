@@ -17,7 +17,8 @@ class Lazy:
     """Images that count how often they are read."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.read = count, 0
+        self.count = count
+        self.read = 0
 
     def __len__(self) -> int:
         return self.count
@@ -28,8 +29,9 @@ class Lazy:
 
 
 def numbered(count: int = 50, images: Images | None = None) -> Domain:
-    values = torch.arange(float(count)).reshape(count, 1, 1, 1) if images is None else images
-    return Domain("numbers", values, torch.arange(count), source="test")
+    """A domain whose images and labels are their own row."""
+    values = torch.arange(float(count)).reshape(count, 1, 1, 1)
+    return Domain("numbers", values if images is None else images, torch.arange(count), source="test")
 
 
 def double(images: Tensor) -> Tensor:
@@ -76,7 +78,7 @@ def test_splits_depend_on_the_seed_and_the_name_alone() -> None:
     assert not torch.equal(held_out, split(domain, 1)[1].labels)
     other = Domain("others", domain.images, domain.labels)
     assert not torch.equal(held_out, split(other, 0)[1].labels)
-    with pytest.raises(DataError, match="share must lie between 0 and 1, got 1"):
+    with pytest.raises(DataError, match="share must be between 0 and 1, got 1"):
         split(domain, 0, 1.0)
 
 

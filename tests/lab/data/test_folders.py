@@ -56,23 +56,27 @@ def test_every_image_has_the_label_of_its_folder(
     data = read("folder", root)
     assert data.classes == tuple(sorted({label for classes in tree.values() for label in classes}))
     for domain, rows in listed(data).items():
-        assert sorted(rows) == sorted((label, f"{n}.png") for label, names in tree[domain].items() for n in names)
+        expected = [(label, f"{name}.png") for label, names in tree[domain].items() for name in names]
+        assert sorted(rows) == sorted(expected)
     assert [domain.name for domain in data.domains] == sorted(tree)
 
 
-def test_other_files_are_passed_over_and_counted(tmp_path: Path) -> None:
+def test_other_files_are_skipped_and_counted(tmp_path: Path) -> None:
     lay(tmp_path, "a/dog/1.jpg", "a/dog/._1.jpg", "a/dog/Thumbs.db", "a/notes.txt", "a/.git/dog.png", "readme.txt")
     lay(tmp_path, ".cache/x/1.png", "b/dog/1.jpg", "b/dog/.old/1.jpg")
     data = read("folder", tmp_path)
     assert listed(data) == {"a": [("dog", "1.jpg")], "b": [("dog", "1.jpg")]}
-    assert data.notice == "5 files were passed over since they are hidden or no images"
+    assert data.notice == "5 files were skipped because they are hidden or are not images"
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
         (("a/dog/1.jpg", "a/cat/notes.txt"), r"the class '.*a/cat' has no images: fill it, or remove the folder"),
-        (("a/dog/1.jpg", "a/2.jpg"), r"'.*a/2\.jpg' lies in no class: images are expected in a/<class>/<image>"),
+        (
+            ("a/dog/1.jpg", "a/2.jpg"),
+            r"'.*a/2\.jpg' is not in the folder of a class: images are expected in a/<class>/<image>",
+        ),
         (("a/dog/1.jpg", "a/dog/more/2.jpg"), r"'.*a/dog/more' is a folder: images are expected in a/<class>/<image>"),
         (("a/dog/1.jpg", "b/notes.txt"), r"'.*b' has no classes: images are expected in b/<class>/<image>"),
     ],

@@ -16,6 +16,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from adanpc.lab.data import DataError, DataSet, Domain, ImageFiles, images, unreadable, without
+from adanpc.lab.data.contents import read_contents
 from adanpc.lab.data.corrupted import Corrupted
 from adanpc.lab.data.domain import join
 from adanpc.lab.data.loading import Chunks
@@ -57,7 +58,8 @@ def test_iterating_ends(folder: ImageFiles) -> None:
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
 def test_every_kind_of_image_becomes_rgb(mode: str, tmp_path: Path) -> None:
     original = Image.fromarray(noise(3).permute(1, 2, 0).contiguous().numpy()).convert(mode)
-    original.save(path := tmp_path / ("image.tif" if mode == "CMYK" else "image.png"))
+    path = tmp_path / ("image.tif" if mode == "CMYK" else "image.png")
+    original.save(path)
     expected = torch.tensor([original.convert("RGB").getpixel((x, y)) for y in range(9) for x in range(8)])
     got = ImageFiles(tmp_path, [path.name])[0]
     assert torch.equal(got.permute(1, 2, 0).reshape(-1, 3).long(), expected)
@@ -109,10 +111,11 @@ def test_what_cannot_be_read_is_named_with_a_remedy(spoil: Callable[[Path], obje
 
 
 def test_a_flipped_byte_in_a_zip_file_is_noticed(tmp_path: Path) -> None:
-    path = zipped(tmp_path, tmp_path / "all.zip", [plant(tmp_path, {"a": 1})[0].relative_to(tmp_path).as_posix()])
-    spoilt = bytearray(path.read_bytes())
-    spoilt[100] ^= 1
-    path.write_bytes(spoilt)
+    plant(tmp_path, {"a": 1})
+    path = zipped(tmp_path, tmp_path / "all.zip", ["a/000.png"])
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
     with pytest.raises(DataError, match=r"all\.zip/a/000\.png' cannot be read \(Bad CRC-32"):
         ImageFiles(path, ["a/000.png"])[0]
 
@@ -132,7 +135,8 @@ def test_a_zip_file_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
 def test_worker_processes_share_a_zip_file(method: str, tmp_path: Path) -> None:
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {method} here")
-    names = [path.relative_to(tmp_path).as_posix() for path in plant(tmp_path, {"a": 400 if method == "fork" else 20})]
+    count = 400 if method == "fork" else 20
+    names = [path.relative_to(tmp_path).as_posix() for path in plant(tmp_path, {"a": count})]
     with ZipFile(tmp_path / "all.zip", "w", ZIP_STORED) as archive:
         for name in names:
             archive.write(tmp_path / name, name)
@@ -155,51 +159,50 @@ def test_a_pickle_holds_names_and_no_images(folder: ImageFiles, tmp_path: Path) 
 
 
 @pytest.fixture
-def spoilt(tmp_path: Path) -> DataSet:
+def spoiled(tmp_path: Path) -> DataSet:
     """Two domains of 40 images; the third and the last of the first, and the first of the second cannot be read."""
     names = [path.relative_to(tmp_path).as_posix() for path in plant(tmp_path, {"a": 40, "b": 40})]
     for name in (names[2], names[39], names[40]):
         (tmp_path / name).write_bytes(b"no image")
-    parts = [names[:40], names[40:]]
     labels = torch.arange(40)
-    domains = [Domain(n, ImageFiles(tmp_path, part), labels, source=n) for n, part in zip("ab", parts, strict=True)]
-    return DataSet("spoilt", tuple(domains), tuple(map(str, range(40))), "it is small")
+    first = Domain("a", ImageFiles(tmp_path, names[:40]), labels, source="a")
+    second = Domain("b", ImageFiles(tmp_path, names[40:]), labels, source="b")
+    return DataSet("spoiled", (first, second), tuple(str(label) for label in range(40)), "it is small")
 
 
 def bad(root: Path, *names: str) -> tuple[str, ...]:
     return tuple(f"{root}/{name}" for name in names)
 
 
-def test_unreadable_files_are_listed(spoilt: DataSet, tmp_path: Path) -> None:
-    assert unreadable(spoilt) == bad(tmp_path, "a/002.png", "a/039.png", "b/000.png")
-    assert unreadable(spoilt["b"]) == bad(tmp_path, "b/000.png")
+def test_unreadable_files_are_listed(spoiled: DataSet, tmp_path: Path) -> None:
+    assert unreadable(spoiled) == bad(tmp_path, "a/002.png", "a/039.png", "b/000.png")
+    assert unreadable(spoiled["b"]) == bad(tmp_path, "b/000.png")
 
 
-def test_unreadable_files_are_found_behind_subsets_and_corruptions(spoilt: DataSet, tmp_path: Path) -> None:
-    domain = spoilt["a"].subset([5, 2, 7]).subset([1, 0])
+def test_unreadable_files_are_found_behind_subsets_and_corruptions(spoiled: DataSet, tmp_path: Path) -> None:
+    domain = spoiled["a"].subset([5, 2, 7]).subset([1, 0])
     assert unreadable(domain) == bad(tmp_path, "a/002.png")
     assert unreadable(Domain("fog", Corrupted(domain.images, "fog", 1, 0), domain.labels)) == unreadable(domain)
 
 
-def test_unreadable_files_are_found_behind_joined_domains(spoilt: DataSet, tmp_path: Path) -> None:
+def test_unreadable_files_are_found_behind_joined_domains(spoiled: DataSet, tmp_path: Path) -> None:
     memory = Domain("memory", torch.zeros(3, 3, 9, 8), torch.zeros(3).long())
-    joined = join("all", [memory, spoilt["b"], spoilt["a"]]).subset([0, 3, 4, 45, 82])
+    joined = join("all", [memory, spoiled["b"], spoiled["a"]]).subset([0, 3, 4, 45, 82])
     assert unreadable(joined) == bad(tmp_path, "b/000.png", "a/002.png", "a/039.png")
-    sound = without(DataSet("joined", (joined,), spoilt.classes), unreadable(joined))
+    sound = without(DataSet("joined", (joined,), spoiled.classes), unreadable(joined))
     assert torch.equal(sound.domains[0].take([0, 1]), torch.stack([torch.zeros(3, 9, 8), noise(41) / 255]))
 
 
-def test_each_file_is_read_once(spoilt: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_is_read_once(spoiled: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    decode = images._decode
 
-    def noted(file: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-        read.append(file)
-        return decode(file)
+    def noted(path: str) -> bytes:
+        read.append(path)
+        return read_contents(path)
 
-    monkeypatch.setattr(images, "_decode", noted)
-    half = spoilt["a"].subset(range(20))
-    assert len(unreadable(DataSet("twice", (half, spoilt["a"], half), spoilt.classes))) == 2
+    monkeypatch.setattr(images, "read_contents", noted)
+    half = spoiled["a"].subset(range(20))
+    assert len(unreadable(DataSet("twice", (half, spoiled["a"], half), spoiled.classes))) == 2
     assert len(read) == len(set(read)) == 40
 
 
@@ -207,30 +210,30 @@ def test_images_in_memory_are_readable() -> None:
     assert unreadable(Domain("memory", torch.zeros(2, 3, 4, 4), torch.zeros(2).long())) == ()
 
 
-def test_files_are_dropped_on_request_alone_and_counted(spoilt: DataSet) -> None:
-    sound = without(spoilt, unreadable(spoilt))
+def test_files_are_dropped_on_request_alone_and_counted(spoiled: DataSet) -> None:
+    sound = without(spoiled, unreadable(spoiled))
     assert [len(domain) for domain in sound.domains] == [38, 39]
     assert sound["a"].labels.tolist() == [row for row in range(40) if row not in (2, 39)]
     assert torch.equal(sound["a"].take([2])[0], noise(3) / 255)
     assert torch.equal(sound["b"].take([0])[0], noise(41) / 255)
     assert unreadable(sound) == ()
     assert sound.notice == "it is small; 3 images were dropped by request"
-    assert len({sound["a"].digest(), spoilt["a"].digest()}) == 2
-    assert [len(domain) for domain in spoilt.domains] == [40, 40]
+    assert len({sound["a"].digest(), spoiled["a"].digest()}) == 2
+    assert [len(domain) for domain in spoiled.domains] == [40, 40]
 
 
-def test_dropping_nothing_changes_nothing(spoilt: DataSet) -> None:
-    same = without(spoilt, ())
-    assert (same.digest(), same.notice) == (spoilt.digest(), spoilt.notice)
+def test_dropping_nothing_changes_nothing(spoiled: DataSet) -> None:
+    same = without(spoiled, ())
+    assert (same.digest(), same.notice) == (spoiled.digest(), spoiled.notice)
     memory = DataSet("memory", (Domain("m", torch.zeros(2, 3, 4, 4), torch.zeros(2).long()),), ("a",))
     assert without(memory, ()).domains == memory.domains
 
 
-def test_a_file_that_is_not_there_cannot_be_dropped(spoilt: DataSet) -> None:
+def test_a_file_that_is_not_there_cannot_be_dropped(spoiled: DataSet) -> None:
     with pytest.raises(
-        DataError, match="spoilt has no file 'a/002.png': give the paths as adanpc.lab.data.unreadable does"
+        DataError, match="spoiled has no file 'a/002.png': give the paths as adanpc.lab.data.unreadable does"
     ):
-        without(spoilt, ["a/002.png"])
+        without(spoiled, ["a/002.png"])
 
 
 def test_without_pillow_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +243,7 @@ def test_without_pillow_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_lack_of_memory_is_not_blamed_on_the_file(folder: ImageFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(file: object) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    def full(content: object) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         raise MemoryError
 
     monkeypatch.setattr(images, "_decode", full)

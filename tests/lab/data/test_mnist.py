@@ -28,11 +28,18 @@ def lay(place: Path, packed: bool = True, mark: str = "-") -> None:
     first = 0
     for part, count in COUNTS.items():
         numbers = range(first, first + count)
-        values = {"images": torch.stack([digit(n) for n in numbers]), "labels": torch.tensor([n % 10 for n in numbers])}
-        for (kind, value), dimensions in zip(values.items(), (3, 1), strict=True):
-            path = place / f"{part}-{kind}{mark}idx{dimensions}-ubyte{'.gz' if packed else ''}"
-            path.write_bytes(gzip.compress(idx(value)) if packed else idx(value))
+        images = torch.stack([digit(number) for number in numbers])
+        labels = torch.tensor([number % 10 for number in numbers])
+        write(place / f"{part}-images{mark}idx3-ubyte", images, packed)
+        write(place / f"{part}-labels{mark}idx1-ubyte", labels, packed)
         first += count
+
+
+def write(path: Path, values: Tensor, packed: bool) -> None:
+    if packed:
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(idx(values)))
+    else:
+        path.write_bytes(idx(values))
 
 
 def numbers(data: DataSet) -> list[list[int]]:
@@ -61,15 +68,19 @@ def test_every_digit_is_in_one_of_six_domains(folder: str, packed: bool, mark: s
 
 def test_domains_are_turned_by_their_angle(tmp_path: Path) -> None:
     lay(tmp_path)
-    upright, turned = (read("rotated-mnist", tmp_path).domains[position] for position in (0, 3))
-    assert sorted(upright.take([0])[0, 0].nonzero().amin(0).tolist()) == [12, 12]
-    assert turned.take([0])[0, 0, 11].max() > 0.1  # a corner of the square now points up
-    assert turned.take([0])[0, 0, 12, 12] < 0.2
+    domains = read("rotated-mnist", tmp_path).domains
+    upright = domains[0].take([0])[0, 0]
+    turned = domains[3].take([0])[0, 0]
+    assert sorted(upright.nonzero().amin(0).tolist()) == [12, 12]
+    assert turned[11].max() > 0.1  # a corner of the square now points up
+    assert turned[12, 12] < 0.2
 
 
 def test_the_seed_decides_the_deal(tmp_path: Path) -> None:
     lay(tmp_path)
-    first, again, other = (numbers(read("rotated-mnist", tmp_path, seed=seed)) for seed in (1, 1, 2))
+    first = numbers(read("rotated-mnist", tmp_path, seed=1))
+    again = numbers(read("rotated-mnist", tmp_path, seed=1))
+    other = numbers(read("rotated-mnist", tmp_path, seed=2))
     assert first == again != other
 
 

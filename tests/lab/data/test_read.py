@@ -33,15 +33,15 @@ LABELS = {"cifar-10": CLASSES, "cifar-10-c": CLASSES, "imagenet": ("n00000001", 
 def lay(name: str, root: Path) -> None:
     """A small copy in the layout that the message for a missing one describes."""
     if name == "rotated-mnist":
+        images = torch.arange(12 * 784).reshape(12, 28, 28) % 256
+        labels = torch.arange(12) % 10
         (root / "MNIST").mkdir()
         for part in ("train", "t10k"):
-            (root / f"MNIST/{part}-images-idx3-ubyte").write_bytes(
-                idx(torch.arange(12 * 784).reshape(12, 28, 28) % 256)
-            )
-            (root / f"MNIST/{part}-labels-idx1-ubyte").write_bytes(idx(torch.arange(12) % 10))
-    labels = LABELS.get(name, ("cat", "dog"))
+            (root / f"MNIST/{part}-images-idx3-ubyte").write_bytes(idx(images))
+            (root / f"MNIST/{part}-labels-idx1-ubyte").write_bytes(idx(labels))
+    classes = LABELS.get(name, ("cat", "dog"))
     for folder in FOLDERS.get(name, ()):
-        plant(root, {f"{folder}/{label}": 2 for label in labels})
+        plant(root, {f"{folder}/{label}": 2 for label in classes})
 
 
 def test_the_names() -> None:
@@ -51,7 +51,8 @@ def test_the_names() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_reader_gives_sound_domains(name: str, tmp_path: Path) -> None:
     lay(name, tmp_path)
-    data, again = read(name, tmp_path), read(name, str(tmp_path))
+    data = read(name, tmp_path)
+    again = read(name, str(tmp_path))
     assert data.name == name
     assert data.digest() == again.digest()
     assert len({domain.name for domain in data.domains}) == len(data.domains)
@@ -59,9 +60,11 @@ def test_every_reader_gives_sound_domains(name: str, tmp_path: Path) -> None:
         assert len(domain) == len(domain.images) > 0
         assert domain.labels.dtype == torch.int64
         assert 0 <= domain.labels.min() <= domain.labels.max() < len(data.classes)
-    pixels = data.domains[-1].images[0].float()
-    pixels = pixels / 255 if data.domains[-1].images[0].dtype == torch.uint8 else pixels
-    assert torch.equal(data.domains[-1].take([0])[0], pixels)
+    last = data.domains[-1]
+    pixels = last.images[0]
+    if pixels.dtype == torch.uint8:
+        pixels = pixels.float() / 255
+    assert torch.equal(last.take([0])[0], pixels)
 
 
 def test_an_unknown_name_gets_the_known_ones(tmp_path: Path) -> None:

@@ -45,7 +45,10 @@ def samples(order: Tensor) -> list[tuple[int, int]]:
 
 
 def joined(batches: Sequence[Arrival]) -> Tensor:
-    return torch.stack([torch.cat([batch.domains for batch in batches]), torch.cat([b.rows for b in batches])], dim=1)
+    """The order that the batches were cut from."""
+    domains = torch.cat([batch.domains for batch in batches])
+    rows = torch.cat([batch.rows for batch in batches])
+    return torch.stack([domains, rows], dim=1)
 
 
 def some_domains(*severities: int) -> list[Domain]:
@@ -167,14 +170,13 @@ def test_domains_without_severities_cannot_be_gradual(name: str) -> None:
 @pytest.mark.parametrize(("imbalance", "classes"), [(1, 5), (10, 5), (100, 10), (50, 2), (7, 1)])
 def test_the_long_tail_follows_its_formula(imbalance: float, classes: int) -> None:
     each = 300
-    kept = Counter(
-        balanced("a", classes, each)
-        .labels[LabelShift(imbalance=imbalance).order([balanced("a", classes, each)])[:, 1]]
-        .tolist()
-    )
+    source = balanced("a", classes, each)
+    stream = LabelShift(imbalance=imbalance)
+    rows = stream.order([source])[:, 1]
+    kept = Counter(source.labels[rows].tolist())
     wanted = [max(1, int(each * imbalance ** (-r / max(classes - 1, 1)) + 1e-9)) for r in range(classes)]
     assert sorted(kept.values(), reverse=True) == wanted
-    assert LabelShift(imbalance=imbalance).left_out([balanced("a", classes, each)]) == (classes * each - sum(wanted),)
+    assert stream.left_out([source]) == (classes * each - sum(wanted),)
 
 
 def test_the_long_tail_keeps_its_proportions_whatever_the_data_has() -> None:
@@ -234,7 +236,8 @@ def test_at_no_concentration_every_class_is_one_run() -> None:
 
 def test_classes_are_dealt_over_slots_in_dirichlet_proportions() -> None:
     """With two slots, a class's share of the first is Beta(a, a): its variance is 1 / (4 (2 a + 1))."""
-    each, shares = 100, []
+    each = 100
+    shares = []
     for seed in range(60):
         labels = np.repeat(np.arange(10), each)
         order = Correlated(concentration=2.0, slots=2, seed=seed).order([domain("a", labels.tolist())])
@@ -249,11 +252,9 @@ def test_classes_are_dealt_over_slots_in_dirichlet_proportions() -> None:
 
 def test_slots_are_as_many_as_classes_unless_told() -> None:
     source = balanced("a", 6, 60)
-    alike = [
-        neighbors_alike(source.labels[Correlated(concentration=1e9, slots=slots).order([source])[:, 1]])
-        for slots in (None, 6, 30)
-    ]
-    assert Correlated(concentration=1e9).order([source]).equal(Correlated(concentration=1e9, slots=6).order([source]))
+    orders = [Correlated(concentration=1e9, slots=slots).order([source]) for slots in (None, 6, 30)]
+    alike = [neighbors_alike(source.labels[order[:, 1]]) for order in orders]
+    assert orders[0].equal(orders[1])
     assert alike[0] == alike[1] > alike[2]
     many = balanced("a", 120, 5)
     assert Correlated().order([many]).equal(Correlated(slots=100).order([many]))

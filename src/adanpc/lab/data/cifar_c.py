@@ -1,10 +1,8 @@
-"""CIFAR-10-C: the published arrays, or the same conditions made of CIFAR-10."""
+"""CIFAR-10-C: the published arrays, or the same conditions made from CIFAR-10."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +11,8 @@ from torch import Tensor
 from adanpc.lab.data.cifar import CLASSES, cifar10
 from adanpc.lab.data.corrupted import CONDITIONS, MADE, corrupted, part_of, title
 from adanpc.lab.data.domain import DataError, DataSet, Domain
-from adanpc.lab.data.scan import notice, places
+from adanpc.lab.data.npy import ArrayLayout, read_array, read_layout, read_row
+from adanpc.lab.data.scan import candidate_folders, join_clauses
 
 NAME = "cifar-10-c"
 FOLDERS = ("CIFAR-10-C", "cifar-10-c", "cifar10-c", "CIFAR10-C")
@@ -23,16 +22,16 @@ SEVERITIES = 5
 def cifar10_c(root: Path, seed: int) -> DataSet | None:
     """CIFAR-10-C with a domain for each corruption and severity, the fifteen standard corruptions first.
 
-    The published arrays are mapped, never read whole. Without them the images are made of CIFAR-10's when they are
-    asked for, and the notice says so; None if that is missing too.
+    The published arrays are read image by image, never as a whole. Without them the images are made from CIFAR-10 when
+    they are asked for, and the notice says so; None if CIFAR-10 is missing too.
     """
-    for place in places(root, FOLDERS):
+    for place in candidate_folders(root, FOLDERS):
         if any(_file(place, corruption).is_file() for corruption, _ in CONDITIONS):
             return _published(place)
     clean = cifar10(root)
     if clean is None:
         return None
-    return DataSet(NAME, corrupted(clean["test"], seed), CLASSES, notice(MADE, clean.notice))
+    return DataSet(NAME, corrupted(clean["test"], seed), CLASSES, join_clauses(MADE, clean.notice))
 
 
 class ArrayRows:
@@ -40,55 +39,63 @@ class ArrayRows:
 
     Args:
         path: of the file.
-        rows: which.
+        layout: of the array in it.
+        rows: which rows.
     """
 
-    def __init__(self, path: Path, rows: range) -> None:
-        self.path, self.rows = path, rows
+    def __init__(self, path: Path, layout: ArrayLayout, rows: range) -> None:
+        self.path = path
+        self.layout = layout
+        self.rows = rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Tensor:
-        pixels = _mapped(self.path, self.path.stat().st_mtime_ns)[self.rows[index]]
-        return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
-
-
-@lru_cache(maxsize=32)
-def _mapped(path: Path, changed: int) -> np.ndarray[Any, np.dtype[Any]]:
-    """The array, mapped once in each process."""
-    try:
-        array: np.ndarray[Any, np.dtype[Any]] = np.load(path, mmap_mode="r")
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"{str(path)!r} is no array ({error}): unpack it again") from error
-    return array
+        pixels = read_row(self.path, self.layout, self.rows[index])
+        return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def _published(place: Path) -> DataSet:
-    labels = _labels(place / "labels.npy")
-    conditions = [condition for condition in CONDITIONS if _file(place, condition[0]).is_file()]
-    domains = tuple(_domain(place, corruption, severity, labels) for corruption, severity in conditions)
-    return DataSet(NAME, domains, CLASSES, part_of(conditions))
+    """The data set of those corruptions whose arrays are there."""
+    labels = _read_labels(place / "labels.npy")
+    layouts: dict[str, ArrayLayout] = {}
+    conditions = []
+    domains = []
+    for corruption, severity in CONDITIONS:
+        path = _file(place, corruption)
+        if not path.is_file():
+            continue
+        if corruption not in layouts:  # one file holds all severities
+            layouts[corruption] = _check_layout(path, len(labels))
+        conditions.append((corruption, severity))
+        domains.append(_domain(path, layouts[corruption], labels, title(corruption, severity), severity))
+    return DataSet(NAME, tuple(domains), CLASSES, part_of(conditions))
 
 
-def _domain(place: Path, corruption: str, severity: int, labels: Tensor) -> Domain:
-    path = _file(place, corruption)
-    status, array = path.stat(), _mapped(path, path.stat().st_mtime_ns)
-    if array.dtype != np.uint8 or array.ndim != 4 or (len(array), array.shape[3]) != (len(labels), 3):
-        raise DataError(
-            f"{str(path)!r} holds {array.dtype} {array.shape} where uint8 ({len(labels)}, 32, 32, 3) fits the labels: "
-            "unpack it again"
-        )
+def _domain(path: Path, layout: ArrayLayout, labels: Tensor, name: str, severity: int) -> Domain:
+    """The part of a corruption's file that has this severity."""
     count = len(labels) // SEVERITIES
     rows = range((severity - 1) * count, severity * count)
-    source = f"{path.name} {status.st_size} {status.st_mtime_ns}"
-    return Domain(title(corruption, severity), ArrayRows(path, rows), labels[rows.start : rows.stop], source=source)
+    return Domain(name, ArrayRows(path, layout, rows), labels[rows.start : rows.stop], source=layout.stamp)
 
 
-def _labels(path: Path) -> Tensor:
+def _check_layout(path: Path, count: int) -> ArrayLayout:
+    """The layout of a file that holds ``count`` color images."""
+    layout = read_layout(path)
+    is_images = layout.dtype == np.uint8 and len(layout.shape) == 4
+    if not is_images or (layout.shape[0], layout.shape[3]) != (count, 3):
+        raise DataError(
+            f"{str(path)!r} holds {layout.dtype} {layout.shape} where uint8 ({count}, 32, 32, 3) fits the labels: "
+            "unpack it again"
+        )
+    return layout
+
+
+def _read_labels(path: Path) -> Tensor:
     if not path.is_file():
         raise DataError(f"{str(path)!r} is missing beside the corrupted images: unpack it again")
-    labels = np.array(_mapped(path, path.stat().st_mtime_ns))
+    labels = read_array(path)
     if labels.ndim != 1 or len(labels) % SEVERITIES or not np.isin(labels, range(len(CLASSES))).all():
         raise DataError(f"{str(path)!r} holds no labels 0 to 9 for {SEVERITIES} severities: unpack it again")
     return torch.from_numpy(labels.astype(np.int64))

@@ -13,15 +13,18 @@ from adanpc.lab.data.domain import Domain, Images
 from adanpc.lab.seeds import seed_of
 from adanpc.version import __version__
 
-CONDITIONS = tuple((name, severity) for name in (*CORRUPTIONS, *EXTRA) for severity in range(1, 6))
-STANDARD = 5 * len(CORRUPTIONS)  # the first of the conditions; the others were published for tuning
+SEVERITIES = (1, 2, 3, 4, 5)
+CONDITIONS = tuple((corruption, severity) for corruption in (*CORRUPTIONS, *EXTRA) for severity in SEVERITIES)
+STANDARD = len(SEVERITIES) * len(CORRUPTIONS)  # the first of the conditions; the others were published for tuning
 MADE = f"made here, since the published files are missing; {FROST_NOTICE}"
 
 
 def part_of(conditions: Collection[tuple[str, int]]) -> str:
-    """A clause that says how many standard domains a published copy has; nothing if it has all."""
-    here = sum(corruption in CORRUPTIONS for corruption, _ in conditions)
-    return "" if here == STANDARD else f"{here} of the {STANDARD} standard domains are in this copy"
+    """A clause that says how many standard domains a published copy has; empty if it has all."""
+    standard = sum(corruption in CORRUPTIONS for corruption, _ in conditions)
+    if standard == STANDARD:
+        return ""
+    return f"{standard} of the {STANDARD} standard domains are in this copy"
 
 
 def title(corruption: str, severity: int) -> str:
@@ -32,16 +35,21 @@ def title(corruption: str, severity: int) -> str:
 class Corrupted:
     """Images under one corruption, each made when it is asked for.
 
-    Chance depends on the seed, the condition and the row alone: an image is the same whenever and wherever it is made.
+    What is random depends on the seed, the condition and the row alone: an image is the same whenever and wherever it
+    is made.
 
     Args:
-        images: the clean ones.
-        corruption, severity: as ``corrupt`` takes them.
-        seed: of all chance.
+        images: the clean images.
+        corruption: one of ``CORRUPTIONS`` or ``EXTRA``.
+        severity: 1 to 5.
+        seed: of everything that is drawn.
     """
 
     def __init__(self, images: Tensor | Images, corruption: str, severity: int, seed: int) -> None:
-        self.images, self.corruption, self.severity, self.seed = images, corruption, severity, seed
+        self.images = images
+        self.corruption = corruption
+        self.severity = severity
+        self.seed = seed
 
     def __len__(self) -> int:
         return len(self.images)
@@ -54,12 +62,9 @@ class Corrupted:
 def corrupted(domain: Domain, seed: int) -> tuple[Domain, ...]:
     """The domain under each of the ``CONDITIONS``; nothing is computed before an image is asked for."""
     clean = domain.digest()
-    return tuple(
-        replace(
-            domain,
-            name=title(corruption, severity),
-            images=Corrupted(domain.images, corruption, severity, seed),
-            source=f"{clean} {corruption} {severity} {seed} {__version__}",
-        )
-        for corruption, severity in CONDITIONS
-    )
+    domains = []
+    for corruption, severity in CONDITIONS:
+        images = Corrupted(domain.images, corruption, severity, seed)
+        source = f"{clean} {corruption} {severity} {seed} {__version__}"
+        domains.append(replace(domain, name=title(corruption, severity), images=images, source=source))
+    return tuple(domains)

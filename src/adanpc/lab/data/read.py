@@ -12,29 +12,30 @@ from adanpc.lab.data.domain import DataError, DataSet
 from adanpc.lab.data.folders import DOMAIN_NET, OFFICE_HOME, PACS, TERRA_INCOGNITA, VLCS, Layout, any_folder, published
 from adanpc.lab.data.imagenet import imagenet, imagenet_c
 from adanpc.lab.data.mnist import rotated_mnist
+from adanpc.require import did_you_mean
 
-DOMAIN_BED = "DomainBed's download script (https://github.com/facebookresearch/DomainBed) lays it out so"
+DOMAIN_BED = "DomainBed's download script (https://github.com/facebookresearch/DomainBed) arranges it this way"
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How a data set is read, and what is said if it is missing.
+    """How a data set is read, and what to say if it is missing.
 
     Args:
         read: the data set at or below a root, with a seed for what is random in it; None if there is nothing of it.
-        remedy: where it is published and which layout is expected below which folder; a part of a sentence.
+        remedy: where it is published and which layout is expected in which folder; part of a sentence.
     """
 
     read: Callable[[Path, int], DataSet | None]
     remedy: str
 
 
-def _laid_out(layout: Layout, page: str) -> Reader:
+def _published_reader(layout: Layout, page: str) -> Reader:
+    """The reader of a data set that is published at a web page, as folders of images."""
     domains = ", ".join(names[0] for names in layout.domains)
-    where = f"{layout.folders[0]}/<domain>/<class>/<image> with the domains {domains}"
-    return Reader(
-        lambda root, seed: published(layout, root), f"it is published at {page} and expected as {where}; {DOMAIN_BED}"
-    )
+    folders = f"{layout.folders[0]}/<domain>/<class>/<image> with the domains {domains}"
+    remedy = f"it is published at {page} and expected as {folders}; {DOMAIN_BED}"
+    return Reader(lambda root, seed: published(layout, root), remedy)
 
 
 READERS: dict[str, Reader] = {
@@ -43,13 +44,14 @@ READERS: dict[str, Reader] = {
         "MNIST is published at http://yann.lecun.com/exdb/mnist/ and its four idx files, gzipped or not, are expected "
         "in MNIST or MNIST/raw; 5,000 of its digits come with pip install 'adanpc[bench]'",
     ),
-    "pacs": _laid_out(PACS, "http://www.eecs.qmul.ac.uk/~dl307/project_iccv2017"),
-    "vlcs": _laid_out(VLCS, "http://www.eecs.qmul.ac.uk/~dl307/project_iccv2017"),
-    "terra-incognita": _laid_out(TERRA_INCOGNITA, "https://beerys.github.io/CaltechCameraTraps/"),
-    "domain-net": _laid_out(DOMAIN_NET, "http://ai.bu.edu/M3SDA/"),
-    "office-home": _laid_out(OFFICE_HOME, "https://www.hemanthdv.org/officeHomeDataset.html"),
+    "pacs": _published_reader(PACS, "http://www.eecs.qmul.ac.uk/~dl307/project_iccv2017"),
+    "vlcs": _published_reader(VLCS, "http://www.eecs.qmul.ac.uk/~dl307/project_iccv2017"),
+    "terra-incognita": _published_reader(TERRA_INCOGNITA, "https://beerys.github.io/CaltechCameraTraps/"),
+    "domain-net": _published_reader(DOMAIN_NET, "http://ai.bu.edu/M3SDA/"),
+    "office-home": _published_reader(OFFICE_HOME, "https://www.hemanthdv.org/officeHomeDataset.html"),
     "folder": Reader(
-        lambda root, seed: any_folder(root), "any images will do that are laid out as <domain>/<class>/<image>"
+        lambda root, seed: any_folder(root),
+        "any images will do that are arranged as <domain>/<class>/<image>",
     ),
     "cifar-10": Reader(
         lambda root, seed: cifar10(root),
@@ -60,8 +62,8 @@ READERS: dict[str, Reader] = {
     "cifar-10-c": Reader(
         cifar10_c,
         "it is published at https://doi.org/10.5281/zenodo.2535967 and expected unpacked as "
-        "CIFAR-10-C/<corruption>.npy and CIFAR-10-C/labels.npy; otherwise it is made of cifar-10, which is not there "
-        "either",
+        "CIFAR-10-C/<corruption>.npy and CIFAR-10-C/labels.npy; without these files it is made from cifar-10, which is "
+        "not there either",
     ),
     "imagenet": Reader(
         lambda root, seed: imagenet(root),
@@ -71,8 +73,8 @@ READERS: dict[str, Reader] = {
     "imagenet-c": Reader(
         imagenet_c,
         "it is published at https://doi.org/10.5281/zenodo.2235448 and expected unpacked as "
-        "ImageNet-C/<corruption>/<severity>/<wnid>/<image>.JPEG; otherwise it is made of imagenet, which is not there "
-        "either",
+        "ImageNet-C/<corruption>/<severity>/<wnid>/<image>.JPEG; without these files it is made from imagenet, which "
+        "is not there either",
     ),
 }
 
@@ -83,11 +85,12 @@ def read(name: str, root: str | Path, *, seed: int = 0) -> DataSet:
     Args:
         name: one of ``READERS``.
         root: where data are kept, or the folder of the data set itself.
-        seed: decides what is random in the data: who is turned by which angle, corruptions that are made here.
+        seed: decides what is random in the data: which digit is rotated by which angle, and corruptions made here.
     """
     if name not in READERS:
-        raise DataError(f"unknown data set {name!r}; there are: {', '.join(READERS)}")
-    data = READERS[name].read(Path(root), seed)
+        raise DataError(f"unknown data set {name!r}; there are: {', '.join(READERS)}{did_you_mean(name, READERS)}")
+    reader = READERS[name]
+    data = reader.read(Path(root), seed)
     if data is None:
-        raise DataError(f"{name} is not at {str(root)!r}: {READERS[name].remedy}")
+        raise DataError(f"{name} is not at {str(root)!r}: {reader.remedy}")
     return data

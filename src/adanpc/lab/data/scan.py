@@ -5,22 +5,35 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
+from stat import S_ISREG
 from typing import NamedTuple
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 import torch
 
+from adanpc.lab.data.contents import ContentError, blaming, check_regular
 from adanpc.lab.data.domain import DataError, DataSet, Domain
 from adanpc.lab.data.images import ImageFiles
+from adanpc.lab.data.printable import printable
 
 SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+MAC_METADATA = "__MACOSX"  # macOS adds a folder of this name to zip files, with a shadow of every file
+# Names are kept in an array as wide as the longest one, so a single name of 64 KiB would cost gigabytes.
+LONGEST_NAME = 1_024
 
 
-class File(NamedTuple):
-    """A file of a class: its name below the root, and a text that changes when the file does."""
+class ListedFile(NamedTuple):
+    """A file of a class.
+
+    Args:
+        label: the class: the name of the folder that holds the file.
+        name: the path below the root.
+        stamp: a text that changes when the file does.
+    """
 
     label: str
     name: str
@@ -34,128 +47,191 @@ class Scan:
     Args:
         images: class by class.
         counts: how many there are of each class, in the same order.
-        source: a hash of names below the root, sizes and times. It is the same for a copy that keeps the times.
-        passed: how many files were passed over since they are hidden or no images.
-        dropped: how many images were left out since they were not wanted.
+        fingerprint: a hash of names below the root, sizes and times. It is the same for a copy that keeps the times.
+        skipped: how many files were skipped because they are hidden or are not images.
+        left_out: how many images were left out because they were not wanted.
     """
 
     images: ImageFiles
     counts: Mapping[str, int]
-    source: str
-    passed: int
-    dropped: int
+    fingerprint: str
+    skipped: int
+    left_out: int
 
 
-def places(root: Path, folders: Iterable[str]) -> list[Path]:
-    """The root and those of the folders that exist below it: where a data set may lie."""
-    return [place for place in (root, *(root / folder for folder in folders)) if place.is_dir()]
+def candidate_folders(root: Path, names: Iterable[str]) -> list[Path]:
+    """Where a data set may be: the root, and those of the named folders that exist below it."""
+    folders = [root]
+    for name in names:
+        folders.append(root / name)
+    return [folder for folder in folders if folder.is_dir()]
 
 
-def scan(root: Path, folder: str, unwanted: Collection[str] = ()) -> Scan:
+def scan_folder(root: Path, folder: str, unwanted: Collection[str] = ()) -> Scan:
     """The images of ``root/folder/<class>/<image>``, without the unwanted ones."""
-    return collect(root, _walk(root, folder), unwanted)
+    return collect_images(root, _list_domain(root, folder), unwanted)
 
 
-def collect(root: Path, files: Iterable[File], unwanted: Collection[str] = ()) -> Scan:
+def collect_images(root: Path, files: Iterable[ListedFile], unwanted: Collection[str] = ()) -> Scan:
     """The images among the files, which come class by class."""
-    names, counts, passed, dropped, digest = list[str](), Counter[str](), 0, 0, sha256()
-    for label, name, stamp in files:
-        if not is_image(name):
-            passed += 1
-        elif name in unwanted:
-            dropped += 1
+    names: list[str] = []
+    counts: Counter[str] = Counter()
+    skipped = 0
+    left_out = 0
+    fingerprint = sha256()
+    for file in files:
+        if not has_image_name(file.name):
+            skipped += 1
+        elif file.name in unwanted:
+            left_out += 1
         else:
-            names.append(name)
-            counts[label] += 1
-            digest.update(os.fsencode(f"{name}\0{stamp}\0"))
-    return Scan(ImageFiles(root, names), counts, digest.hexdigest()[:16], passed, dropped)
+            names.append(file.name)
+            counts[file.label] += 1
+            fingerprint.update(os.fsencode(f"{file.name}\0{file.stamp}\0"))
+    return Scan(ImageFiles(root, names), counts, fingerprint.hexdigest()[:16], skipped, left_out)
 
 
-def assemble(name: str, scans: Mapping[str, Scan], *notes: str) -> DataSet:
-    """A data set of scanned domains; its classes are those of all domains, sorted, so that labels agree."""
+def build_data_set(name: str, scans: Mapping[str, Scan], *clauses: str) -> DataSet:
+    """A data set of scanned domains; its classes are those of all domains, sorted, so that labels agree.
+
+    Args:
+        name: of the data set.
+        scans: by the names of the domains.
+        clauses: what to add to the notice.
+    """
     classes = class_names(scans)
-    domains = tuple(_domain(title, found, classes) for title, found in scans.items())
-    passed = sum(found.passed for found in scans.values())
-    over = f"{passed:,} files were passed over since they are hidden or no images" if passed else ""
-    return DataSet(name, domains, classes, notice(over, *notes))
+    domains = tuple(_build_domain(domain, found, classes) for domain, found in scans.items())
+    skipped = sum(found.skipped for found in scans.values())
+    skipped_clause = ""
+    if skipped:
+        skipped_clause = f"{skipped:,} files were skipped because they are hidden or are not images"
+    return DataSet(name, domains, classes, join_clauses(skipped_clause, *clauses))
 
 
 def class_names(scans: Mapping[str, Scan]) -> tuple[str, ...]:
     """The classes of all domains, sorted."""
-    return tuple(sorted({label for found in scans.values() for label in found.counts}))
+    names: set[str] = set()
+    for found in scans.values():
+        names.update(found.counts)
+    return tuple(sorted(names))
 
 
-def notice(*clauses: str) -> str:
-    """One sentence of those clauses that say something."""
-    return "; ".join(filter(None, clauses))
+def join_clauses(*clauses: str) -> str:
+    """One sentence made of those clauses that are not empty."""
+    return "; ".join(clause for clause in clauses if clause)
 
 
-def compared(what: str, here: int, published: int) -> str:
-    """A clause that says by how much this copy differs from the published data; nothing if it does not."""
-    return "" if here == published else f"{here:,} {what} where {published:,} are published"
+def size_difference(what: str, here: int, published: int) -> str:
+    """A clause that says how this copy differs in size from the published data; empty if it does not."""
+    if here == published:
+        return ""
+    return f"{here:,} {what} where {published:,} are published"
 
 
-def is_image(name: str) -> bool:
-    """Whether the name is that of an image: not hidden, and with a known suffix."""
-    file = name.rpartition("/")[2]
-    return not file.startswith(".") and os.path.splitext(file)[1].lower() in SUFFIXES
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is none of the data: hidden by a dot, or added by macOS."""
+    if name == ".":  # zip files may name their members ./train/…
+        return False
+    return name.startswith(".") or name == MAC_METADATA
 
 
-def members(path: Path) -> list[File]:
-    """The files of a zip file that lie as ``<class>/<file>``, in any folder; the stamp is their checksum."""
-    try:
-        with ZipFile(path) as archive:
-            infos = [info for info in archive.infolist() if not info.is_dir() and info.filename.count("/")]
-    except BadZipFile as error:
-        raise DataError(f"{str(path)!r} cannot be read ({error}): copy it again") from error
-    named = [(PurePosixPath(info.filename).parts[-2], info) for info in infos]
-    return sorted(File(label, info.filename, f"{info.file_size} {info.CRC}") for label, info in named)
+def has_image_name(name: str) -> bool:
+    """Whether a path below the root names an image: with a known suffix, and neither hidden nor in a hidden folder."""
+    parts = name.split("/")  # a PurePath would take seconds for the million images of ImageNet
+    suffix = os.path.splitext(parts[-1])[1].lower()
+    return suffix in SUFFIXES and not any(is_hidden(part) for part in parts)
 
 
-def _domain(name: str, found: Scan, classes: tuple[str, ...]) -> Domain:
-    number = {label: position for position, label in enumerate(classes)}
-    numbers = torch.tensor([number[label] for label in found.counts], dtype=torch.int64)
-    labels = numbers.repeat_interleave(torch.tensor(list(found.counts.values()), dtype=torch.int64))
-    return Domain(name, found.images, labels, source=found.source)
+def list_zip(path: Path) -> list[ListedFile]:
+    """The files of a zip file that are ``<class>/<file>`` in any folder, sorted; the stamp is their checksum."""
+    files = []
+    with blaming(path, "cannot be read", "copy it again"):
+        for member in _list_members(path):
+            parts = PurePosixPath(member.filename).parts
+            if len(parts) > 1 and not member.is_dir():  # in this order: a name may be empty, and is_dir() fails then
+                _check_member(member)
+                files.append(ListedFile(parts[-2], member.filename, f"{member.file_size} {member.CRC}"))
+    return sorted(files)
 
 
-def _walk(root: Path, folder: str) -> Iterator[File]:
-    """The files of ``root/folder/<class>``, sorted; whatever is not laid out so is refused."""
-    top = root / folder
-    if not top.is_dir():
-        raise DataError(f"the folder {str(top)!r} is missing: images are expected in {folder}/<class>/<image>")
-    classes = 0
-    for entry in _entries(top):
-        if entry.is_dir() and not entry.name.startswith("."):
-            classes += 1
-            yield from _class(folder, entry)
-        elif is_image(entry.name):
-            raise DataError(f"{entry.path!r} lies in no class: images are expected in {folder}/<class>/<image>")
-        else:
-            yield File("", f"{folder}/{entry.name}", "")
-    if not classes:
-        raise DataError(f"{str(top)!r} has no classes: images are expected in {folder}/<class>/<image>")
-
-
-def _class(folder: str, group: os.DirEntry[str]) -> Iterator[File]:
-    images = 0
-    for entry in _entries(group.path):
-        if entry.is_dir() and not entry.name.startswith("."):
-            raise DataError(f"{entry.path!r} is a folder: images are expected in {folder}/<class>/<image>")
-        images += is_image(entry.name)
-        yield File(group.name, f"{folder}/{group.name}/{entry.name}", _stamp(entry))
-    if not images:
-        raise DataError(f"the class {group.path!r} has no images: fill it, or remove the folder")
-
-
-def _entries(path: Path | str) -> list[os.DirEntry[str]]:
-    with os.scandir(path) as entries:
+def list_folder(path: Path | str) -> list[os.DirEntry[str]]:
+    """Everything in a folder, sorted by name."""
+    with _blaming_system(path), os.scandir(path) as entries:
         return sorted(entries, key=lambda entry: entry.name)
 
 
-def _stamp(entry: os.DirEntry[str]) -> str:
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether this is a folder that may hold data, or a link to one."""
+    with _blaming_system(entry.path):
+        return entry.is_dir() and not is_hidden(entry.name)
+
+
+def _list_members(path: Path) -> list[ZipInfo]:
+    check_regular(path)
     try:
-        status = entry.stat()
-    except OSError as error:  # a link that leads nowhere
-        raise DataError(f"{entry.path!r} cannot be read ({error.strerror}): copy it again, or remove it") from error
-    return f"{status.st_size} {status.st_mtime_ns}"
+        with ZipFile(path) as archive:
+            return archive.infolist()
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file raises whatever it makes the reader run into
+        raise ContentError(error) from error
+
+
+def _check_member(member: ZipInfo) -> None:
+    # The other methods may claim gigabytes of working memory before the first byte is unpacked.
+    if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+        raise ContentError(f"it is packed by method {member.compress_type} instead of deflate")
+    if len(os.fsencode(member.filename)) > LONGEST_NAME:
+        raise ContentError(f"it has a file name of more than {LONGEST_NAME:,} bytes")
+
+
+def _build_domain(name: str, found: Scan, classes: tuple[str, ...]) -> Domain:
+    number_of = {label: number for number, label in enumerate(classes)}
+    numbers = torch.tensor([number_of[label] for label in found.counts], dtype=torch.int64)
+    counts = torch.tensor(list(found.counts.values()), dtype=torch.int64)
+    return Domain(name, found.images, numbers.repeat_interleave(counts), source=found.fingerprint)
+
+
+def _list_domain(root: Path, folder: str) -> Iterator[ListedFile]:
+    """The files of ``root/folder/<class>``, sorted; any other layout is refused."""
+    top = root / folder
+    layout = f"images are expected in {printable(folder)}/<class>/<image>"
+    if not top.is_dir():
+        raise DataError(f"the folder {str(top)!r} is missing: {layout}")
+    has_classes = False
+    for entry in list_folder(top):
+        if is_folder(entry):
+            has_classes = True
+            yield from _list_class(folder, entry, layout)
+        elif has_image_name(entry.name):
+            raise DataError(f"{entry.path!r} is not in the folder of a class: {layout}")
+        else:
+            yield ListedFile("", f"{folder}/{entry.name}", "")
+    if not has_classes:
+        raise DataError(f"{str(top)!r} has no classes: {layout}")
+
+
+def _list_class(folder: str, class_folder: os.DirEntry[str], layout: str) -> Iterator[ListedFile]:
+    has_images = False
+    for entry in list_folder(class_folder.path):
+        if is_folder(entry):
+            raise DataError(f"{entry.path!r} is a folder: {layout}")
+        with _blaming_system(entry.path):
+            status = entry.stat()
+        if has_image_name(entry.name):
+            has_images = True
+            if not S_ISREG(status.st_mode):  # a pipe or a device: to read it may take forever
+                raise DataError(f"{entry.path!r} is not a regular file: copy it again, or remove it")
+        stamp = f"{status.st_size} {status.st_mtime_ns}"
+        yield ListedFile(class_folder.name, f"{folder}/{class_folder.name}/{entry.name}", stamp)
+    if not has_images:
+        raise DataError(f"the class {class_folder.path!r} has no images: fill it, or remove the folder")
+
+
+@contextmanager
+def _blaming_system(path: Path | str) -> Iterator[None]:
+    """Names what the system does not show: a link that leads nowhere or to itself, a folder without permission."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{str(path)!r} cannot be read ({error.strerror}): copy it again, or remove it") from error

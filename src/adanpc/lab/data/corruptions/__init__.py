@@ -24,20 +24,32 @@ from adanpc.lab.data.corruptions.pixels import Array, cut
 from adanpc.lab.data.corruptions.severities import LARGE, SMALL
 from adanpc.lab.data.corruptions.weather import fog, snow, spatter
 from adanpc.lab.data.domain import DataError
+from adanpc.require import did_you_mean
 
 __all__ = ["CORRUPTIONS", "EXTRA", "FROST_NOTICE", "corrupt"]
 
-_FIFTEEN: tuple[Callable[..., Array], ...] = (
-    *(gaussian_noise, shot_noise, impulse_noise),
-    *(defocus_blur, glass_blur, motion_blur, zoom_blur),
-    *(snow, frost, fog, brightness),
-    *(contrast, elastic_transform, pixelate, jpeg_compression),
+_STANDARD: tuple[Callable[..., Array], ...] = (
+    gaussian_noise,
+    shot_noise,
+    impulse_noise,
+    defocus_blur,
+    glass_blur,
+    motion_blur,
+    zoom_blur,
+    snow,
+    frost,
+    fog,
+    brightness,
+    contrast,
+    elastic_transform,
+    pixelate,
+    jpeg_compression,
 )
-_FOUR: tuple[Callable[..., Array], ...] = (speckle_noise, gaussian_blur, spatter, saturate)
-_KNOWN: Mapping[str, Callable[..., Array]] = {made.__name__: made for made in _FIFTEEN + _FOUR}
+_EXTRA: tuple[Callable[..., Array], ...] = (speckle_noise, gaussian_blur, spatter, saturate)
+_BY_NAME: Mapping[str, Callable[..., Array]] = {function.__name__: function for function in _STANDARD + _EXTRA}
 
-CORRUPTIONS: tuple[str, ...] = tuple(made.__name__ for made in _FIFTEEN)  # in the published order
-EXTRA: tuple[str, ...] = tuple(made.__name__ for made in _FOUR)  # published to tune on, so that the fifteen stay unseen
+CORRUPTIONS: tuple[str, ...] = tuple(function.__name__ for function in _STANDARD)  # in the published order
+EXTRA: tuple[str, ...] = tuple(function.__name__ for function in _EXTRA)  # to tune on, so that the others stay unseen
 LARGEST_SMALL = 64  # the longest side that gets the constants of CIFAR-10-C
 SMALLEST = 8
 
@@ -45,39 +57,38 @@ SMALLEST = 8
 def corrupt(image: Tensor, name: str, severity: int, rng: Generator) -> Tensor:
     """The image corrupted, (C, H, W) float32, its values whole bytes divided by 255.
 
-    Bytes are cut, not rounded, as those of the published files are. The constants are those of CIFAR-10-C up to a side
-    of 64, else those of ImageNet-C; nothing is scaled to other sizes but the lengths of ``elastic_transform``.
+    Bytes are rounded down, as in the published files. The constants are those of CIFAR-10-C up to a side of 64, else
+    those of ImageNet-C. Nothing is scaled to other sizes except the lengths of ``elastic_transform``.
 
     Args:
         image: (C, H, W) with 1 or 3 channels, uint8, or floats in [0, 1], which are rounded to bytes first.
         name: one of ``CORRUPTIONS`` or ``EXTRA``.
         severity: 1 to 5.
-        rng: the only source of chance.
+        rng: the only source of randomness.
     """
-    if name not in _KNOWN:
-        raise DataError(f"unknown corruption {name!r}; there are: {', '.join(_KNOWN)}")
+    if name not in _BY_NAME:
+        known = ", ".join(_BY_NAME)
+        raise DataError(f"unknown corruption {name!r}; there are: {known}{did_you_mean(name, _BY_NAME)}")
     if severity not in range(1, 6):
         raise DataError(f"severity must be 1, 2, 3, 4 or 5, got {severity}")
-    pixels = _pixels(image)
+    pixels = _to_pixels(image)
     constants = SMALL if max(pixels.shape) <= LARGEST_SMALL else LARGE
-    made = _KNOWN[name](pixels, rng, *constants[name][severity - 1])
-    return torch.from_numpy(cut(made).astype(np.float32)).permute(2, 0, 1).contiguous().to(image.device)
+    corrupted = cut(_BY_NAME[name](pixels, rng, *constants[name][severity - 1]))  # (H, W, C)
+    channels_first = torch.from_numpy(corrupted.astype(np.float32)).permute(2, 0, 1)
+    return channels_first.contiguous().to(image.device)
 
 
-def _pixels(image: Tensor) -> Array:
+def _to_pixels(image: Tensor) -> Array:
     """The image as an array (H, W, C) of whole bytes divided by 255; refuses what is no image."""
     if image.ndim != 3 or image.shape[0] not in (1, 3) or min(image.shape[1:]) < SMALLEST:
         shape = tuple(image.shape)
         raise DataError(f"an image must be (C, H, W), C 1 or 3, H and W at least {SMALLEST}, got {shape}")
     if image.dtype == torch.uint8:
-        values = image.double()
+        levels = image.double()
     elif image.is_floating_point() and bool(((image >= 0) & (image <= 1)).all()):
-        values = (image.double() * 255).round()
+        levels = (image.double() * 255).round()
     else:
-        raise DataError(f"an image must be uint8, or floats in [0, 1] without NaN, got {_span(image)}")
-    made: Array = values.detach().cpu().permute(1, 2, 0).numpy() / 255
-    return made
-
-
-def _span(image: Tensor) -> str:
-    return f"{image.dtype} from {image.min().item():g} to {image.max().item():g}"
+        values = f"{image.dtype} from {image.min().item():g} to {image.max().item():g}"
+        raise DataError(f"an image must be uint8, or floats in [0, 1] without NaN, got {values}")
+    pixels: Array = levels.detach().cpu().permute(1, 2, 0).numpy() / 255
+    return pixels

@@ -1,4 +1,4 @@
-"""Blurs: out of focus, through glass, moving, nearing."""
+"""Blurs: out of focus, through glass, moving, approaching."""
 
 from __future__ import annotations
 
@@ -23,39 +23,41 @@ def defocus_blur(image: Array, rng: Generator, radius: float, softness: float) -
     kernel = _disc(radius, softness)
     half = len(kernel) // 2
     padded = np.pad(image, ((half, half), (half, half), (0, 0)), mode="reflect")
-    made: Array = fftconvolve(padded, kernel[..., None], mode="valid", axes=(0, 1))
-    return made
+    blurred: Array = fftconvolve(padded, kernel[..., None], mode="valid", axes=(0, 1))
+    return blurred
 
 
 def glass_blur(image: Array, rng: Generator, sigma: float, reach: float, rounds: float) -> Array:
     """Each pixel takes the value of one nearby, in turn from the last to the first; blurred before and after.
 
     A rim of ``reach`` pixels keeps its values. The published code means to swap two pixels, but copies one over the
-    other, since what it holds of them are views; so do we.
+    other, because it holds views of them. This one copies too.
     """
     height, width, channels = image.shape
-    made = cut(smooth(image, sigma)).reshape(-1, channels)
+    pixels = cut(smooth(image, sigma)).reshape(-1, channels)
     for _ in range(int(rounds)):
-        made = made[_lenders(height, width, int(reach), rng)]
-    return smooth(made.reshape(image.shape), sigma)
+        pixels = pixels[_lenders(height, width, int(reach), rng)]
+    return smooth(pixels.reshape(image.shape), sigma)
 
 
 def motion_blur(image: Array, rng: Generator, radius: float, sigma: float) -> Array:
-    """The image smeared along a line, at most 45° from level."""
+    """The image smeared along a line that is at most 45° off horizontal."""
     return streak(image, radius, sigma, rng.uniform(-45, 45))
 
 
 def zoom_blur(image: Array, rng: Generator, stop: float, step: float) -> Array:
     """The mean of the image and of its enlargements by 1, 1 + step, … below stop."""
-    factors = np.arange(1, stop, step)
-    made: Array = np.mean([image, *(zoom(image, factor) for factor in factors)], axis=0)
-    return made
+    layers = [image]
+    for factor in np.arange(1, stop, step):
+        layers.append(zoom(image, factor))
+    mean: Array = np.mean(layers, axis=0)
+    return mean
 
 
 def smooth(image: Array, sigma: float) -> Array:
-    """The image (H, W, …) under a Gaussian, cut at four sigmas; the pixels of the edge go on outside."""
-    made: Array = gaussian_filter(image, sigma, axes=(0, 1), mode="nearest")
-    return made
+    """The image (H, W, …) under a Gaussian, cut at four sigmas; the pixels of the edge are repeated outside."""
+    smoothed: Array = gaussian_filter(image, sigma, axes=(0, 1), mode="nearest")
+    return smoothed
 
 
 def streak(image: Array, radius: float, sigma: float, degrees: float) -> Array:
@@ -66,42 +68,63 @@ def streak(image: Array, radius: float, sigma: float, degrees: float) -> Array:
     """
     steps = np.arange(2 * ceil(radius) + 1)
     weights = np.exp(-(steps**2) / (2 * sigma**2))
-    down, right = (np.ceil(steps * part - 0.5).astype(int) for part in (sin(radians(degrees)), cos(radians(degrees))))
-    rows, columns = (np.arange(side) for side in image.shape[:2])
-    made = np.zeros_like(image)
-    for weight, dy, dx in zip(weights / weights.sum(), down, right, strict=True):
-        made += weight * image.take(rows + dy, axis=0, mode="clip").take(columns + dx, axis=1, mode="clip")
-    return np.rint(made * 255) / 255
+    weights = weights / weights.sum()
+    angle = radians(degrees)
+    # Whole pixels, rounded as ImageMagick rounds them: a half goes down.
+    down = np.ceil(steps * sin(angle) - 0.5).astype(int)
+    right = np.ceil(steps * cos(angle) - 0.5).astype(int)
+    rows = np.arange(image.shape[0])
+    columns = np.arange(image.shape[1])
+    smeared = np.zeros_like(image)
+    for weight, dy, dx in zip(weights, down, right, strict=True):
+        shifted = image.take(rows + dy, axis=0, mode="clip").take(columns + dx, axis=1, mode="clip")
+        smeared += weight * shifted
+    return np.rint(smeared * 255) / 255
 
 
 def zoom(image: Array, factor: float) -> Array:
     """The middle of the image (H, W, …), enlarged to its size; bilinear."""
     for axis in (0, 1):
-        places = _places(image.shape[axis], factor)
-        low = np.minimum(places.astype(int), image.shape[axis] - 2)
-        share = np.expand_dims(places - low, tuple(other for other in range(image.ndim) if other != axis))
-        image = image.take(low, axis) * (1 - share) + image.take(low + 1, axis) * share
+        image = _zoom_axis(image, axis, factor)
     return image
 
 
-def _places(side: int, factor: float) -> Array:
-    """Where along one axis of the image the pixels of its enlarged middle lie (side,).
+def _zoom_axis(image: Array, axis: int, factor: float) -> Array:
+    """The middle of the image along one axis, enlarged to its length; linear."""
+    side = image.shape[axis]
+    positions = _zoomed_positions(side, factor)
+    before = np.minimum(positions.astype(int), side - 2)
+    other_axes = tuple(other for other in range(image.ndim) if other != axis)
+    share = np.expand_dims(positions - before, other_axes)  # of the pixel after; the rest is that of the one before
+    zoomed: Array = image.take(before, axis) * (1 - share) + image.take(before + 1, axis) * share
+    return zoomed
 
-    The middle is a whole number of pixels, its enlargement is too, and the ends of both coincide.
+
+def _zoomed_positions(side: int, factor: float) -> Array:
+    """Where along one axis of the image the pixels of its enlarged middle are (side,).
+
+    The middle is a whole number of pixels, so is its enlargement, and the ends of both coincide.
     """
     middle = ceil(side / factor)
-    grown = round(middle * factor)
-    inside = np.linspace(0, middle - 1, grown)[(grown - side) // 2 :][:side]
-    return inside + (side - middle) // 2
+    enlarged = round(middle * factor)
+    trim = (enlarged - side) // 2
+    positions = np.linspace(0, middle - 1, enlarged)[trim : trim + side]
+    return positions + (side - middle) // 2
 
 
 def _disc(radius: float, softness: float) -> Array:
     """A disc that sums to about 1, its rim softened by a narrow Gaussian."""
-    half, reach = (8, 1) if radius <= 8 else (int(radius), 2)
+    # As in the published code: small discs are in a square of 17 and get a Gaussian of 3 pixels, large ones of 5.
+    if radius <= 8:
+        half = 8
+        gaussian_radius = 1
+    else:
+        half = int(radius)
+        gaussian_radius = 2
     squares = np.arange(-half, half + 1) ** 2
     disc = (squares[:, None] + squares <= radius**2).astype(float)
-    made: Array = gaussian_filter(disc / disc.sum(), softness, mode="mirror", radius=reach)
-    return made
+    softened: Array = gaussian_filter(disc / disc.sum(), softness, mode="mirror", radius=gaussian_radius)
+    return softened
 
 
 def _lenders(height: int, width: int, reach: int, rng: Generator) -> NDArray[np.int64]:
@@ -113,10 +136,13 @@ def _lenders(height: int, width: int, reach: int, rng: Generator) -> NDArray[np.
     pixel = np.arange(height * width)
     inner = pixel.reshape(height, width)[reach + 1 : height - reach + 1, reach + 1 : width - reach + 1]
     down, right = rng.integers(-reach, reach, size=(2, *inner.shape))
-    lender, borrows = pixel.copy(), np.zeros(len(pixel), dtype=bool)
+    lender = pixel.copy()
     lender[inner] += down * width + right
+    borrows = np.zeros(len(pixel), dtype=bool)
     borrows[inner] = True
-    chain = np.where((lender > pixel) & borrows[lender], lender, pixel)
+    lender_was_earlier = (lender > pixel) & borrows[lender]
+    # The pixel at the other end of one step of the chain; then of two, of four, … until all chains have ended.
+    chain = np.where(lender_was_earlier, lender, pixel)
     while (chain[chain] != chain).any():
         chain = chain[chain]
     return lender[chain]

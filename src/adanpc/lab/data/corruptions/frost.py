@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.random import Generator
 from scipy.ndimage import map_coordinates
@@ -12,7 +14,8 @@ from adanpc.lab.data.corruptions.weather import plasma
 FROST_NOTICE = "frost is drawn: the six photographs of the published generator are not included"
 
 CRYSTAL = 56  # pixels from one crystal to the next, on a large image
-NEEDLE = (2.5, 20)  # pixels, how wide and how long the needles of a crystal are
+NEEDLE_WIDTH = 2.5  # pixels
+NEEDLE_LENGTH = 20
 ICE = np.array([0.86, 0.95, 1.0])
 
 
@@ -28,33 +31,61 @@ def crystals(height: int, width: int, scale: float, rng: Generator) -> Array:
     The pane is shared among crystals, each pixel going to the nearest. A crystal has a spine in a direction of its own
     and needles at 60° to both sides of it: noise, drawn long. Plasma bends them and makes them thick or thin.
     """
-    clouds = [plasma(max(height, width), 1.6, rng)[:height, :width] for _ in range(3)]
-    places = np.indices((height, width)) * scale + np.stack(clouds[:2]) * CRYSTAL
-    along, across, seam = _crystal(places, rng)
-    side = np.abs(across)
-    # Axes turned by 60°: over the needles, and along them.
-    over, length = (along * 3**0.5 - side) / 2, (along + side * 3**0.5) / 2
-    needles = _noise(over / NEEDLE[0], length / NEEDLE[1], rng) * _noise(over / NEEDLE[0] / 3, length / NEEDLE[1], rng)
-    made: Array = 0.1 + (0.3 + clouds[2]) * (1.5 * needles + 0.4 * np.exp(-side / 2) + 0.3 * np.exp(-seam / 3))
-    return np.clip(made, 0, 1)
+    bend_down, bend_right, thickness = (plasma(max(height, width), 1.6, rng)[:height, :width] for _ in range(3))
+    positions = np.indices((height, width)) * scale + np.stack([bend_down, bend_right]) * CRYSTAL
+    place = _locate(positions, rng)
+    off_spine = np.abs(place.across)
+    # Axes turned by 60°: across the needles, and along them.
+    across_needle = (place.along * 3**0.5 - off_spine) / 2
+    along_needle = (place.along + off_spine * 3**0.5) / 2
+    fine = _noise(across_needle / NEEDLE_WIDTH, along_needle / NEEDLE_LENGTH, rng)
+    coarse = _noise(across_needle / NEEDLE_WIDTH / 3, along_needle / NEEDLE_LENGTH, rng)
+    needles = fine * coarse
+    spine = np.exp(-off_spine / 2)
+    seam = np.exp(-place.seam / 3)
+    ice: Array = 0.1 + (0.3 + thickness) * (1.5 * needles + 0.4 * spine + 0.3 * seam)
+    return np.clip(ice, 0, 1)
 
 
-def _crystal(places: Array, rng: Generator) -> tuple[Array, Array, Array]:
-    """Of each place (2, H, W): how far along its crystal's spine, how far off it, and how near the next crystal is."""
-    low, high = places.min(axis=(1, 2)), places.max(axis=(1, 2))
+class _Place(NamedTuple):
+    """Where pixels are in their crystals, each (H, W).
+
+    Args:
+        along: how far along the spine.
+        across: how far off the spine.
+        seam: how far from the border with the next crystal.
+    """
+
+    along: Array
+    across: Array
+    seam: Array
+
+
+def _locate(positions: Array, rng: Generator) -> _Place:
+    """The place of each position (2, H, W) in the nearest of some random crystals."""
+    low = positions.min(axis=(1, 2))
+    high = positions.max(axis=(1, 2))
     count = max(4, round(np.prod(high - low) / CRYSTAL**2))
     centers = rng.uniform(low, high, (count, 2))
-    squares = np.square(places[0] - centers[:, 0, None, None]) + np.square(places[1] - centers[:, 1, None, None])
-    mine = squares.argmin(axis=0)  # (H, W)
-    nearest = squares.min(axis=0)
-    np.put_along_axis(squares, mine[None], np.inf, axis=0)
-    down, right = places - centers[mine].transpose(2, 0, 1)
-    turn = rng.uniform(0, 2 * np.pi, count)
-    cos, sin = np.cos(turn)[mine], np.sin(turn)[mine]
-    return right * cos + down * sin, down * cos - right * sin, np.sqrt(squares.min(axis=0)) - np.sqrt(nearest)
+    down = positions[0] - centers[:, 0, None, None]
+    right = positions[1] - centers[:, 1, None, None]
+    distances = np.square(down) + np.square(right)  # squared, (count, H, W)
+    nearest = distances.argmin(axis=0)  # (H, W)
+    distance = distances.min(axis=0)
+    np.put_along_axis(distances, nearest[None], np.inf, axis=0)
+    next_distance = distances.min(axis=0)
+    down, right = positions - centers[nearest].transpose(2, 0, 1)
+    angles = rng.uniform(0, 2 * np.pi, count)
+    cos = np.cos(angles)[nearest]
+    sin = np.sin(angles)[nearest]
+    return _Place(
+        along=right * cos + down * sin,
+        across=down * cos - right * sin,
+        seam=np.sqrt(next_distance) - np.sqrt(distance),
+    )
 
 
 def _noise(y: Array, x: Array, rng: Generator) -> Array:
     """Random heights in [0, 1] at whole coordinates, and between them in a straight line."""
-    made: Array = map_coordinates(rng.random((64, 64)), [y, x], order=1, mode="grid-wrap")
-    return made
+    heights: Array = map_coordinates(rng.random((64, 64)), [y, x], order=1, mode="grid-wrap")
+    return heights

@@ -14,14 +14,15 @@ def gaussian_noise(image: Array, rng: Generator, std: float) -> Array:
 
 
 def shot_noise(image: Array, rng: Generator, photons: float) -> Array:
-    """Counted photons, of which a white pixel sends so many on average: fewer, noisier."""
+    """Counted photons; a white pixel sends ``photons`` on average, and the fewer there are, the noisier the image."""
     return rng.poisson(image * photons) / photons
 
 
 def impulse_noise(image: Array, rng: Generator, share: float) -> Array:
     """Salt and pepper: this share of all values becomes 0 or 1, equally often."""
     hit = rng.random(image.shape) < share
-    return np.where(hit, rng.integers(2, size=image.shape), image)
+    salt_or_pepper = rng.integers(2, size=image.shape)
+    return np.where(hit, salt_or_pepper, image)
 
 
 def speckle_noise(image: Array, rng: Generator, std: float) -> Array:

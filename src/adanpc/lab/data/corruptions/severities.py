@@ -2,8 +2,8 @@
 
 Source: D. Hendrycks and T. Dietterich, "Benchmarking neural network robustness to common corruptions and
 perturbations", ICLR 2019, as in make_cifar_c.py (``SMALL``) and make_imagenet_c.py (``LARGE``) of the repository
-hendrycks/robustness. Each row is what one function takes after the image and the generator; lengths are in pixels,
-except those of ``elastic_transform``, which are shares of the image's side.
+hendrycks/robustness. Each row holds what one function takes after the image and the generator. Lengths are in
+pixels, except those of ``elastic_transform``, which are shares of the image's shorter side.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from adanpc.lab.data.corruptions.pixels import Array, cut, gray, paint
 WATER = np.array([175, 238, 238]) / 255
 MUD = np.array([63, 42, 20]) / 255
 LIGHT = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])  # from one corner
+FARTHEST = 20  # pixels from an outline, beyond which a drop is flat
 
 
 def snow(
@@ -26,12 +27,13 @@ def snow(
     sigma: float,
     kept: float,
 ) -> Array:
-    """Flakes blown along a steep line, twice, the second time turned about, over a whitened image."""
+    """Flakes blown along a steep line, twice, the second time turned around, over a whitened image."""
     flakes = zoom(rng.normal(mean, std, image.shape[:2]), size)
     flakes = cut(np.where(flakes < threshold, 0, flakes))
     blown = streak(flakes, radius, sigma, rng.uniform(-135, -45))[..., None]
+    turned = blown[::-1, ::-1]
     whitened = np.maximum(image, gray(image) * 1.5 + 0.5)
-    return kept * image + (1 - kept) * whitened + blown + blown[::-1, ::-1]
+    return kept * image + (1 - kept) * whitened + blown + turned
 
 
 def fog(image: Array, rng: Generator, density: float, decay: float) -> Array:
@@ -39,8 +41,8 @@ def fog(image: Array, rng: Generator, density: float, decay: float) -> Array:
     height, width = image.shape[:2]
     clouds = plasma(max(height, width), decay, rng)[:height, :width, None]
     brightest = image.max()
-    made: Array = (image + density * clouds) * brightest / (brightest + density)
-    return made
+    foggy: Array = (image + density * clouds) * brightest / (brightest + density)
+    return foggy
 
 
 def spatter(
@@ -49,13 +51,18 @@ def spatter(
     """Drops of water that shine, or of mud that hide, where smoothed noise exceeds the threshold."""
     liquid = smooth(rng.normal(mean, std, image.shape[:2]), size)
     if mud:
-        cover = smooth((liquid > threshold).astype(float), strength)[..., None]
-        cover = np.where(cover < 0.8, 0, cover)
-        muddy: Array = image * (1 - cover) + cover * paint(MUD, image)
-        return muddy
+        return _cover_with_mud(image, liquid > threshold, strength)
     liquid = np.where(liquid < threshold, 0, liquid)
     shine = cut(liquid) * _relief(liquid > 0)
-    return image + strength * (shine / (shine.max() or 1))[..., None] * paint(WATER, image)
+    brightest = shine.max() or 1  # there may be no drop
+    return image + strength * (shine / brightest)[..., None] * paint(WATER, image)
+
+
+def _cover_with_mud(image: Array, wet: NDArray[np.bool_], blur: float) -> Array:
+    cover = smooth(wet.astype(float), blur)[..., None]
+    cover = np.where(cover < 0.8, 0, cover)
+    muddy: Array = image * (1 - cover) + cover * paint(MUD, image)
+    return muddy
 
 
 def plasma(side: int, decay: float, rng: Generator) -> Array:
@@ -65,22 +72,29 @@ def plasma(side: int, decay: float, rng: Generator) -> Array:
     from one scale to the next.
     """
     side = 1 << (side - 1).bit_length()
-    heights, step, width = np.zeros((side, side)), side, 1.0
+    heights = np.zeros((side, side))
+    step = side
+    width = 1.0
     while step > 1:
-        old, new = slice(None, None, step), slice(step // 2, None, step)
+        old = slice(None, None, step)  # the points that are there
+        new = slice(step // 2, None, step)  # those halfway between them
         corners = heights[old, old]
-        beside = corners + np.roll(corners, -1, axis=1)
-        heights[new, new] = (beside + np.roll(beside, -1, axis=0)) / 4
+        # The center of each square, from its four corners.
+        corner_pairs = corners + np.roll(corners, -1, axis=1)
+        heights[new, new] = (corner_pairs + np.roll(corner_pairs, -1, axis=0)) / 4
         heights[new, new] += rng.uniform(-width, width, corners.shape)
         centers = heights[new, new]
-        heights[old, new] = (beside + centers + np.roll(centers, 1, axis=0)) / 4
+        # The middle of each horizontal edge, from its two corners and the centers above and below.
+        heights[old, new] = (corner_pairs + centers + np.roll(centers, 1, axis=0)) / 4
         heights[old, new] += rng.uniform(-width, width, corners.shape)
+        # The middle of each vertical edge, from its two corners and the centers to its left and right.
         heights[new, old] = (corners + np.roll(corners, -1, axis=0) + centers + np.roll(centers, 1, axis=1)) / 4
         heights[new, old] += rng.uniform(-width, width, corners.shape)
-        step, width = step // 2, width / decay**2
+        step = step // 2
+        width = width / decay**2
     heights -= heights.min()
-    made: Array = heights / heights.max()
-    return made
+    clouds: Array = heights / heights.max()
+    return clouds
 
 
 def _relief(wet: NDArray[np.bool_]) -> Array:
@@ -88,16 +102,16 @@ def _relief(wet: NDArray[np.bool_]) -> Array:
     outline = wet & ~binary_erosion(wet, border_value=1)
     if not outline.any():
         return np.zeros(wet.shape)
-    distance = np.minimum(distance_transform_edt(~outline), 20)
+    distance = np.minimum(distance_transform_edt(~outline), FARTHEST)
     levels = np.floor(uniform_filter(distance, 3, mode="mirror") + 1e-6).astype(int)
-    lit = np.clip(correlate(_equalized(levels), LIGHT, mode="mirror"), 0, 255)
-    made: Array = np.rint(uniform_filter(lit, 3, mode="mirror"))
-    return made
+    lit = np.clip(correlate(_equalize(levels), LIGHT, mode="mirror"), 0, 255)
+    relief: Array = np.rint(uniform_filter(lit, 3, mode="mirror"))
+    return relief
 
 
-def _equalized(levels: NDArray[np.int64]) -> Array:
+def _equalize(levels: NDArray[np.int64]) -> Array:
     """The levels on a scale from 0 to 255 whose ranges hold about as many pixels each."""
-    upto = np.bincount(levels.ravel()).cumsum()
-    lowest = upto[levels.min()]
-    made: Array = np.rint((upto - lowest) * 255 / max(levels.size - lowest, 1))[levels]
-    return made
+    pixels_up_to = np.bincount(levels.ravel()).cumsum()  # how many pixels have each level, or a lower one
+    lowest = pixels_up_to[levels.min()]
+    scale: Array = np.rint((pixels_up_to - lowest) * 255 / max(levels.size - lowest, 1))
+    return scale[levels]

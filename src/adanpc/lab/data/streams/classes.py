@@ -1,4 +1,4 @@
-"""Streams that differ in how classes arrive. They use labels, but for the order alone."""
+"""Streams that differ in how classes arrive. They use labels, but only for the order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from numpy.random import Generator
 from torch import Tensor
 
 from adanpc.lab.data.domain import DataError, Domain
-from adanpc.lab.data.streams.stream import Rows, Stream
+from adanpc.lab.data.streams.stream import Labels, Rows, Stream
+
+MOST_SLOTS = 100  # unless a user asks for more
 
 
 @final
@@ -28,7 +30,7 @@ class LabelShift(Stream):
 
     Args:
         imbalance: how many times as frequent the first class is as the last; at least 1, where all are equal.
-        seed: of all that is drawn.
+        seed: of everything that is drawn.
     """
 
     name: ClassVar[str] = "label_shift"
@@ -41,15 +43,22 @@ class LabelShift(Stream):
 
     def order(self, domains: Sequence[Domain]) -> Tensor:
         """The samples that are kept, domain by domain, shuffled inside."""
-        return self._each(domains, self._tail)
+        return self._one_after_another(domains, self._keep_tail)
 
-    def _tail(self, labels: Rows, rng: Generator) -> Rows:
-        members = _members(labels, rng)
-        shares = self.imbalance ** (-rng.permutation(len(members)) / max(len(members) - 1, 1))
-        first = min((len(rows) / share for rows, share in zip(members, shares, strict=True)), default=0)
-        counts = np.maximum(np.floor(first * shares + 1e-9).astype(int), 1)
-        kept = [rows[:count] for rows, count in zip(members, counts, strict=True)]
-        return rng.permutation(np.concatenate([labels[:0], *kept]))
+    def _keep_tail(self, labels: Labels, rng: Generator) -> Rows:
+        """The rows of one domain that are kept, shuffled."""
+        if len(labels) == 0:
+            return labels
+        rows_of = _rows_by_class(labels, rng)
+        places = rng.permutation(len(rows_of))
+        last_place = max(len(rows_of) - 1, 1)  # a single class has place 0
+        shares = self.imbalance ** (-places / last_place)  # of the first class's size
+        # The first class can be as large as the scarcest class allows, measured by its share.
+        first_size = min(len(rows) / share for rows, share in zip(rows_of, shares, strict=True))
+        counts = np.floor(first_size * shares + 1e-9).astype(int)  # a rounding error must not cost a sample
+        counts = np.maximum(counts, 1)
+        kept = [rows[:count] for rows, count in zip(rows_of, counts, strict=True)]
+        return rng.permutation(np.concatenate(kept))
 
 
 @final
@@ -69,7 +78,7 @@ class Correlated(Stream):
     Args:
         concentration: of the Dirichlet distribution, above 0; 0.1 is RoTTA's and NOTE's.
         slots: how many, or None for as many as the domain has classes, at most 100.
-        seed: of all that is drawn.
+        seed: of everything that is drawn.
     """
 
     name: ClassVar[str] = "correlated"
@@ -85,19 +94,26 @@ class Correlated(Stream):
 
     def order(self, domains: Sequence[Domain]) -> Tensor:
         """All samples, domain by domain, slot by slot, class by class."""
-        return self._each(domains, self._dealt)
+        return self._one_after_another(domains, self._deal)
 
-    def _dealt(self, labels: Rows, rng: Generator) -> Rows:
-        members = _members(labels, rng)
-        slots = self.slots or min(len(members), 100)
-        hands = []  # for each class, its rows in each slot
-        for rows in members:
-            shares = rng.dirichlet(np.full(slots, self.concentration))
-            hands.append(np.split(rows, (shares.cumsum()[:-1] * len(rows)).astype(int)))
-        turns = [hands[place][slot] for slot in range(slots) for place in rng.permutation(len(hands))]
-        return np.concatenate([labels[:0], *turns])
+    def _deal(self, labels: Labels, rng: Generator) -> Rows:
+        """The rows of one domain, slot by slot."""
+        if len(labels) == 0:
+            return labels
+        rows_of = _rows_by_class(labels, rng)
+        slots = self.slots or min(len(rows_of), MOST_SLOTS)
+        shares_of = []  # for each class, its rows in each slot
+        for rows in rows_of:
+            proportions = rng.dirichlet(np.full(slots, self.concentration))
+            cuts = (proportions.cumsum()[:-1] * len(rows)).astype(int)
+            shares_of.append(np.split(rows, cuts))
+        runs = []
+        for slot in range(slots):
+            for position in rng.permutation(len(shares_of)):
+                runs.append(shares_of[position][slot])
+        return np.concatenate(runs)
 
 
-def _members(labels: Rows, rng: Generator) -> list[Rows]:
+def _rows_by_class(labels: Labels, rng: Generator) -> list[Rows]:
     """The rows of each class that occurs, shuffled."""
     return [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,13 +27,13 @@ class Iid(Stream):
 
     def order(self, domains: Sequence[Domain]) -> Tensor:
         """All samples, domain by domain, shuffled inside."""
-        return self._each(domains, shuffled)
+        return self._one_after_another(domains, shuffled)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Successive(Stream):
-    """One domain after another, in the order of ``Iid``; but a method goes on with what it has become.
+    """One domain after another, in the order of ``Iid``, but a method keeps what it has learned.
 
     Paper: Zhang et al., "AdaNPC", ICML 2023, successive adaptation.
     """
@@ -41,7 +42,7 @@ class Successive(Stream):
 
     def order(self, domains: Sequence[Domain]) -> Tensor:
         """All samples, domain by domain, shuffled inside."""
-        return self._each(domains, shuffled)
+        return self._one_after_another(domains, shuffled)
 
 
 @final
@@ -54,8 +55,9 @@ class Mixed(Stream):
 
     def order(self, domains: Sequence[Domain]) -> Tensor:
         """All samples in one shuffle."""
-        order = self._each(domains, shuffled)
-        return order[torch.from_numpy(default_rng(seed_of("mixed", self.seed)).permutation(len(order)))]
+        order = self._one_after_another(domains, shuffled)
+        rng = default_rng(seed_of("mixed", self.seed))
+        return order[torch.from_numpy(rng.permutation(len(order)))]
 
 
 @final
@@ -74,25 +76,31 @@ class Gradual(Stream):
 
     def order(self, domains: Sequence[Domain]) -> Tensor:
         """All samples, corruption by corruption in the sequence of their first domains."""
-        order = self._each(domains, shuffled)
-        parts = order.split([len(domain) for domain in domains])
+        order = self._one_after_another(domains, shuffled)
+        samples_of = order.split([len(domain) for domain in domains])
         pieces = [order[:0]]
-        for *climb, top in _climbs(domains):
-            up, down = [], []
-            for step in climb:
-                half = (len(parts[step]) + 1) // 2
-                up.append(parts[step][:half])
-                down.append(parts[step][half:])
-            pieces += [*up, parts[top], *reversed(down)]
+        for positions in _by_severity(domains):
+            *lower, highest = positions
+            way_up = []
+            way_down = []
+            for position in lower:
+                samples = samples_of[position]
+                half = math.ceil(len(samples) / 2)
+                way_up.append(samples[:half])
+                way_down.append(samples[half:])
+            pieces.extend(way_up)
+            pieces.append(samples_of[highest])
+            pieces.extend(reversed(way_down))
         return torch.cat(pieces)
 
 
-def _climbs(domains: Sequence[Domain]) -> list[list[int]]:
+def _by_severity(domains: Sequence[Domain]) -> list[list[int]]:
     """For each corruption, the positions of its domains from the lowest severity to the highest."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    steps_of: dict[str, list[tuple[int, int]]] = {}  # severity and position
     for position, domain in enumerate(domains):
-        parts = re.fullmatch(r"(.+)-(\d+)", domain.name)
-        if parts is None:
+        match = re.fullmatch(r"(?P<corruption>.+)-(?P<severity>\d+)", domain.name)
+        if match is None:
             raise DataError(f"Gradual needs domains named like 'fog-3', got {domain.name!r}; use Successive")
-        found.setdefault(parts[1], []).append((int(parts[2]), position))
-    return [[position for _, position in sorted(steps)] for steps in found.values()]
+        steps = steps_of.setdefault(match["corruption"], [])
+        steps.append((int(match["severity"]), position))
+    return [[position for _, position in sorted(steps)] for steps in steps_of.values()]

@@ -17,6 +17,7 @@ from adanpc.lab.data.domain import DataError, Domain
 from adanpc.lab.seeds import seed_of
 
 Rows = NDArray[np.int64]
+Labels = NDArray[np.int64]
 
 
 class Arrival(NamedTuple):
@@ -28,12 +29,12 @@ class Arrival(NamedTuple):
 
 def fetch(domains: Sequence[Domain], arrival: Arrival) -> Tensor:
     """The images of a batch (B, C, H, W), transformed by their domains."""
-    return _gathered(arrival, lambda position, rows: domains[position].take(rows))
+    return _gather(arrival, lambda position, rows: domains[position].take(rows))
 
 
 def labels_of(domains: Sequence[Domain], arrival: Arrival) -> Tensor:
     """The labels of a batch (B,), to score answers by; no method sees them."""
-    return _gathered(arrival, lambda position, rows: domains[position].labels[rows])
+    return _gather(arrival, lambda position, rows: domains[position].labels[rows])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Stream(ABC):
     labels; never of the size of batches.
 
     Args:
-        seed: of all that is drawn.
+        seed: of everything that is drawn.
     """
 
     name: ClassVar[str]  # as in ``STREAMS``
@@ -64,10 +65,18 @@ class Stream(ABC):
         """
         if size < 1:
             raise DataError(f"size must be at least 1, got {size}")
-        order = self.order(domains)
-        counts = [len(order)] if self.mixes else order[:, 0].unique_consecutive(return_counts=True)[1].tolist()
-        parts = [part for part in order.split(counts) if len(part)]
-        return (Arrival(*batch.unbind(1)) for part in parts for batch in part.split(size))
+        return self._cut(self.order(domains), size)
+
+    def _cut(self, order: Tensor, size: int) -> Iterator[Arrival]:
+        if len(order) == 0:
+            return
+        runs: Sequence[Tensor] = [order]
+        if not self.mixes:
+            _, lengths = order[:, 0].unique_consecutive(return_counts=True)
+            runs = order.split(lengths.tolist())
+        for run in runs:
+            for batch in run.split(size):
+                yield Arrival(domains=batch[:, 0], rows=batch[:, 1])
 
     def left_out(self, domains: Sequence[Domain]) -> tuple[int, ...]:
         """How many samples of each domain never arrive."""
@@ -78,27 +87,41 @@ class Stream(ABC):
         """The stream as JSON, with its name in ``STREAMS`` under "stream" and its arguments beside it."""
         return {"stream": self.name, **asdict(self)}
 
-    def _each(self, domains: Sequence[Domain], arrange: Callable[[Rows, Generator], Rows]) -> Tensor:
-        """One domain after another, its rows arranged by means of its labels and a generator of its own."""
+    def _one_after_another(self, domains: Sequence[Domain], arrange: Callable[[Labels, Generator], Rows]) -> Tensor:
+        """One domain after another, each with its rows as ``arrange`` puts them.
+
+        Args:
+            domains: in their sequence.
+            arrange: the rows of a domain in the order of their arrival, given its labels and a generator of its own.
+        """
         parts = [torch.empty(0, 2, dtype=torch.int64)]
         for position, domain in enumerate(domains):
             rng = default_rng(seed_of("stream", self.seed, domain.name))
             rows = torch.from_numpy(arrange(domain.labels.cpu().numpy(), rng))
-            parts.append(torch.stack([torch.full_like(rows, position), rows], dim=1))
+            positions = torch.full_like(rows, position)
+            parts.append(torch.stack([positions, rows], dim=1))
         return torch.cat(parts)
 
 
-def shuffled(labels: Rows, rng: Generator) -> Rows:
+def shuffled(labels: Labels, rng: Generator) -> Rows:
     """All rows in random order."""
     return rng.permutation(len(labels))
 
 
-def _gathered(arrival: Arrival, ask: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """What each domain answers for its rows, asked once, in the order of arrival."""
-    positions = arrival.domains.unique().tolist()
-    places = [(arrival.domains == position).nonzero()[:, 0] for position in positions]
-    answers = [ask(position, arrival.rows[place]) for position, place in zip(positions, places, strict=True)]
-    shapes = {tuple(answer.shape[1:]) for answer in answers}
+def _gather(arrival: Arrival, read: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """What is read of each sample, in the order of arrival.
+
+    Args:
+        arrival: the samples.
+        read: what a domain, given by its position, holds at some rows; called once for each domain.
+    """
+    places = []  # in the batch, of the samples of each domain
+    values = []
+    for position in arrival.domains.unique().tolist():
+        place = (arrival.domains == position).nonzero()[:, 0]
+        places.append(place)
+        values.append(read(position, arrival.rows[place]))
+    shapes = {tuple(value.shape[1:]) for value in values}
     if len(shapes) > 1:
         raise DataError(f"images of one batch differ in shape: {sorted(shapes)}; give the domains a common transform")
-    return torch.cat(answers)[torch.cat(places).argsort()]
+    return torch.cat(values)[torch.cat(places).argsort()]
