@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,6 +20,7 @@ Drawn = Chart | Gallery
 NEEDS = "% needs \\usepackage{booktabs} and \\usepackage{xcolor}\n\n"
 # Nothing is loaded and nothing is run, whatever a label may contain.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+MEDIA_TYPES = {"png": "image/png", "jpg": "image/jpeg"}
 CSS = """
 :root { color-scheme: light dark; --ink: #1c1c1c; --soft: #595959; --page: #fff; --band: #f3f4f6; --rule: #d0d4da;
   --paper: #7a4a00; --caution: #fff6e0; --edge: #b97700; --link: #00568a; }
@@ -75,9 +76,11 @@ def write(exhibit: Exhibit, folder: Path) -> list[Path]:
     pictures = [part for part in exhibit.parts if not isinstance(part, Sheet)]
     texts = {"tex": NEEDS + "\n".join(map(render.latex, sheets)), "csv": _csv(sheets)} if sheets else {}
     paths = [_put(folder / f"{exhibit.name}.{form}", text) for form, text in texts.items()]
-    for (number, part), form in product(enumerate(pictures, 1), draw.FORMS):
-        paths.append(folder / f"{exhibit.name}-{number}.{form}")
-        draw.save(part, paths[-1])
+    for number, part in enumerate(pictures, 1):
+        for form in draw.forms(part):
+            path = folder / f"{exhibit.name}-{number}.{form}"
+            draw.save(part, path)
+            paths.append(path)
     return [*paths, _put(folder / f"{exhibit.name}.md", markdown(exhibit))]
 
 
@@ -94,7 +97,8 @@ def markdown(exhibit: Exhibit) -> str:
             blocks.append(render.markdown(part).rstrip("\n"))
         else:
             address = quote(f"{exhibit.name}-{next(numbers)}")
-            blocks.append(f"![{marked(_described(part))}]({address}.png)\n\n[as SVG]({address}.svg)")
+            shown, _ = draw.forms(part)
+            blocks.append(f"![{marked(_described(part))}]({address}.{shown})\n\n[as SVG]({address}.svg)")
     notes = [f"- {marked(note)}" for note in exhibit.notes]
     return "\n\n".join([*blocks, *(["## Before believing it", "\n".join(notes)] if notes else [])]) + "\n"
 
@@ -155,7 +159,9 @@ def _part(part: Sheet | Drawn, name: str) -> str:
     if isinstance(part, Chart):
         drawing = _inline(draw.image(bare, "svg").decode(), f"{name}-", alt)
     else:
-        drawing = f'<img alt="{alt}" src="data:image/png;base64,{b64encode(draw.image(bare, "png")).decode()}">'
+        form, _ = draw.forms(part)
+        content = b64encode(draw.image(bare, form)).decode()
+        drawing = f'<img alt="{alt}" src="data:{MEDIA_TYPES[form]};base64,{content}">'
     card = f'<div class="card" role="region" tabindex="0" aria-labelledby="{name}">'
     return _lines(caption, card, drawing, "</div>\n</figure>")
 
