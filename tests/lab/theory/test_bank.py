@@ -16,8 +16,8 @@ def bank_of(problem: Problem, n_s: int = 2000, n_u: int = 1000, seed: int = 0) -
     draw = np.random.default_rng(seed)
     bank = MemoryBank(2 * problem.dim, 2)
     for points, eta, origin in (
-        (problem.source(n_s, draw), problem.eta_source, Origin.SOURCE),
-        (problem.target(n_u, draw), problem.eta_target, Origin.ADMITTED),
+        (problem.source(n_s, draw), problem.source_probability, Origin.SOURCE),
+        (problem.target(n_u, draw), problem.target_probability, Origin.ADMITTED),
     ):
         labels = draw.uniform(size=len(points)) < eta(points)
         bank.apply(Append(torch.from_numpy(points), torch.from_numpy(labels).long(), origin))

@@ -22,8 +22,8 @@ def by_loops(problem: Problem, k: int, n_s: int, n_u: int, queries: int, seed: i
     """Every vote in plain NumPy, by Euclidean distance, one query after the other."""
     draw = [np.random.default_rng([seed, stream]) for stream in range(5)]
     source, target, asked = problem.source(n_s, draw[0]), problem.target(n_u, draw[1]), problem.target(queries, draw[2])
-    labels_s = (draw[3].uniform(size=n_s) < problem.eta_source(source)).astype(int)
-    labels_u = (draw[4].uniform(size=n_u) < problem.eta_target(target)).astype(int)
+    labels_s = (draw[3].uniform(size=n_s) < problem.source_probability(source)).astype(int)
+    labels_u = (draw[4].uniform(size=n_u) < problem.target_probability(target)).astype(int)
 
     def nearest(point: Floats, rows: Floats) -> npt.NDArray[np.intp]:
         return np.argsort(np.linalg.norm(rows - point, axis=1))
@@ -45,7 +45,7 @@ def by_loops(problem: Problem, k: int, n_s: int, n_u: int, queries: int, seed: i
                 votes = np.concatenate([labels_s[near_s[:one]], labels[near_u[:other]]])
                 answers.setdefault(name + suffix, []).append(says(votes))
     found = {name: problem.excess(asked, np.array(each)) for name, each in answers.items()}
-    return {"excess": found, "bias": float(np.mean(np.abs(pseudo - problem.eta_target(target))))}
+    return {"excess": found, "bias": float(np.mean(np.abs(pseudo - problem.target_probability(target))))}
 
 
 @pytest.mark.parametrize("problem", [Problem(), BOTH, Problem(3, 0.5, 0.1, power=2.0)], ids=str)
@@ -103,7 +103,7 @@ def test_distances_and_errors_of_proposition_1() -> None:
     assert found["mean"] == pytest.approx(distance.mean(), abs=1e-6)
     assert found["within"] == np.mean(distance[:, -1] <= found["radius"])
     assert found["within"] >= 1 - exp(-9 / 4)
-    eta = problem.eta_target(asked)
+    eta = problem.target_probability(asked)
     assert found["error"] == pytest.approx(np.minimum(eta, 1 - eta).mean() + record["excess"]["source"])
     errors = found["bound"] - 2 * problem.assumptions.smoothness * found["radius"]  # three Bayes errors and an excess
     assert 0.7 < errors < 1.1
@@ -118,7 +118,7 @@ def test_many_rows_find_the_bayes_rule_and_a_gap_keeps_the_source_from_it() -> N
 
 def test_k_must_fit_the_source() -> None:
     for k in (0, 11):
-        with pytest.raises(AdaNPCError, match=f"k must lie in 1 … 10, the number of source rows, got {k}"):
+        with pytest.raises(AdaNPCError, match=f"k must be from 1 to 10, the number of source rows, got {k}"):
             simulate(Problem(), k, 10, 5, 5, 0)
 
 
