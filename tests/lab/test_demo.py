@@ -45,7 +45,8 @@ def percent(answers: torch.Tensor, labels: torch.Tensor) -> float:
 def test_every_number_is_that_of_the_steps_taken_by_hand(domains: tuple[Domain, ...], result: Result) -> None:
     training, held_out = split(domains[0], SMALL.seed)
     encoder, head = fit(training, SMALL)
-    features, fresh = encode(encoder, training), encode(encoder, held_out)
+    features = encode(encoder, training)
+    fresh = encode(encoder, held_out)
     model = AdaNPC(MemoryBank(128, 10), k=10, temperature=0.1, admission=Admission(min_confidence=0.6))
     model.learn(features, training.labels)
     targets = [encode(encoder, domain) for domain in domains[1:]]
@@ -110,7 +111,8 @@ def test_the_same_seed_gives_the_same_result_and_leaves_global_randomness_alone(
 
 
 def test_the_number_of_threads_does_not_matter_and_is_restored(domains: tuple[Domain, ...]) -> None:
-    threads, quick = torch.get_num_threads(), replace(SMALL, epochs=1)
+    threads = torch.get_num_threads()
+    quick = replace(SMALL, epochs=1)
     try:
         weights = []
         for count in (1, 3):
@@ -146,7 +148,8 @@ def test_settings_and_domains_are_checked(domains: tuple[Domain, ...]) -> None:
 
 
 def test_the_figure_shows_something(result: Result, tmp_path: Path) -> None:
-    draw(result, path := tmp_path / "demo.png")
+    path = tmp_path / "demo.png"
+    draw(result, path)
     pixels = torch.tensor(read_png(path))
     assert pixels.shape[:2] == (420, 1000)
     for half in (pixels[:, :500], pixels[:, 500:]):

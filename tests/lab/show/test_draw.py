@@ -67,8 +67,8 @@ PARTS: dict[str, Chart | Gallery] = {
 def drawn_texts(figure: Figure) -> list[Text]:
     """All that is written on a figure, once it has been laid out."""
     figure.draw_without_rendering()
-    found = cast(list[Text], figure.findobj(Text))
-    return [text for text in found if text.get_text().strip() and text.get_visible()]
+    every_text = cast(list[Text], figure.findobj(Text))
+    return [text for text in every_text if text.get_text().strip() and text.get_visible()]
 
 
 @pytest.mark.parametrize("name", ["lines", "bars", "logarithms", "gallery"])
@@ -116,10 +116,10 @@ def test_a_gallery_of_photographs_is_small() -> None:
 @pytest.mark.parametrize("name", PARTS)
 def test_everything_written_is_inside_the_figure(name: str) -> None:
     figure = draw.figure(PARTS[name])
-    shown = drawn_texts(figure)
+    texts = drawn_texts(figure)
     inside = figure.bbox.padded(1)
     ticks = [text for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels())]
-    for text in shown:
+    for text in texts:
         box = text.get_window_extent()
         assert text in ticks or (inside.contains(box.x0, box.y0) and inside.contains(box.x1, box.y1)), text.get_text()
 

@@ -138,8 +138,8 @@ def test_the_page_is_valid_and_alone_whatever_the_texts() -> None:
 
 def test_the_tables_of_a_page_have_the_cells_of_the_sheets() -> None:
     first, second = sheet(EVIL, EVIL), sheet("Second")
-    shown = Exhibit("name", "Title", "Table 1", "About", (first, second))
-    page = check(report.page((shown,), ENVIRONMENT, "Page"))
+    both = Exhibit("name", "Title", "Table 1", "About", (first, second))
+    page = check(report.page((both,), ENVIRONMENT, "Page"))
     for each, table in zip((first, second), page.tables, strict=False):
         tidy = [[" ".join(cell.split()) for cell in row] for row in table]
         rows = zip(each.rows, render.cells(each), strict=True)
@@ -154,8 +154,8 @@ def test_the_tables_of_a_page_have_the_cells_of_the_sheets() -> None:
 @settings(max_examples=40, deadline=None)
 @given(TEXTS, TEXTS)
 def test_any_text_leaves_the_page_well_formed(one: str, other: str) -> None:
-    shown = Exhibit(one, one, other, one + "\n\n" + other, (sheet(one, other),), (other,))
-    check(report.page((shown,), {one: other}, other))
+    nasty = Exhibit(one, one, other, one + "\n\n" + other, (sheet(one, other),), (other,))
+    check(report.page((nasty,), {one: other}, other))
 
 
 def test_a_page_of_nothing_is_a_page() -> None:
@@ -209,9 +209,9 @@ def test_the_same_exhibit_gives_the_same_files(tmp_path: Path) -> None:
 
 
 def test_files_hold_every_part(tmp_path: Path) -> None:
-    shown = exhibit("Some text")
-    report.write(shown, tmp_path)
-    sheets = [part for part in shown.parts if isinstance(part, Sheet)]
+    written = exhibit("Some text")
+    report.write(written, tmp_path)
+    sheets = [part for part in written.parts if isinstance(part, Sheet)]
     tex = (tmp_path / "ood-digits.tex").read_text(encoding="utf-8")
     assert all(render.latex(each) in tex for each in sheets)
     with (tmp_path / "ood-digits.csv").open(encoding="utf-8", newline="") as file:

@@ -189,8 +189,8 @@ def test_the_wasserstein_distance_lies_between_a_dual_and_a_transport(problem: P
 
 
 def test_the_shift_is_named() -> None:
-    found = [problem.shift for problem in (Problem(), Problem(overlap=0.5), Problem(gap=0.1), Problem(2, 0.5, 0.1))]
-    assert found == ["none", "covariate", "posterior", "both"]
+    shifts = [problem.shift for problem in (Problem(), Problem(overlap=0.5), Problem(gap=0.1), Problem(2, 0.5, 0.1))]
+    assert shifts == ["none", "covariate", "posterior", "both"]
 
 
 def test_excess_error_is_what_labels_say_and_the_bayes_rule_has_none() -> None:
