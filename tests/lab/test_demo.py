@@ -45,7 +45,8 @@ def percent(answers: torch.Tensor, labels: torch.Tensor) -> float:
 def test_every_number_is_that_of_the_steps_taken_by_hand(domains: tuple[Domain, ...], result: Result) -> None:
     training, held_out = split(domains[0], SMALL.seed)
     encoder, head = fit(training, SMALL)
-    features, fresh = encode(encoder, training), encode(encoder, held_out)
+    features = encode(encoder, training)
+    fresh = encode(encoder, held_out)
     model = AdaNPC(MemoryBank(128, 10), k=10, temperature=0.1, admission=Admission(min_confidence=0.6))
     model.learn(features, training.labels)
     targets = [encode(encoder, domain) for domain in domains[1:]]
@@ -53,11 +54,11 @@ def test_every_number_is_that_of_the_steps_taken_by_hand(domains: tuple[Domain, 
     for stage, domain, target, before in zip(result.stages[1:], domains[1:], targets, frozen, strict=True):
         one_by_one = torch.cat([model.step(row[None]).labels for row in target])
         assert stage.domain == domain.name
-        assert stage.met[ADAPTED] == pytest.approx(percent(one_by_one, domain.labels))
-        assert stage.met[FROZEN] == pytest.approx(percent(before, domain.labels))
-        assert stage.met[HEAD] == pytest.approx(percent(head(target).argmax(1), domain.labels))
+        assert stage.accuracy[ADAPTED] == pytest.approx(percent(one_by_one, domain.labels))
+        assert stage.accuracy[FROZEN] == pytest.approx(percent(before, domain.labels))
+        assert stage.accuracy[HEAD] == pytest.approx(percent(head(target).argmax(1), domain.labels))
         assert stage.rows == len(model.bank)
-        after = stage.source[ADAPTED]
+        after = stage.on_source[ADAPTED]
         own = torch.arange(80)[:, None]
         assert after.training == pytest.approx(percent(model.predict(features).labels, training.labels))
         assert after.without_own_row == pytest.approx(
@@ -74,17 +75,17 @@ def test_the_small_setting_exercises_admission(result: Result) -> None:
 
 def test_the_source_stage_is_before_adaptation(result: Result) -> None:
     first = result.stages[0]
-    assert first.met[ADAPTED] == first.met[FROZEN] == first.source[ADAPTED].held_out
-    assert first.source[ADAPTED] == first.source[FROZEN]
+    assert first.accuracy[ADAPTED] == first.accuracy[FROZEN] == first.on_source[ADAPTED].held_out
+    assert first.on_source[ADAPTED] == first.on_source[FROZEN]
 
 
 def test_only_adanpc_changes(result: Result) -> None:
     for method in (HEAD, FROZEN):
-        assert len({stage.source[method] for stage in result.stages}) == 1
+        assert len({stage.on_source[method] for stage in result.stages}) == 1
 
 
 def test_own_rows_help(result: Result) -> None:
-    frozen = result.stages[0].source[FROZEN]
+    frozen = result.stages[0].on_source[FROZEN]
     assert frozen.training > frozen.without_own_row
 
 
@@ -96,7 +97,7 @@ def test_training_learns(domains: tuple[Domain, ...]) -> None:
 
 def test_the_average_is_over_targets(result: Result) -> None:
     for method in METHODS:
-        expected = (result.stages[1].met[method] + result.stages[2].met[method]) / 2
+        expected = (result.stages[1].accuracy[method] + result.stages[2].accuracy[method]) / 2
         assert result.average(method) == pytest.approx(expected)
 
 
@@ -110,7 +111,8 @@ def test_the_same_seed_gives_the_same_result_and_leaves_global_randomness_alone(
 
 
 def test_the_number_of_threads_does_not_matter_and_is_restored(domains: tuple[Domain, ...]) -> None:
-    threads, quick = torch.get_num_threads(), replace(SMALL, epochs=1)
+    threads = torch.get_num_threads()
+    quick = replace(SMALL, epochs=1)
     try:
         weights = []
         for count in (1, 3):
@@ -132,8 +134,8 @@ def test_labels_of_targets_only_count(domains: tuple[Domain, ...], result: Resul
     wrong = tuple(replace(domain, labels=(domain.labels + 1) % 10) for domain in domains[1:])
     other = successive((domains[0], *wrong), SMALL)
     assert [stage.rows for stage in other.stages] == [stage.rows for stage in result.stages]
-    assert [stage.source for stage in other.stages] == [stage.source for stage in result.stages]
-    assert other.stages[1].met != result.stages[1].met
+    assert [stage.on_source for stage in other.stages] == [stage.on_source for stage in result.stages]
+    assert other.stages[1].accuracy != result.stages[1].accuracy
 
 
 def test_settings_and_domains_are_checked(domains: tuple[Domain, ...]) -> None:
@@ -146,7 +148,8 @@ def test_settings_and_domains_are_checked(domains: tuple[Domain, ...]) -> None:
 
 
 def test_the_figure_shows_something(result: Result, tmp_path: Path) -> None:
-    draw(result, path := tmp_path / "demo.png")
+    path = tmp_path / "demo.png"
+    draw(result, path)
     pixels = torch.tensor(read_png(path))
     assert pixels.shape[:2] == (420, 1000)
     for half in (pixels[:, :500], pixels[:, 500:]):
@@ -157,7 +160,7 @@ def test_the_figure_shows_something(result: Result, tmp_path: Path) -> None:
 
 
 def test_the_figure_depends_on_the_result(result: Result, tmp_path: Path) -> None:
-    stages = tuple(replace(stage, met=dict.fromkeys(METHODS, 50.0)) for stage in result.stages)
+    stages = tuple(replace(stage, accuracy=dict.fromkeys(METHODS, 50.0)) for stage in result.stages)
     draw(result, tmp_path / "one.png")
     draw(replace(result, stages=stages), tmp_path / "other.png")
     assert (tmp_path / "one.png").read_bytes() != (tmp_path / "other.png").read_bytes()

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from adanpc import require
 from adanpc.core import AdaNPC, Admission, MemoryBank
 from adanpc.errors import AdaNPCError
 from adanpc.lab.data.domain import Domain, split
@@ -26,28 +27,44 @@ try:
 except ImportError:
     Figure = None  # type: ignore[assignment, misc]
 
-HEAD, FROZEN, ADAPTED = METHODS = ("linear head", "frozen k-NN", "AdaNPC")
-MET_STYLES = {HEAD: "s--", FROZEN: "^-", ADAPTED: "o-"}
-COLORS = {HEAD: "#555555", FROZEN: "#E69F00", ADAPTED: "#0072B2"}  # Okabe and Ito: told apart by the color-blind too
-SOURCE_LINES = (  # method, measure, label, style, color
-    (ADAPTED, "training", "AdaNPC, training digits", "o-", "#0072B2"),
-    (ADAPTED, "without_own_row", "AdaNPC, training digits without own row", "D-", "#56B4E9"),
-    (ADAPTED, "held_out", "AdaNPC, held-out digits", "v-", "#009E73"),
-    (HEAD, "training", "linear head, training digits", "--", "#555555"),
-    (HEAD, "held_out", "linear head, held-out digits", ":", "#555555"),
-)
+HEAD = "linear head"
+FROZEN = "frozen k-NN"
+ADAPTED = "AdaNPC"
+METHODS = (HEAD, FROZEN, ADAPTED)
 CLASSES = 10
-LEGEND: dict[str, Any] = {"fontsize": 9, "framealpha": 1, "edgecolor": "none"}
+IMAGES_AT_ONCE = 128  # through the encoder; changes the speed and nothing else
 SUFFIXES = (".png", ".pdf", ".svg")
-IMAGES = 128  # encoded at once; a matter of speed only
+
+
+class Curve(NamedTuple):
+    """One line of the figure's right half: an accuracy of a method on the source."""
+
+    method: str
+    measure: str  # a field of OnSource
+    label: str
+    style: str
+    color: str
+
+
+# Colors of Okabe and Ito: the color-blind can tell them apart, too.
+DOMAIN_STYLES = {HEAD: "s--", FROZEN: "^-", ADAPTED: "o-"}
+DOMAIN_COLORS = {HEAD: "#555555", FROZEN: "#E69F00", ADAPTED: "#0072B2"}
+SOURCE_CURVES = (
+    Curve(ADAPTED, "training", "AdaNPC, training digits", "o-", "#0072B2"),
+    Curve(ADAPTED, "without_own_row", "AdaNPC, training digits without own row", "D-", "#56B4E9"),
+    Curve(ADAPTED, "held_out", "AdaNPC, held-out digits", "v-", "#009E73"),
+    Curve(HEAD, "training", "linear head, training digits", "--", "#555555"),
+    Curve(HEAD, "held_out", "linear head, held-out digits", ":", "#555555"),
+)
+LEGEND: dict[str, Any] = {"fontsize": 9, "framealpha": 1, "edgecolor": "none"}
 
 
 @dataclass(frozen=True)
 class Settings:
     """How the network is trained and how the bank votes.
 
-    k, temperature and min_confidence are the defaults of ``AdaNPC``, kept whatever came of them; k is also the paper's
-    for Rotated MNIST. Epochs and batch were chosen among three pairs by accuracy on held-out source digits and by time.
+    k, temperature and min_confidence are the defaults of ``AdaNPC`` and were not tuned; k is also the paper's for
+    Rotated MNIST. Epochs and batch were chosen among three pairs by accuracy on held-out source digits and by time.
     """
 
     seed: int = 0
@@ -59,18 +76,17 @@ class Settings:
     min_confidence: float = 0.9
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch"):
-            if getattr(self, name) < 1:
-                raise AdaNPCError(f"{name} must be at least 1, got {getattr(self, name)}")
+        require.whole("epochs", self.epochs, least=1)
+        require.whole("batch", self.batch, least=1)
 
 
 @dataclass(frozen=True)
 class OnSource:
     """Accuracies of one method on the source domain, in percent."""
 
-    training: float  # the training digits; in a bank each of them meets its own row
-    without_own_row: float  # the same, but that row may not vote
-    held_out: float  # digits that nothing was trained on and that are in no bank
+    training: float  # on the training digits; in a bank, each of them finds its own row
+    without_own_row: float  # on the same digits, but their own row may not vote
+    held_out: float  # on digits that were not trained on and are in no bank
 
 
 @dataclass(frozen=True)
@@ -78,78 +94,91 @@ class Stage:
     """What was measured at one domain, by method, in percent."""
 
     domain: str
-    met: dict[str, float]  # on this domain, each digit answered before it may join; at the source, the held-out digits
-    source: dict[str, OnSource]  # on the source afterwards
-    rows: int  # of AdaNPC's bank afterwards
+    accuracy: dict[str, float]  # each digit is answered before it may join; at the source, on the held-out digits
+    on_source: dict[str, OnSource]  # after this domain
+    rows: int  # in AdaNPC's bank after this domain
 
 
 @dataclass(frozen=True)
 class Result:
-    """The stages in order, the source first: there nothing is adapted yet."""
+    """The stages in order; the first is the source, before any adaptation."""
 
     settings: Settings
     stages: tuple[Stage, ...]
 
     def average(self, method: str) -> float:
-        """The mean over the target domains, as met."""
-        targets = [stage.met[method] for stage in self.stages[1:]]
+        """The mean accuracy over the target domains."""
+        targets = [stage.accuracy[method] for stage in self.stages[1:]]
         return sum(targets) / len(targets)
 
 
 class Contest:
-    """The three methods on the same features, all knowing the same labeled source rows (n, D)."""
+    """The three methods on the same features, all with the same labeled source rows (n, D)."""
 
     def __init__(self, head: nn.Module, features: Tensor, labels: Tensor, settings: Settings) -> None:
         self.head = head
-        self.frozen, self.adapted = (
-            AdaNPC(
-                MemoryBank(features.shape[1], CLASSES),
-                k=settings.k,
-                temperature=settings.temperature,
-                admission=Admission(min_confidence=settings.min_confidence),
-            )
-            for _ in range(2)
-        )
-        self.frozen.learn(features, labels)
-        self.adapted.learn(features, labels)
+        self.frozen = _classifier(features, labels, settings)
+        self.adapted = _classifier(features, labels, settings)
 
-    def recall(self, features: Tensor, own: Tensor | None = None) -> dict[str, Tensor]:
-        """Each method's labels (B,); nobody learns, and the rows ``own`` (B, 1) may not vote."""
-        banks = {FROZEN: self.frozen, ADAPTED: self.adapted}
-        answers = {name: bank.predict(features, exclude=own).labels for name, bank in banks.items()}
-        return {HEAD: self.head(features).argmax(1), **answers}
+    def predict(self, features: Tensor, own_rows: Tensor | None = None) -> dict[str, Tensor]:
+        """Each method's labels (B,); nothing is learned, and ``own_rows`` (B, 1) may not vote."""
+        return {
+            HEAD: self.head(features).argmax(1),
+            FROZEN: self.frozen.predict(features, exclude=own_rows).labels,
+            ADAPTED: self.adapted.predict(features, exclude=own_rows).labels,
+        }
 
-    def meet(self, features: Tensor) -> dict[str, Tensor]:
+    def adapt(self, features: Tensor) -> dict[str, Tensor]:
         """Each method's labels (B,); AdaNPC learns from its own answers, one after another."""
-        return {**self.recall(features), ADAPTED: self.adapted.step(features).labels}
+        return {
+            HEAD: self.head(features).argmax(1),
+            FROZEN: self.frozen.predict(features).labels,
+            ADAPTED: self.adapted.step(features).labels,
+        }
+
+
+def _classifier(features: Tensor, labels: Tensor, settings: Settings) -> AdaNPC:
+    """A classifier whose bank holds the source rows."""
+    classifier = AdaNPC(
+        MemoryBank(features.shape[1], CLASSES),
+        k=settings.k,
+        temperature=settings.temperature,
+        admission=Admission(min_confidence=settings.min_confidence),
+    )
+    classifier.learn(features, labels)
+    return classifier
 
 
 def successive(domains: Sequence[Domain], settings: Settings | None = None) -> Result:
-    """Trains on the first domain alone, then meets the others in order with one bank that carries on.
+    """Trains on the first domain alone, then adapts to the others in order with one bank that is never reset.
 
     The labels of targets are used for counting only. The same domains and settings give the same result, whatever the
-    number of cores; another processor or torch may round otherwise.
+    number of cores; another processor or version of torch may round differently.
     """
     settings = settings or Settings()
     if len(domains) < 2:
         raise AdaNPCError(f"at least 2 domains are needed, a source and a target, got {len(domains)}")
-    training, held_out = split(domains[0], settings.seed)
+    source = domains[0]
+    targets = domains[1:]
+    training, held_out = split(source, settings.seed)
     encoder, head = fit(training, settings)
-    features, fresh = encode(encoder, training), encode(encoder, held_out)
-    contest = Contest(head, features, training.labels, settings)
-    own = torch.arange(len(features))[:, None]  # rows are numbered as they came
+    training_features = encode(encoder, training)
+    held_out_features = encode(encoder, held_out)
+    contest = Contest(head, training_features, training.labels, settings)
+    own_rows = torch.arange(len(training))[:, None]  # the bank numbers rows in order of arrival
 
     def on_source() -> dict[str, OnSource]:
-        seen = accuracies(contest.recall(features), training.labels)
-        hidden = accuracies(contest.recall(features, own), training.labels)
-        unseen = accuracies(contest.recall(fresh), held_out.labels)
-        return {name: OnSource(seen[name], hidden[name], unseen[name]) for name in METHODS}
+        seen = accuracies(contest.predict(training_features), training.labels)
+        without_own_row = accuracies(contest.predict(training_features, own_rows), training.labels)
+        unseen = accuracies(contest.predict(held_out_features), held_out.labels)
+        return {method: OnSource(seen[method], without_own_row[method], unseen[method]) for method in METHODS}
 
-    stages = [Stage(domains[0].name, accuracies(contest.recall(fresh), held_out.labels), on_source(), len(features))]
-    for domain in (bar := track(domains[1:], "adapting")):
-        met = accuracies(contest.meet(encode(encoder, domain)), domain.labels)
-        bar.note(f"{domain.name}°: AdaNPC {met[ADAPTED]:.1f} %, linear head {met[HEAD]:.1f} %")
-        stages.append(Stage(domain.name, met, on_source(), len(contest.adapted.bank)))
+    before = accuracies(contest.predict(held_out_features), held_out.labels)
+    stages = [Stage(source.name, before, on_source(), len(contest.adapted.bank))]
+    for domain in (bar := track(targets, "adapting")):
+        accuracy = accuracies(contest.adapt(encode(encoder, domain)), domain.labels)
+        bar.note(f"{domain.name}°: AdaNPC {accuracy[ADAPTED]:.1f} %, linear head {accuracy[HEAD]:.1f} %")
+        stages.append(Stage(domain.name, accuracy, on_source(), len(contest.adapted.bank)))
     return Result(settings, tuple(stages))
 
 
@@ -166,14 +195,20 @@ def one_thread() -> Iterator[None]:
 
 @one_thread()
 def fit(training: Domain, settings: Settings) -> tuple[ConvNet, nn.Linear]:
-    """An encoder and a linear head trained together by cross-entropy, then fixed; global randomness is untouched."""
+    """An encoder and a linear head, trained together by cross-entropy and then frozen.
+
+    The global random state is left as it was.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        encoder, head = ConvNet(), nn.Linear(ConvNet.features, CLASSES)
+        encoder = ConvNet()
+        head = nn.Linear(ConvNet.features, CLASSES)
     optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], lr=settings.rate)
     steps = settings.epochs * ceil(len(training) / settings.batch)
-    for batch in (bar := track(_batches(len(training), settings), f"training on {training.name}°", steps)):
-        loss = cross_entropy(head(encoder(training.take(batch))), training.labels[batch])
+    batches = _batches(len(training), settings)
+    for batch in (bar := track(batches, f"training on {training.name}°", steps)):
+        scores = head(encoder(training.take(batch)))
+        loss = cross_entropy(scores, training.labels[batch])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -182,58 +217,76 @@ def fit(training: Domain, settings: Settings) -> tuple[ConvNet, nn.Linear]:
 
 
 def _batches(count: int, settings: Settings) -> Iterator[Tensor]:
-    """Positions of the digits of each step, every epoch in a new order."""
+    """The positions of the digits of each step; every epoch has a new order."""
     generator = torch.Generator().manual_seed(settings.seed)
     for _ in range(settings.epochs):
-        yield from torch.randperm(count, generator=generator).split(settings.batch)
+        order = torch.randperm(count, generator=generator)
+        yield from order.split(settings.batch)
 
 
 @one_thread()
 def encode(encoder: ConvNet, domain: Domain) -> Tensor:
     """Features (n, D) of the images of a domain."""
-    return torch.cat([encoder(domain.take(rows)) for rows in torch.arange(len(domain)).split(IMAGES)])
+    parts = torch.arange(len(domain)).split(IMAGES_AT_ONCE)
+    return torch.cat([encoder(domain.take(rows)) for rows in parts])
 
 
 def accuracies(answers: dict[str, Tensor], labels: Tensor) -> dict[str, float]:
     """The share of right answers of each method, in percent."""
-    return {name: 100 * (answer == labels).double().mean().item() for name, answer in answers.items()}
+    return {method: 100 * (answer == labels).double().mean().item() for method, answer in answers.items()}
 
 
 def check_plot(path: Path) -> None:
-    """Refuses a path that ``draw`` could not write, so that the work need not be done in vain."""
+    """Refuses a path that ``draw`` could not write, before the work is done in vain."""
     if Figure is None:
         raise AdaNPCError("the figure is drawn by matplotlib, which is not installed: pip install 'adanpc[bench]'")
     if path.suffix not in SUFFIXES:
         raise AdaNPCError(f"the figure must end in {', '.join(SUFFIXES)}, got {str(path)!r}")
     if not path.parent.is_dir():
         raise AdaNPCError(f"the folder {str(path.parent)!r} does not exist: create it, or choose another place")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    written = path if path.exists() else path.parent
+    if path.is_dir() or not os.access(written, os.W_OK):
         raise AdaNPCError(f"{str(path)!r} cannot be written: choose another place")
 
 
 def draw(result: Result, path: Path) -> None:
-    """Writes a figure: on the left each domain as met, on the right the source after each domain."""
+    """Writes a figure: on the left the accuracy on each domain, on the right that on the source after each domain."""
     check_plot(path)
     figure = Figure(figsize=(10, 4.2), dpi=100, layout="constrained")
     left, right = figure.subplots(1, 2)
-    names = [f"{stage.domain}°" for stage in result.stages]
-    for method in METHODS:
-        values = [stage.met[method] for stage in result.stages]
-        left.plot(names, values, MET_STYLES[method], color=COLORS[method], label=method)
-    for method, measure, label, style, color in SOURCE_LINES:
-        values = [getattr(stage.source[method], measure) for stage in result.stages]
-        right.plot(names, values, style, color=color, label=label, markersize=5)
-    _dress(left, "Each domain as it is met", "domain", 0)
-    left.legend(loc="upper right", **LEGEND)
-    lowest = min(stage.source[method].held_out for stage in result.stages for method in METHODS)
-    bottom = max(0, int(lowest // 10 * 10) - 10)  # leaves room for the legend
-    _dress(right, f"The source, {names[0]}, afterwards (axis from {bottom} %)", "domain just met", bottom)
-    right.legend(loc="lower left", **LEGEND)
+    _draw_domains(left, result)
+    _draw_source(right, result)
     figure.savefig(path)
 
 
-def _dress(axes: Axes, title: str, below: str, bottom: int) -> None:
-    axes.set(xlabel=below, ylabel="accuracy (%)", ylim=(bottom, 100 + (100 - bottom) / 25))
+def _draw_domains(axes: Axes, result: Result) -> None:
+    names = _domain_names(result)
+    for method in METHODS:
+        values = [stage.accuracy[method] for stage in result.stages]
+        axes.plot(names, values, DOMAIN_STYLES[method], color=DOMAIN_COLORS[method], label=method)
+    _decorate(axes, "Each domain as it is met", "domain", 0)
+    axes.legend(loc="upper right", **LEGEND)
+
+
+def _draw_source(axes: Axes, result: Result) -> None:
+    names = _domain_names(result)
+    for curve in SOURCE_CURVES:
+        values = [getattr(stage.on_source[curve.method], curve.measure) for stage in result.stages]
+        axes.plot(names, values, curve.style, color=curve.color, label=curve.label, markersize=5)
+    lowest = min(stage.on_source[method].held_out for stage in result.stages for method in METHODS)
+    bottom = max(0, int(lowest // 10 * 10) - 10)  # leaves room for the legend
+    _decorate(axes, f"The source, {names[0]}, afterwards (axis from {bottom} %)", "domain just met", bottom)
+    axes.legend(loc="lower left", **LEGEND)
+
+
+def _domain_names(result: Result) -> list[str]:
+    return [f"{stage.domain}°" for stage in result.stages]
+
+
+def _decorate(axes: Axes, title: str, x_label: str, bottom: int) -> None:
+    """Adds title, labels and grid; the axis of accuracies begins at ``bottom`` and ends just above 100 %."""
+    top = 100 + (100 - bottom) / 25
+    axes.set(xlabel=x_label, ylabel="accuracy (%)", ylim=(bottom, top))
     axes.set_title(title, loc="left", fontsize=11)
     axes.locator_params(axis="y", integer=True)
     axes.grid(color="#e4e4e4")

@@ -67,8 +67,8 @@ PARTS: dict[str, Chart | Gallery] = {
 def drawn_texts(figure: Figure) -> list[Text]:
     """All that is written on a figure, once it has been laid out."""
     figure.draw_without_rendering()
-    found = cast(list[Text], figure.findobj(Text))
-    return [text for text in found if text.get_text().strip() and text.get_visible()]
+    every_text = cast(list[Text], figure.findobj(Text))
+    return [text for text in every_text if text.get_text().strip() and text.get_visible()]
 
 
 @pytest.mark.parametrize("name", ["lines", "bars", "logarithms", "gallery"])
@@ -81,16 +81,45 @@ def test_the_same_part_gives_the_same_bytes_whatever_the_users_style(name: str, 
         ET.fromstring(first)
         assert b"<metadata" not in first
     else:
-        assert Image.open(BytesIO(first)).format == "PNG"
+        assert Image.open(BytesIO(first)).format == {"png": "PNG", "jpg": "JPEG"}[form]
+
+
+def test_photographs_are_written_as_jpeg_and_all_else_as_png() -> None:
+    gray = Picture(np.full((8, 8, 3), 99, np.uint8), "")
+    digits = Question(gray, (gray,), "")
+    photographs = Question(gray, (picture(),), "")
+    assert draw.forms(Gallery("", (digits, photographs))) == ("jpg", "svg")
+    assert draw.forms(Gallery("", (digits,))) == ("png", "svg")
+    assert draw.forms(Gallery("", ())) == ("png", "svg")
+    assert draw.forms(lines(1)) == ("png", "svg")
+
+
+def test_the_palette_of_a_png_keeps_paper_ink_and_lines_exact() -> None:
+    chart = lines(len(draw.PALETTE))
+    with Image.open(BytesIO(draw.image(chart, "png"))) as png:
+        assert png.mode == "P"
+        width, height = draw.figure(chart).get_size_inches() * 150
+        assert png.size == (int(width), int(height))
+        colors = {color for _, color in png.convert("RGB").getcolors(256) or ()}
+    for name in (*draw.PALETTE, "#ffffff", "#000000"):
+        assert tuple(round(255 * part) for part in to_rgb(name)) in colors, name
+
+
+def test_a_gallery_of_photographs_is_small() -> None:
+    """As large as those of the results, with pixels that are harder to compress than any photograph's."""
+    noise = np.random.default_rng(0).integers(0, 256, (112, 112, 3), np.uint8)
+    photograph = Picture(noise.repeat(2, 0).repeat(2, 1), "dog, photo, 0.42")
+    question = Question(photograph, (photograph,) * 8, "dog (90%), is horse; after removing 3: horse (70%)")
+    assert len(draw.image(Gallery("PACS, target photo", (question,) * 8), "jpg")) < 1_000_000
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_everything_written_is_inside_the_figure(name: str) -> None:
     figure = draw.figure(PARTS[name])
-    shown = drawn_texts(figure)
+    texts = drawn_texts(figure)
     inside = figure.bbox.padded(1)
     ticks = [text for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels())]
-    for text in shown:
+    for text in texts:
         box = text.get_window_extent()
         assert text in ticks or (inside.contains(box.x0, box.y0) and inside.contains(box.x1, box.y1)), text.get_text()
 
@@ -234,11 +263,11 @@ def test_saves_what_the_path_ends_in(tmp_path: Path) -> None:
     for form in draw.FORMS:
         draw.save(PARTS["bars"], tmp_path / f"figure.{form}")
         assert (tmp_path / f"figure.{form}").read_bytes() == draw.image(PARTS["bars"], form)
-    assert {path.name for path in tmp_path.iterdir()} == {"figure.png", "figure.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == {"figure.png", "figure.jpg", "figure.svg"}
 
 
 def test_refuses_another_ending(tmp_path: Path) -> None:
-    with pytest.raises(AdaNPCError, match=r"must end in .png or .svg, got .*figure.gif"):
+    with pytest.raises(AdaNPCError, match=r"must end in one of \.png, \.jpg, \.svg, got .*figure\.gif"):
         draw.save(PARTS["bars"], tmp_path / "figure.gif")
 
 

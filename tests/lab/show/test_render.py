@@ -49,7 +49,7 @@ def written(value: Value | None, decimals: int) -> str:
 
 def winners(sheet: Sheet) -> set[tuple[int, int]]:
     """Rows and columns of the best, by loops."""
-    found = set()
+    best = set()
     for column in range(len(sheet.columns)):
         means = {}
         for row, (_, cells) in enumerate(sheet.rows):
@@ -59,8 +59,8 @@ def winners(sheet: Sheet) -> set[tuple[int, int]]:
         for row, mean in means.items():
             better = [other for other in means.values() if (other > mean if sheet.best == "high" else other < mean)]
             if sheet.best and not better:
-                found.add((row, column))
-    return found
+                best.add((row, column))
+    return best
 
 
 def plain(text: str) -> str:
@@ -71,8 +71,8 @@ def plain(text: str) -> str:
 
 @given(sheets())
 def test_cells_show_ours_then_the_papers_in_brackets(sheet: Sheet) -> None:
-    for (_, cells), shown in zip(sheet.rows, render.cells(sheet), strict=True):
-        for cell, text in zip(cells, shown, strict=True):
+    for (_, cells), texts in zip(sheet.rows, render.cells(sheet), strict=True):
+        for cell, text in zip(cells, texts, strict=True):
             ours = written(cell.ours, sheet.decimals) or (plain(cell.text) if cell.ours is None else "") or "–"
             paper = written(cell.paper, sheet.decimals)
             assert text == (f"{ours} [{paper}]" if paper else ours)
@@ -97,7 +97,7 @@ def test_a_number_that_rounds_to_zero_has_no_sign() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "said"),
+    ("cells", "entries"),
     [
         ([Cell(Value(1.0))], []),
         ([Cell(Value(1.0, 0.5, 3))], ["±: standard error over 3 measurements"]),
@@ -108,10 +108,10 @@ def test_a_number_that_rounds_to_zero_has_no_sign() -> None:
         ([Cell(paper=Value(1.0, 0.1, 20)), Cell(text="± [x]")], ["[ ]: the paper's"]),
     ],
 )
-def test_the_legend_explains_the_signs_that_are_there(cells: list[Cell], said: list[str]) -> None:
+def test_the_legend_explains_the_signs_that_are_there(cells: list[Cell], entries: list[str]) -> None:
     sheet = Sheet("", ("a",), tuple(("", (cell,)) for cell in cells), best="")
-    assert render.legend(sheet) == said
-    assert render.markdown(sheet).endswith("; ".join(said) + "\n" if said else "|\n")
+    assert render.legend(sheet) == entries
+    assert render.markdown(sheet).endswith("; ".join(entries) + "\n" if entries else "|\n")
 
 
 def test_bold_is_explained_where_it_is_used() -> None:
@@ -185,7 +185,7 @@ def test_latex_has_a_cell_for_each_column_and_nothing_unescaped(sheet: Sheet) ->
 
 def test_latex_of_one_sheet() -> None:
     row = (Cell(Value(-96.41, 0.21, 3), Value(98.5)), Cell(text="50 % [off] Ü → 中"))
-    said = r"bold: the best of ours in its column; $\pm$: standard error over 3 measurements; {[} {]}: the paper's"
+    legend = r"bold: the best of ours in its column; $\pm$: standard error over 3 measurements; {[} {]}: the paper's"
     assert render.latex(Sheet("A & B", ("15°", "x_1"), (("a--b", row),), unit="")) == "\n".join(
         [
             r"\begin{table}",
@@ -198,7 +198,7 @@ def test_latex_of_one_sheet() -> None:
             r"    a-{}-b & \textbf{$-$96.4 $\pm$ 0.2} \textcolor{gray}{{[}98.5{]}} & 50 \% {[}off{]} Ü $\to$ ? \\",
             r"    \bottomrule",
             r"  \end{tabular}",
-            rf"  \par\smallskip{{\footnotesize {said}}}",
+            rf"  \par\smallskip{{\footnotesize {legend}}}",
             "\\end{table}\n",
         ]
     )

@@ -21,6 +21,7 @@ from adanpc.lab.show import draw, render, report
 from adanpc.lab.show.exhibit import Cell, Chart, Exhibit, Gallery, Picture, Question, Series, Sheet, Value
 
 EVIL = "<script>alert('1')</script> & \"x\" --> ]]> {} \\ $ | `"
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 VOID = {"meta", "img", "link", "br", "hr", "input"}
 ENVIRONMENT = {"machine": "a processor, 2 cores", EVIL: EVIL}
 TEXTS = st.text(st.sampled_from("<>&\"'|\\`-#[]()\n\x00 abé中😀"), max_size=10) | st.just(EVIL)
@@ -38,7 +39,7 @@ def chart(label: str = "AdaNPC") -> Chart:
 
 
 def gallery(label: str = "3") -> Gallery:
-    picture = Picture(np.zeros((4, 4, 3), np.uint8), label)
+    picture = Picture(np.arange(48, dtype=np.uint8).reshape(4, 4, 3), label)  # in color, as photographs are
     return Gallery(label, (Question(picture, (picture, picture), label),))
 
 
@@ -137,8 +138,8 @@ def test_the_page_is_valid_and_alone_whatever_the_texts() -> None:
 
 def test_the_tables_of_a_page_have_the_cells_of_the_sheets() -> None:
     first, second = sheet(EVIL, EVIL), sheet("Second")
-    shown = Exhibit("name", "Title", "Table 1", "About", (first, second))
-    page = check(report.page((shown,), ENVIRONMENT, "Page"))
+    both = Exhibit("name", "Title", "Table 1", "About", (first, second))
+    page = check(report.page((both,), ENVIRONMENT, "Page"))
     for each, table in zip((first, second), page.tables, strict=False):
         tidy = [[" ".join(cell.split()) for cell in row] for row in table]
         rows = zip(each.rows, render.cells(each), strict=True)
@@ -153,8 +154,8 @@ def test_the_tables_of_a_page_have_the_cells_of_the_sheets() -> None:
 @settings(max_examples=40, deadline=None)
 @given(TEXTS, TEXTS)
 def test_any_text_leaves_the_page_well_formed(one: str, other: str) -> None:
-    shown = Exhibit(one, one, other, one + "\n\n" + other, (sheet(one, other),), (other,))
-    check(report.page((shown,), {one: other}, other))
+    nasty = Exhibit(one, one, other, one + "\n\n" + other, (sheet(one, other),), (other,))
+    check(report.page((nasty,), {one: other}, other))
 
 
 def test_a_page_of_nothing_is_a_page() -> None:
@@ -164,8 +165,26 @@ def test_a_page_of_nothing_is_a_page() -> None:
 def test_the_pictures_of_galleries_are_in_the_page() -> None:
     (image,) = check(report.page((exhibit(),), ENVIRONMENT, "Page")).all("img")
     kind, content = image["src"].split(",")
+    assert kind == "data:image/jpeg;base64"
+    assert base64.b64decode(content, validate=True).startswith(b"\xff\xd8\xff")
+
+
+def test_gray_pictures_are_in_the_page_as_png() -> None:
+    digit = Picture(np.full((4, 4, 3), 99, np.uint8), "3")
+    digits = Gallery("Digits", (Question(digit, (digit,), "right"),))
+    (image,) = check(report.page((Exhibit("name", "Title", "Figure 6", "About", (digits,)),), {}, "Page")).all("img")
+    kind, content = image["src"].split(",")
     assert kind == "data:image/png;base64"
     assert base64.b64decode(content, validate=True).startswith(b"\x89PNG\r\n")
+
+
+def test_a_page_with_every_gallery_of_the_paper_stays_below_five_megabytes() -> None:
+    """The galleries of the results as a page embeds them, and room for two dozen charts of up to 70 kB each."""
+    galleries = [*RESULTS.rglob("gallery-*.jpg"), *RESULTS.rglob("gallery-*.png")]
+    assert galleries
+    embedded = sum(len(base64.b64encode(path.read_bytes())) for path in galleries)
+    assert len(draw.image(chart(), "svg")) < 70_000
+    assert embedded + 24 * 70_000 < 5_000_000
 
 
 def test_the_same_exhibits_give_the_same_page() -> None:
@@ -175,7 +194,8 @@ def test_the_same_exhibits_give_the_same_page() -> None:
 def test_writes_these_files_and_no_other(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     paths = report.write(exhibit(EVIL), folder)
-    pictures = [f"ood-digits-{number}.{form}" for number in (1, 2, 3) for form in ("png", "svg")]
+    charts = ["ood-digits-1.png", "ood-digits-1.svg", "ood-digits-2.png", "ood-digits-2.svg"]
+    pictures = [*charts, "ood-digits-3.jpg", "ood-digits-3.svg"]
     assert [path.name for path in paths] == ["ood-digits.tex", "ood-digits.csv", *pictures, "ood-digits.md"]
     assert set(folder.iterdir()) == set(paths)
 
@@ -189,16 +209,16 @@ def test_the_same_exhibit_gives_the_same_files(tmp_path: Path) -> None:
 
 
 def test_files_hold_every_part(tmp_path: Path) -> None:
-    shown = exhibit("Some text")
-    report.write(shown, tmp_path)
-    sheets = [part for part in shown.parts if isinstance(part, Sheet)]
+    written = exhibit("Some text")
+    report.write(written, tmp_path)
+    sheets = [part for part in written.parts if isinstance(part, Sheet)]
     tex = (tmp_path / "ood-digits.tex").read_text(encoding="utf-8")
     assert all(render.latex(each) in tex for each in sheets)
     with (tmp_path / "ood-digits.csv").open(encoding="utf-8", newline="") as file:
         read = list(csv.DictReader(file))
     assert [record.pop("sheet") for record in read] == ["Some text"] * 6 + ["Second"] * 6
     assert read == [record for each in sheets for record in csv.DictReader(render.csv(each).splitlines())]
-    assert (tmp_path / "ood-digits-3.png").read_bytes() == draw.image(gallery("Some text"), "png")
+    assert (tmp_path / "ood-digits-3.jpg").read_bytes() == draw.image(gallery("Some text"), "jpg")
 
 
 def test_markdown_links_to_pictures_that_are_there(tmp_path: Path) -> None:

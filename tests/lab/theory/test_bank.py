@@ -16,8 +16,8 @@ def bank_of(problem: Problem, n_s: int = 2000, n_u: int = 1000, seed: int = 0) -
     draw = np.random.default_rng(seed)
     bank = MemoryBank(2 * problem.dim, 2)
     for points, eta, origin in (
-        (problem.source(n_s, draw), problem.eta_source, Origin.SOURCE),
-        (problem.target(n_u, draw), problem.eta_target, Origin.ADMITTED),
+        (problem.source(n_s, draw), problem.source_probability, Origin.SOURCE),
+        (problem.target(n_u, draw), problem.target_probability, Origin.ADMITTED),
     ):
         labels = draw.uniform(size=len(points)) < eta(points)
         bank.apply(Append(torch.from_numpy(points), torch.from_numpy(labels).long(), origin))
@@ -36,8 +36,8 @@ def test_constants_are_found_on_problems_that_have_them() -> None:
 
 
 def test_the_gap_is_found_without_the_noise_of_votes() -> None:
-    found = [split_of_bank(bank_of(Problem(2, gap=gap)), 40).known.gap for gap in (0.0, 0.1, 0.2)]
-    assert found == pytest.approx([0, 0.1, 0.2], abs=0.05)
+    gaps = [split_of_bank(bank_of(Problem(2, gap=gap)), 40).known.gap for gap in (0.0, 0.1, 0.2)]
+    assert gaps == pytest.approx([0, 0.1, 0.2], abs=0.05)
 
 
 def test_the_gap_of_three_classes_is_that_of_loops() -> None:
@@ -73,8 +73,8 @@ def test_a_thin_source_and_a_gap_leave_the_vote_to_target_rows() -> None:
 def test_vetoed_rows_do_not_count() -> None:
     bank = bank_of(Problem(), 100, 50)
     bank.apply(Veto((0, 1, 120)))
-    found = split_of_bank(bank, 5)
-    assert (found.n_s, found.n_u) == (98, 49)
+    split = split_of_bank(bank, 5)
+    assert (split.n_s, split.n_u) == (98, 49)
 
 
 def test_probes_are_drawn_by_seed() -> None:

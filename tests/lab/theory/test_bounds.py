@@ -143,7 +143,7 @@ def test_points_are_unit_vectors_of_the_declared_margin_smoothness_and_gap(probl
     points, known = problem.target(4000, generator()), problem.assumptions
     assert points.shape == (4000, 2 * problem.dim)
     assert np.linalg.norm(points, axis=1) == pytest.approx(1)
-    eta = problem.eta_target(points)
+    eta = problem.target_probability(points)
     for t in (0.01, 0.05, 0.1, 0.3):
         share = np.mean(np.abs(eta - 0.5) < t)
         assert share <= known.margin_constant * t**known.margin + 0.02
@@ -152,9 +152,9 @@ def test_points_are_unit_vectors_of_the_declared_margin_smoothness_and_gap(probl
     near = points + generator(1).normal(size=points.shape) * 1e-4
     near /= np.linalg.norm(near, axis=1, keepdims=True)
     moved = np.linalg.norm(points - near, axis=1) ** known.holder
-    assert np.all(np.abs(problem.eta_target(near) - eta) <= 1.01 * known.smoothness * moved)
-    assert np.abs(problem.eta_source(points) - eta) == pytest.approx(problem.gap)
-    assert 0 <= eta.min() <= problem.eta_source(points).max() <= 1
+    assert np.all(np.abs(problem.target_probability(near) - eta) <= 1.01 * known.smoothness * moved)
+    assert np.abs(problem.source_probability(points) - eta) == pytest.approx(problem.gap)
+    assert 0 <= eta.min() <= problem.source_probability(points).max() <= 1
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
@@ -189,14 +189,14 @@ def test_the_wasserstein_distance_lies_between_a_dual_and_a_transport(problem: P
 
 
 def test_the_shift_is_named() -> None:
-    found = [problem.shift for problem in (Problem(), Problem(overlap=0.5), Problem(gap=0.1), Problem(2, 0.5, 0.1))]
-    assert found == ["none", "covariate", "posterior", "both"]
+    shifts = [problem.shift for problem in (Problem(), Problem(overlap=0.5), Problem(gap=0.1), Problem(2, 0.5, 0.1))]
+    assert shifts == ["none", "covariate", "posterior", "both"]
 
 
 def test_excess_error_is_what_labels_say_and_the_bayes_rule_has_none() -> None:
     problem = Problem(2, 0.5, 0.1)
     points = problem.target(400_000, generator())
-    eta = problem.eta_target(points)
+    eta = problem.target_probability(points)
     labels = generator(1).uniform(size=len(eta)) < eta
     bayes, other = eta >= 0.5, points[:, 0] + 0.5 * points[:, 1] >= 0.2
     by_labels = np.mean(other != labels) - np.mean(bayes != labels)
@@ -210,12 +210,12 @@ def test_excess_error_is_what_labels_say_and_the_bayes_rule_has_none() -> None:
     ("wrong", "words"),
     [
         ({"dim": 0}, "dim must be at least 1, got 0"),
-        ({"overlap": 0.0}, "overlap must lie in"),
-        ({"overlap": 1.1}, "overlap must lie in"),
-        ({"gap": 0.3}, "gap 0.3"),
-        ({"gap": -0.1}, "gap -0.1"),
-        ({"amplitude": 0.0}, "amplitude 0.0"),
-        ({"power": 0.0}, "power 0.0"),
+        ({"overlap": 0.0}, "overlap must be greater than 0 and at most 1, got 0.0"),
+        ({"overlap": 1.1}, "overlap must be greater than 0 and at most 1, got 1.1"),
+        ({"gap": 0.3}, "gap must be from 0 to 0.5 - amplitude = 0.2, .* got 0.3"),
+        ({"gap": -0.1}, "gap must be from 0 to 0.5 - amplitude = 0.2, .* got -0.1"),
+        ({"amplitude": 0.0}, "amplitude must be a finite number greater than 0, got 0.0"),
+        ({"power": 0.0}, "power must be a finite number greater than 0, got 0.0"),
     ],
 )
 def test_impossible_problems_are_refused(wrong: dict[str, float], words: str) -> None:

@@ -25,14 +25,14 @@ def records(seeds: int, dims: tuple[int, ...] = (2,)) -> list[dict[str, Any]]:
 
 
 def test_every_proposition_has_its_charts_in_each_dimension() -> None:
-    found = charts(records(1, (2, 3)))
-    assert [chart.title.partition(":")[0] for chart in found] == 2 * (
+    every_chart = charts(records(1, (2, 3)))
+    assert [chart.title.partition(":")[0] for chart in every_chart] == 2 * (
         ["Proposition 1", "Proposition 2", "Proposition 2"] + 4 * ["Proposition 3"]
     )
-    assert [chart.x_label for chart in found[:4]] == ["n_s", "k", "n_s", "n_u"]
-    assert all(chart.log_x and chart.log_y for chart in found)
-    assert all(y > 0 for chart in found for series in chart.series for y in series.y)
-    assert all(x > 0 for chart in found for series in chart.series for x in series.x if not isinstance(x, str))
+    assert [chart.x_label for chart in every_chart[:4]] == ["n_s", "k", "n_s", "n_u"]
+    assert all(chart.log_x and chart.log_y for chart in every_chart)
+    assert all(y > 0 for chart in every_chart for series in chart.series for y in series.y)
+    assert all(x > 0 for chart in every_chart for series in chart.series for x in series.x if not isinstance(x, str))
 
 
 def test_lines_are_means_over_seeds_with_standard_errors() -> None:

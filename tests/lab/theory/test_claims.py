@@ -27,8 +27,8 @@ def measured() -> Records:
 
 
 def sentence(records: Records, *words: str) -> str:
-    (found,) = [each for each in findings(records) if all(word in each for word in words)]
-    return found
+    (matching,) = [text for text in findings(records) if all(word in text for word in words)]
+    return matching
 
 
 def edited(records: Records, path: tuple[str, ...], number: float, **where: Any) -> Records:
@@ -49,8 +49,8 @@ def test_bounds_that_hold_are_counted_by_setting(measured: Records) -> None:
 
 def test_one_record_above_a_bound_contradicts_its_setting(measured: Records) -> None:
     worse = edited(measured, ("excess", "source"), 99.0, shift="both", sweep="n_s", n_s=30, seed=2)
-    found = sentence(worse, "Proposition 2:", "at most the bound")
-    assert "held in 19 of 20 settings, CONTRADICTED in 1 (shift: both, d = 2, k = 5, n_s = 30, n_u = 40)." in found
+    finding = sentence(worse, "Proposition 2:", "at most the bound")
+    assert "held in 19 of 20 settings, CONTRADICTED in 1 (shift: both, d = 2, k = 5, n_s = 30, n_u = 40)." in finding
     worse = edited(measured, ("excess", "split"), 99.0, sweep="n_u", n_u=400)
     assert "held in 24 of 28 settings, CONTRADICTED in 4" in sentence(worse, "Proposition 3:", "at most the bound")
     assert "; …)" in sentence(worse, "Proposition 3:", "at most the bound")
@@ -113,10 +113,11 @@ def test_a_tighter_bound_is_strictly_tighter(measured: Records) -> None:
 
 @pytest.mark.parametrize(("with_rows", "verdict"), [(0.0, "held in 12 of 12"), (0.9, "CONTRADICTED in 12")])
 def test_whether_target_rows_help_is_read_off(measured: Records, with_rows: float, verdict: str) -> None:
-    told = edited(edited(measured, ("excess", "joint"), with_rows), ("excess", "source"), 0.5)
-    assert verdict in (found := sentence(told, "the k nearest of all rows, labels drawn", "posterior shift"))
-    assert f"it was {with_rows:.4f} with them and 0.5000 without" in found
-    alone = [record for record in told if record["seed"] == 0]
+    changed = edited(edited(measured, ("excess", "joint"), with_rows), ("excess", "source"), 0.5)
+    finding = sentence(changed, "the k nearest of all rows, labels drawn", "posterior shift")
+    assert verdict in finding
+    assert f"it was {with_rows:.4f} with them and 0.5000 without" in finding
+    alone = [record for record in changed if record["seed"] == 0]
     assert "undecided in 12" in sentence(alone, "the k nearest of all rows, labels drawn", "posterior shift")
 
 

@@ -1,10 +1,9 @@
-"""Charts and galleries as pictures, by matplotlib; the same part gives the same bytes."""
+"""Charts and galleries as pictures, drawn by matplotlib; the same part always gives the same bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
-from itertools import chain
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal
@@ -24,34 +23,60 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.font_manager import findfont, get_font
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+    from PIL import Image  # matplotlib depends on it
 except ImportError:
     Figure = None  # type: ignore[assignment, misc]
 
-Form = Literal["png", "svg"]
-FORMS: tuple[Form, ...] = ("png", "svg")
+Form = Literal["png", "jpg", "svg"]
+FORMS: tuple[Form, ...] = ("png", "jpg", "svg")
 FONT = "DejaVu Sans"  # comes with matplotlib
 STYLE = {
     "font.family": [FONT],
     "font.size": 10,
     "figure.dpi": 100,
     "savefig.dpi": 150,
-    "svg.hashsalt": "adanpc",  # names inside an SVG are random otherwise
+    "svg.hashsalt": "adanpc",  # ids inside an SVG are random otherwise
     "hatch.linewidth": 0.6,
 }
-METADATA: dict[str, dict[str, None]] = {
-    "png": {"Software": None},
-    "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
+# Dates and versions are left out, so that the same part gives the same bytes on another day.
+SAVE_OPTIONS: dict[Form, dict[str, Any]] = {
+    "png": {"metadata": {"Software": None}},
+    # Photographs need fewer pixels than thin lines and small letters do.
+    "jpg": {"dpi": 100, "pil_kwargs": {"quality": 85, "optimize": True, "progressive": True}},
+    "svg": {"metadata": dict.fromkeys(("Date", "Creator", "Format", "Type"))},
 }
-# Okabe and Ito: told apart by the color-blind too. Without yellow, unseen on white; black lightened to show whiskers.
+PNG_DPI = STYLE["savefig.dpi"]
+PNG_COLORS = 256  # as many as a palette can have; the colors of lines and of the paper stay exact
+
+# Okabe and Ito: the color-blind can tell them apart, too. Their yellow is left out, since it vanishes on white,
+# and their black is lightened, so that black whiskers show on it.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#555555")
 GRAY = "#9a9a9a"
-MARKERS = "os^Dv<>P"  # one more than colors, so that they do not go round together
+MARKERS = "os^Dv<>P"  # one more than colors, so that a color and a marker rarely meet again
 LINES = ("-", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 HATCHES = ("", "xxx", "...", "ooo")
 LEGEND: dict[str, Any] = {"fontsize": 9, "frameon": False, "handlelength": 3.2}
-BELOW = 6  # series at most that the legend names below the axes; more stand in a column beside them
-CELL, GAP = 1.15, 0.12  # of a gallery, in inches: the side of a picture, the space between two
-TICKS = 8  # values at most of a logarithmic axis that are all written out
+MOST_BELOW = 6  # series that the legend names below the axes; more than these stand in a column beside them
+MOST_TICKS = 8  # values of a logarithmic axis that are all written out
+
+# The layout of a gallery, in inches.
+CELL = 1.15  # the side of a picture
+GAP = 0.12  # the space between two pictures
+TITLE_LINE = 0.2
+VERDICT_LINE = 0.16
+CAPTION_LINE = 0.125
+ABOVE_PICTURES = 0.3  # from the line across to the pictures, with a verdict of one line
+
+
+def forms(part: Chart | Gallery) -> tuple[Form, ...]:
+    """The forms that a part is written in: the picture that a page shows first, then the one that can be enlarged.
+
+    Photographs are much smaller as JPEG. Everything else has few colors: lines and letters, but also gray digits,
+    which stay exact as PNG and take less room than as JPEG.
+    """
+    if isinstance(part, Gallery) and _is_colored(part):
+        return ("jpg", "svg")
+    return ("png", "svg")
 
 
 def figure(part: Chart | Gallery) -> Figure:
@@ -59,22 +84,28 @@ def figure(part: Chart | Gallery) -> Figure:
     if Figure is None:
         raise AdaNPCError("figures are drawn by matplotlib, which is not installed: pip install 'adanpc[bench]'")
     with style.context(["default", STYLE]):
-        return _gallery(part) if isinstance(part, Gallery) else _chart(part)
+        if isinstance(part, Gallery):
+            return _gallery(part)
+        return _chart(part)
 
 
 def image(part: Chart | Gallery, form: Form) -> bytes:
-    """The part as a file of that form."""
-    drawn, file = figure(part), BytesIO()
+    """The part as the content of a file of that form."""
+    drawing = figure(part)
+    file = BytesIO()
     with style.context(["default", STYLE]):
-        drawn.savefig(file, format=form, metadata=METADATA[form])
+        drawing.savefig(file, format=form, **SAVE_OPTIONS[form])
+    if form == "png":
+        return _with_palette(file)
     return file.getvalue()
 
 
 def save(part: Chart | Gallery, path: Path) -> None:
-    """Writes the part as PNG or SVG, as the path ends, whole or not at all."""
+    """Writes the part in the form that the path ends in, whole or not at all."""
     form = path.suffix.removeprefix(".")
     if form not in FORMS:
-        raise AdaNPCError(f"the figure must end in .png or .svg, got {str(path)!r}")
+        endings = ", ".join(f".{form}" for form in FORMS)
+        raise AdaNPCError(f"the path of a figure must end in one of {endings}, got {str(path)!r}")
     content = image(part, form)
 
     def write(new: Path) -> None:
@@ -84,152 +115,230 @@ def save(part: Chart | Gallery, path: Path) -> None:
 
 
 def named(series: Series) -> str:
-    """The label of a series; a bound's says so."""
-    told = not series.bound or "bound" in series.label.lower()
-    return series.label if told else f"{series.label} (bound)".strip()
+    """The label of a series; the label of a bound says that it is one."""
+    if series.bound and "bound" not in series.label.lower():
+        return f"{series.label} (bound)".strip()
+    return series.label
 
 
-def _words(text: str, width: int = 200, lines: int | None = None) -> str:
-    """The text wrapped, in letters that the font has; dollars stay dollars and start no formula."""
+def _is_colored(gallery: Gallery) -> bool:
+    """Whether any picture has a pixel that is not gray."""
+    for question in gallery.questions:
+        for picture in (question.query, *question.neighbors):
+            if (picture.image != picture.image[..., :1]).any():
+                return True
+    return False
+
+
+def _with_palette(png: BytesIO) -> bytes:
+    """The same PNG with a palette of its most frequent colors, at a third of the size."""
+    with Image.open(png) as drawing:
+        pixels = drawing.convert("RGB")
+    reduced = pixels.quantize(PNG_COLORS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    file = BytesIO()
+    reduced.save(file, "PNG", optimize=True, dpi=(PNG_DPI, PNG_DPI))
+    return file.getvalue()
+
+
+def _text(text: str, width: int = 200, max_lines: int | None = None) -> str:
+    """The text wrapped to so many letters, as matplotlib is to draw it.
+
+    A letter that the font lacks becomes a box, which matplotlib would draw, too, but with a warning.
+    """
     known = get_font(findfont(FONT)).get_charmap()
-    plain = "".join(letter if ord(letter) in known else "□" for letter in line(text))
-    return "\n".join(wrap(plain, width, max_lines=lines, placeholder="…")).replace("$", r"\$")
+    letters = [letter if ord(letter) in known else "□" for letter in line(text)]
+    lines = wrap("".join(letters), width, max_lines=max_lines, placeholder="…")
+    return "\n".join(lines).replace("$", r"\$")  # a bare dollar would start a formula
 
 
 def _chart(chart: Chart) -> Figure:
     names = _names(chart)
-    drawn = Figure(figsize=_size(chart, len(names)), layout="constrained")
-    axes = drawn.subplots()
-    for number, (series, slot) in enumerate(zip(chart.series, _slots(chart.series), strict=True)):
-        at = np.array([names.index(_name(x)) for x in series.x] if names else series.x, dtype=float)
-        if chart.kind == "bar":
-            width = 0.8 / len(chart.series)
-            _bars(axes, series, at + (number - (len(chart.series) - 1) / 2) * width, width, slot)
+    drawing = Figure(figsize=_size(chart, len(names)), layout="constrained")
+    axes = drawing.subplots()
+    slots = _slots(chart.series)
+    bar_width = 0.8 / max(1, len(chart.series))
+    for number, series in enumerate(chart.series):
+        if names:
+            places = np.array([names.index(_name(x)) for x in series.x], dtype=float)
         else:
-            _line(axes, series, at, slot)
+            places = np.array(series.x, dtype=float)
+        if chart.kind == "bar":
+            from_middle = number - (len(chart.series) - 1) / 2
+            _bars(axes, series, places + from_middle * bar_width, bar_width, slots[number])
+        else:
+            _line(axes, series, places, slots[number])
     _scale(axes, chart, names)
-    _name_places(axes, names, drawn.get_figwidth())
-    _dress(axes, chart)
+    _write_names(axes, names, drawing.get_figwidth())
+    _decorate(axes, chart)
+    _add_legend(drawing, axes)
+    return drawing
+
+
+def _add_legend(drawing: Figure, axes: Axes) -> None:
+    """Names the series outside the axes, where the legend hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
-    below: dict[str, Any] = {"loc": "outside lower center", "ncols": 2 if len(labels) == 4 else 3}
-    if labels:
-        drawn.legend(handles, labels, **(below if len(labels) <= BELOW else {"loc": "outside right upper"}), **LEGEND)
-    return drawn
+    if not labels:
+        return
+    if len(labels) > MOST_BELOW:
+        drawing.legend(handles, labels, loc="outside right upper", **LEGEND)
+        return
+    columns = 2 if len(labels) == 4 else 3
+    drawing.legend(handles, labels, loc="outside lower center", ncols=columns, **LEGEND)
 
 
 def _size(chart: Chart, names: int) -> tuple[float, float]:
-    """Inches: wide enough for the bars, high enough for the legend."""
-    lines = sum(1.2 + _label(series).count("\n") for series in chart.series)
-    bars = names * len(chart.series) if chart.kind == "bar" else names
-    beside = len(chart.series) > BELOW
-    return min(max(7, 2 + 0.22 * bars), 16) + 2.4 * beside, max(4.5, 0.4 + 0.18 * lines * beside)
+    """Width and height in inches: wide enough for the bars, high enough for the legend."""
+    places = names
+    if chart.kind == "bar":
+        places = names * len(chart.series)
+    width = min(max(7, 2 + 0.22 * places), 16)
+    height = 4.5
+    if len(chart.series) > MOST_BELOW:  # the legend is a column of its own
+        legend_lines = sum(1.2 + _label(series).count("\n") for series in chart.series)
+        width += 2.4
+        height = max(height, 0.4 + 0.18 * legend_lines)
+    return width, height
 
 
 def _names(chart: Chart) -> list[str]:
-    """The names below the axis in order of appearance; none where it is an axis of numbers."""
-    every = list(chain.from_iterable(series.x for series in chart.series))
-    numbers = chart.kind == "line" and not any(isinstance(x, str) for x in every)
-    return [] if numbers else list(dict.fromkeys(map(_name, every)))
+    """The names below the axis in order of appearance; none if it is an axis of numbers."""
+    every_x = [x for series in chart.series for x in series.x]
+    if chart.kind == "line" and not any(isinstance(x, str) for x in every_x):
+        return []
+    return list(dict.fromkeys(_name(x) for x in every_x))
 
 
 def _name(x: float | str) -> str:
-    return _words(x) if isinstance(x, str) else f"{x:g}"
+    return _text(x) if isinstance(x, str) else f"{x:g}"
 
 
-def _slots(series: Sequence[Series]) -> list[int]:
-    """A number for the look of each series; a bound on one of them gets the number of that."""
-    ours = {label: slot for slot, label in enumerate(dict.fromkeys(each.label for each in series if not each.bound))}
-    slots: list[int] = []
-    for each in series:
-        akin = [label for label in ours if label and label in each.label] if each.bound else [each.label]
-        key = max(akin, key=len, default=each.label)
-        slots.append(ours.setdefault(key, len(ours)))
+def _slots(every_series: Sequence[Series]) -> list[int]:
+    """A number for the look of each series; a bound shares the number of the series that it bounds."""
+    slot_of: dict[str, int] = {}
+    for series in every_series:
+        if not series.bound:
+            slot_of.setdefault(series.label, len(slot_of))
+    slots = []
+    for series in every_series:
+        key = series.label
+        if series.bound:
+            bounded = [label for label in slot_of if label and label in series.label]
+            key = max(bounded, key=len, default=series.label)
+        slots.append(slot_of.setdefault(key, len(slot_of)))
     return slots
 
 
 def _color(slot: int, bound: bool) -> tuple[float, ...]:
     """The color of a slot, half gray for a bound."""
-    pure = np.array(to_rgb(PALETTE[slot % len(PALETTE)]))
-    return tuple((pure + to_rgb(GRAY)) / 2 if bound else pure)
+    color = np.array(to_rgb(PALETTE[slot % len(PALETTE)]))
+    if bound:
+        color = (color + to_rgb(GRAY)) / 2
+    return tuple(color)
 
 
-def _line(axes: Axes, series: Series, at: np.ndarray[Any, Any], slot: int) -> None:
-    color, y = _color(slot, series.bound), np.array(series.y, dtype=float)
+def _line(axes: Axes, series: Series, places: np.ndarray[Any, Any], slot: int) -> None:
+    """A line with markers and, where there are errors, a band around it."""
+    color = _color(slot, series.bound)
+    y = np.array(series.y, dtype=float)
+    look: dict[str, Any] = {
+        "linestyle": LINES[slot // len(PALETTE) % len(LINES)],
+        "markerfacecolor": color,
+    }
+    if series.bound:
+        look = {"linestyle": "--", "markerfacecolor": "white"}
     axes.plot(
-        at,
+        places,
         y,
-        linestyle="--" if series.bound else LINES[slot // len(PALETTE) % len(LINES)],
+        **look,
         color=color,
         marker=MARKERS[slot % len(MARKERS)],
         markersize=5,
-        markerfacecolor="white" if series.bound else color,
         markevery=max(1, len(y) // 20),
         linewidth=1.6,
         label=_label(series),
     )
     if series.errors is not None:
-        axes.fill_between(at, y - series.errors, y + np.array(series.errors), color=color, alpha=0.18, linewidth=0)
+        errors = np.array(series.errors)
+        axes.fill_between(places, y - errors, y + errors, color=color, alpha=0.18, linewidth=0)
 
 
-def _bars(axes: Axes, series: Series, at: np.ndarray[Any, Any], width: float, slot: int) -> None:
+def _bars(axes: Axes, series: Series, places: np.ndarray[Any, Any], width: float, slot: int) -> None:
+    """One bar of each group, with whiskers where there are errors."""
+    hatch = "////" if series.bound else HATCHES[slot // len(PALETTE) % len(HATCHES)]
     axes.bar(
-        at,
+        places,
         series.y,
         width * 0.92,
         yerr=series.errors,
         color=_color(slot, series.bound),
         edgecolor="white",
         linewidth=0,
-        hatch="////" if series.bound else HATCHES[slot // len(PALETTE) % len(HATCHES)],
+        hatch=hatch,
         error_kw={"elinewidth": 1, "capsize": min(3, 18 * width), "ecolor": "#000000"},
         label=_label(series),
     )
 
 
 def _label(series: Series) -> str:
-    words = _words(named(series), 32)
-    return f" {words}" if words.startswith("_") else words  # matplotlib would hide it
+    label = _text(named(series), 32)
+    if label.startswith("_"):
+        return f" {label}"  # matplotlib hides a label that starts with an underscore
+    return label
 
 
-def _name_places(axes: Axes, names: Sequence[str], width: float) -> None:
-    """Names below the axis, aslant where they would run into each other."""
+def _write_names(axes: Axes, names: Sequence[str], width: float) -> None:
+    """Writes names below the axis, slanted where they would run into each other."""
     if not names:
         return
-    crowded = sum(len(name) + 2 for name in names) > 10 * width
-    aslant: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
-    axes.set_xticks(range(len(names)), names, **aslant)
+    slanted: dict[str, Any] = {}
+    letters = sum(len(name) + 2 for name in names)
+    if letters > 10 * width:
+        slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(len(names)), names, **slanted)
     axes.tick_params("x", length=0)
 
 
 def _scale(axes: Axes, chart: Chart, names: Sequence[str]) -> None:
-    """Logarithms where they are asked for and there is anything to take them of."""
-    across = [x for series in chart.series for x in series.x if not isinstance(x, str) and x > 0]
-    if chart.log_x and across and not names:
+    """Makes axes logarithmic where the chart wants it and has a positive number to show."""
+    positive_x = [x for series in chart.series for x in series.x if not isinstance(x, str) and x > 0]
+    if chart.log_x and positive_x and not names:
         axes.set_xscale("log")
-        _log_ticks(axes.xaxis, sorted(set(across)))
-    up = [y for series in chart.series for y in series.y if y > 0]
-    if chart.log_y and up:
+        _log_ticks(axes.xaxis, sorted(set(positive_x)))
+    positive_y = [y for series in chart.series for y in series.y if y > 0]
+    if chart.log_y and positive_y:
         axes.set_yscale("log")
-        _log_ticks(axes.yaxis, [min(up), max(up)])
+        _log_ticks(axes.yaxis, [min(positive_y), max(positive_y)])
 
 
 def _log_ticks(axis: Axis, values: Sequence[float]) -> None:
-    """Plain numbers: at the values themselves if they are few and well apart, else at powers of ten."""
+    """Plain numbers: at the values themselves if they are few and well apart, otherwise at powers of ten."""
     steps = np.diff(np.log(values))
-    if 2 < len(values) <= TICKS and steps.min() > 0.07 * steps.sum():
+    if 2 < len(values) <= MOST_TICKS and steps.min() > 0.07 * steps.sum():
         axis.set_major_locator(FixedLocator(values))
         axis.set_minor_locator(NullLocator())
-    plain = FuncFormatter(lambda number, _: f"{number:,.0f}" if number >= 1000 else f"{number:g}")
+    plain = FuncFormatter(_plain_number)
     axis.set_major_formatter(plain)
-    axis.set_minor_formatter(plain if values[-1] < 10 * values[0] else NullFormatter())  # one power is no scale
+    if values[-1] < 10 * values[0]:
+        axis.set_minor_formatter(plain)  # one power of ten alone would not show a scale
+    else:
+        axis.set_minor_formatter(NullFormatter())
 
 
-def _dress(axes: Axes, chart: Chart) -> None:
-    axes.set(xlabel=_words(chart.x_label), ylabel=_words(chart.y_label))
-    axes.set_title(_words(chart.title, 80), loc="left", fontsize=11)
-    axes.grid(axis="y" if chart.kind == "bar" else "both", color="#e4e4e4")
+def _plain_number(number: float, position: int | None) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:g}"
+
+
+def _decorate(axes: Axes, chart: Chart) -> None:
+    """Adds the title, labels, grid and margins."""
+    axes.set(xlabel=_text(chart.x_label), ylabel=_text(chart.y_label))
+    axes.set_title(_text(chart.title, 80), loc="left", fontsize=11)
+    if chart.kind == "bar":
+        axes.grid(axis="y", color="#e4e4e4")
+        axes.margins(x=0.02)
+    else:
+        axes.grid(axis="both", color="#e4e4e4")
+        axes.margins(x=0.05)
     axes.set_axisbelow(True)
-    axes.margins(x=0.02 if chart.kind == "bar" else 0.05)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -237,23 +346,31 @@ def _gallery(gallery: Gallery) -> Figure:
     """One question below the other, laid out in inches on one pair of axes that is as large as the figure."""
     columns = 1 + max((len(question.neighbors) for question in gallery.questions), default=0)
     width = max(columns, 4) * (CELL + GAP) + 3 * GAP
-    title = _words(gallery.title, int(11 * width))
+    title = _text(gallery.title, int(11 * width))
+    title_height = 0.16
+    if title:
+        title_height += TITLE_LINE * (title.count("\n") + 1)
     heights = [_height(question, width) for question in gallery.questions]
-    tops = np.cumsum([0.16 + (0.2 * (title.count("\n") + 1) if title else 0), *heights])
-    drawn = Figure(figsize=(width, tops[-1]))
-    axes = drawn.add_axes((0, 0, 1, 1))
+    tops = np.cumsum([title_height, *heights])  # the last is the bottom of the figure
+    drawing = Figure(figsize=(width, tops[-1]))
+    axes = drawing.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.text(GAP, 0.1, title, va="top", fontsize=11)
     for question, top in zip(gallery.questions, tops[:-1], strict=True):
         _question(axes, question, top, width)
     axes.set(xlim=(0, width), ylim=(tops[-1], 0))
-    return drawn
+    return drawing
 
 
 def _height(question: Question, width: float) -> float:
+    """The height of a question in inches: the verdict, the pictures and the longest caption."""
     captions = [_caption(picture) for picture in (question.query, *question.neighbors)]
-    lines = 1 + max(caption.count("\n") for caption in captions)
-    return 0.3 + _verdict(question, width).count("\n") * 0.16 + 0.16 + CELL + lines * 0.125
+    caption_lines = 1 + max(caption.count("\n") for caption in captions)
+    return _above_pictures(_verdict(question, width)) + 0.16 + CELL + caption_lines * CAPTION_LINE
+
+
+def _above_pictures(verdict: str) -> float:
+    return ABOVE_PICTURES + verdict.count("\n") * VERDICT_LINE
 
 
 def _question(axes: Axes, question: Question, top: float, width: float) -> None:
@@ -261,25 +378,28 @@ def _question(axes: Axes, question: Question, top: float, width: float) -> None:
     verdict = _verdict(question, width)
     axes.plot((GAP, width - GAP), (top, top), color="#cccccc", linewidth=0.8)
     axes.text(GAP, top + 0.07, verdict, va="top", fontsize=9, fontweight="bold")
-    down = top + 0.3 + verdict.count("\n") * 0.16
-    _picture(axes, question.query, GAP, down)
+    pictures_top = top + _above_pictures(verdict)
+    _picture(axes, question.query, GAP, pictures_top)
     for place, picture in enumerate(question.neighbors, 1):
-        _picture(axes, picture, 2 * GAP + place * (CELL + GAP), down)
+        _picture(axes, picture, 2 * GAP + place * (CELL + GAP), pictures_top)
     if question.neighbors:
-        axes.plot((CELL + 2 * GAP,) * 2, (down, down + CELL), color="#888888", linewidth=0.8)
+        divider = CELL + 2 * GAP
+        axes.plot((divider, divider), (pictures_top, pictures_top + CELL), color="#888888", linewidth=0.8)
 
 
 def _picture(axes: Axes, picture: Picture, left: float, top: float) -> None:
     """The image in the middle of its cell, with the caption below."""
-    high, wide = np.array(picture.image.shape[:2]) * CELL / max(picture.image.shape[:2])
-    x, y = left + (CELL - wide) / 2, top + (CELL - high) / 2
-    axes.imshow(picture.image, extent=(x, x + wide, y + high, y), aspect="auto")
+    pixels = np.array(picture.image.shape[:2])
+    height, width = pixels * CELL / max(picture.image.shape[:2])
+    x = left + (CELL - width) / 2
+    y = top + (CELL - height) / 2
+    axes.imshow(picture.image, extent=(x, x + width, y + height, y), aspect="auto")
     axes.text(left + CELL / 2, top + CELL + 0.04, _caption(picture), va="top", ha="center", fontsize=7)
 
 
 def _caption(picture: Picture) -> str:
-    return _words(picture.caption, 20, 4)
+    return _text(picture.caption, 20, 4)
 
 
 def _verdict(question: Question, width: float) -> str:
-    return _words(question.verdict, int(12 * width), 3)
+    return _text(question.verdict, int(12 * width), 3)

@@ -18,9 +18,9 @@ class Value:
     """A number as it is shown.
 
     Args:
-        mean: over ``count`` measurements.
-        error: the standard error of the mean, or None where there is no more than one measurement.
-        count: measurements, where they are known; the paper's are not.
+        mean: the mean of ``count`` measurements.
+        error: the standard error of the mean, or None if there is only one measurement.
+        count: how many measurements there are; 1 for the paper's numbers, whose count is unknown.
     """
 
     mean: float
@@ -29,20 +29,23 @@ class Value:
 
 
 def value(measurements: Sequence[float]) -> Value | None:
-    """The mean and its standard error (the standard deviation with n - 1, over the root of n); None of nothing."""
+    """The mean of the measurements and its standard error; None if there are no measurements.
+
+    The standard error is the standard deviation, with n - 1 in the denominator, over the square root of n.
+    """
     count = len(measurements)
-    if not count:
+    if count == 0:
         return None
     mean = sum(measurements) / count
     if count == 1:
         return Value(mean)
-    spread = sum((each - mean) ** 2 for each in measurements) / (count - 1)
-    return Value(mean, sqrt(spread / count), count)
+    variance = sum((measurement - mean) ** 2 for measurement in measurements) / (count - 1)
+    return Value(mean, sqrt(variance / count), count)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Ours and the paper's number, side by side; either may be missing. A text says why ours is."""
+    """Our number and the paper's, side by side; either may be missing, and the text then says why ours is."""
 
     ours: Value | None = None
     paper: Value | None = None
@@ -51,15 +54,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table: a label and one cell for each column in every row.
+    """A table: every row has a label and one cell for each column.
 
     Args:
         title: what is shown, in one line.
-        columns: headings, without that of the labels.
-        rows: label and cells.
-        unit: of all numbers, such as "accuracy in %".
-        best: which of ours in a column is the best and is set off, if any.
-        decimals: shown.
+        columns: the headings, without the one above the labels.
+        rows: the label and the cells of each row.
+        unit: the unit of all numbers, such as "accuracy in %".
+        best: whether the highest or the lowest of our numbers in a column is emphasized, or none.
+        decimals: how many decimals are shown.
     """
 
     title: str
@@ -72,12 +75,15 @@ class Sheet:
     def __post_init__(self) -> None:
         for label, cells in self.rows:
             if len(cells) != len(self.columns):
-                raise AdaNPCError(f"{self.title}: {label} has {len(cells)} cells for {len(self.columns)} columns")
+                raise AdaNPCError(
+                    f"every row of {self.title!r} must have {len(self.columns)} cells, one for each column, "
+                    f"but {label!r} has {len(cells)}"
+                )
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart, or one group of bars; ``errors`` are drawn as a band or whiskers, a bound is dashed."""
+    """One line of a chart, or the bars of one color; errors are drawn as a band or as whiskers, a bound dashed."""
 
     label: str
     x: tuple[float | str, ...]
@@ -86,19 +92,26 @@ class Series:
     bound: bool = False
 
     def __post_init__(self) -> None:
-        if len({len(self.x), len(self.y), len(self.y if self.errors is None else self.errors)}) > 1:
-            raise AdaNPCError(f"{self.label}: x, y and errors must be as many, got {len(self.x)} and {len(self.y)}")
+        if len(self.x) != len(self.y):
+            raise AdaNPCError(
+                f"x and y of {self.label!r} must have the same length, got {len(self.x)} and {len(self.y)}"
+            )
+        if self.errors is not None and len(self.errors) != len(self.y):
+            raise AdaNPCError(
+                f"y and errors of {self.label!r} must have the same length, got {len(self.y)} and {len(self.errors)}"
+            )
 
 
 def line(label: str, x: Sequence[float | str], values: Sequence[Value | None]) -> Series:
-    """Numbers as a series, with their standard errors where every one has one; what is not known leaves a gap."""
+    """The values as a series; a missing value leaves a gap.
+
+    Standard errors are drawn only if every value has one: a band with holes would look like certainty.
+    """
+    means = tuple(value.mean if value else nan for value in values)
     errors = tuple(value.error for value in values if value and value.error is not None)
-    return Series(
-        label,
-        tuple(x),
-        tuple(value.mean if value else nan for value in values),
-        errors if len(errors) == len(values) else None,
-    )
+    if len(errors) < len(values):
+        return Series(label, tuple(x), means)
+    return Series(label, tuple(x), means, errors)
 
 
 @dataclass(frozen=True)
@@ -116,7 +129,7 @@ class Chart:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """An image (height, width, 3) of bytes with what is said below it."""
+    """An image (height, width, 3) of bytes, and the caption below it."""
 
     image: npt.NDArray[np.uint8]
     caption: str
@@ -124,32 +137,11 @@ class Picture:
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A query of a gallery and the rows that answered it, the nearest first."""
+    """A query of a gallery and the rows that answered it, nearest first."""
 
     query: Picture
     neighbors: tuple[Picture, ...]
     verdict: str
-
-
-@dataclass(frozen=True)
-class Exhibit:
-    """All that one command shows.
-
-    Args:
-        name: as the command knows it, such as ``ood-rotated-mnist``.
-        title: in words.
-        source: where the paper has it, such as "Table 1".
-        about: what was run, in sentences that a stranger understands; says "reduced" where it is.
-        parts: sheets, charts and galleries in order.
-        notes: what to know before believing it: contradictions, what is missing.
-    """
-
-    name: str
-    title: str
-    source: str
-    about: str
-    parts: tuple[Sheet | Chart | Gallery, ...]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,3 +150,24 @@ class Gallery:
 
     title: str
     questions: tuple[Question, ...]
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """Everything that one table or figure of the paper becomes.
+
+    Args:
+        name: the name that the command takes, such as ``ood-rotated-mnist``.
+        title: the title in words.
+        source: where the paper shows it, such as "Table 1".
+        about: what was run, in sentences that a newcomer understands; says "reduced" if it was.
+        parts: sheets, charts and galleries, in order.
+        notes: what to know before believing the numbers: contradictions, and what is missing.
+    """
+
+    name: str
+    title: str
+    source: str
+    about: str
+    parts: tuple[Sheet | Chart | Gallery, ...]
+    notes: tuple[str, ...] = ()

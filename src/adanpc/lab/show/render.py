@@ -14,23 +14,67 @@ from adanpc.lab.show.exhibit import Cell, Sheet, Value
 
 MISSING = "–"
 COLUMNS = ("row", "column", "ours", "error", "count", "paper", "paper_error", "text")
-MARKED = str.maketrans({**{mark: f"\\{mark}" for mark in "\\`*_[]|~$#"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"})
-MATHS = {"±": "pm", "×": "times", "·": "cdot", "→": "to", "≤": "le", "≥": "ge", "≈": "approx", "∞": "infty"}
-GREEK = {"α": "alpha", "β": "beta", "γ": "gamma", "λ": "lambda", "μ": "mu", "σ": "sigma", "τ": "tau"}
-ASCII = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "`": "asciigrave", "<": "less", ">": "greater"}
-PROSE = {"|": "bar", "–": "endash", "—": "emdash", "…": "ellipsis", "‘": "quoteleft", "’": "quoteright"}
-TEX = {
+
+# Characters that Markdown would read as markup, and how to write them.
+MARKDOWN = str.maketrans(
+    {
+        **{mark: f"\\{mark}" for mark in "\\`*_[]|~$#"},
+        "&": "&amp;",
+        "<": "&lt;",
+        ">": "&gt;",
+    }
+)
+
+# Characters that LaTeX would read as markup or does not know, and the commands that print them.
+MATH_COMMANDS = {
+    "±": "pm",
+    "×": "times",
+    "·": "cdot",
+    "→": "to",
+    "≤": "le",
+    "≥": "ge",
+    "≈": "approx",
+    "∞": "infty",
+    "α": "alpha",
+    "β": "beta",
+    "γ": "gamma",
+    "λ": "lambda",
+    "μ": "mu",
+    "σ": "sigma",
+    "τ": "tau",
+}
+TEXT_COMMANDS = {
+    "\\": "backslash",
+    "~": "asciitilde",
+    "^": "asciicircum",
+    "`": "asciigrave",
+    "<": "less",
+    ">": "greater",
+    "|": "bar",
+    "–": "endash",
+    "—": "emdash",
+    "…": "ellipsis",
+    "‘": "quoteleft",
+    "’": "quoteright",
+}
+LATEX = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
     **{mark: f"{{{mark}}}" for mark in "[]*"},  # after the end of a row or a rule they would be read as its options
-    **{mark: f"$\\{name}$" for mark, name in (MATHS | GREEK).items()},
-    **{mark: f"\\text{name}{{}}" for mark, name in (ASCII | PROSE).items()},
+    **{mark: f"$\\{command}$" for mark, command in MATH_COMMANDS.items()},
+    **{mark: f"\\text{command}{{}}" for mark, command in TEXT_COMMANDS.items()},
     "°": r"$^\circ$",
     "−": "$-$",
 }
 
 
 class Shown(NamedTuple):
-    """A cell in words: ours or what stands for it, the paper's in brackets or nothing, and whether ours is the best."""
+    """A cell in words.
+
+    Args:
+        ours: our number with its error, or what stands in its place.
+        paper: the paper's number in brackets, or nothing.
+        best: whether ours is the best of its column.
+    """
 
     ours: str
     paper: str
@@ -38,17 +82,26 @@ class Shown(NamedTuple):
 
 
 def line(text: str) -> str:
-    """The text in one line, without what cannot be printed."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    """The text in one line, without characters that cannot be printed."""
+    printable = [letter if letter.isprintable() else " " for letter in text]
+    return " ".join("".join(printable).split())
 
 
 def shown(sheet: Sheet) -> list[list[Shown]]:
-    """Every cell in words, row by row. Ours are the best by the decimals that are shown: what looks equal is a tie."""
-    best = [_best(sheet, column) for column in range(len(sheet.columns))]
-    return [
-        [Shown(_ours(sheet, cell), _paper(sheet, cell), _mean(sheet, cell) in top) for cell, top in pairs]
-        for pairs in (zip(row, best, strict=True) for _, row in sheet.rows)
-    ]
+    """Every cell in words, row by row.
+
+    The best is found among the rounded numbers that are shown, so that two numbers that look equal are a tie.
+    """
+    best_means = [_best_mean(sheet, column) for column in range(len(sheet.columns))]
+    rows = []
+    for _, cells_of_row in sheet.rows:
+        row = []
+        for cell, best_mean in zip(cells_of_row, best_means, strict=True):
+            mean = _rounded_mean(sheet, cell)
+            is_best = mean is not None and mean == best_mean
+            row.append(Shown(_ours(sheet, cell), _paper(sheet, cell), is_best))
+        rows.append(row)
+    return rows
 
 
 def cells(sheet: Sheet) -> list[list[str]]:
@@ -57,54 +110,70 @@ def cells(sheet: Sheet) -> list[list[str]]:
 
 
 def heading(sheet: Sheet) -> str:
-    """The title and, in brackets, the unit."""
-    return line(f"{sheet.title} ({sheet.unit})" if sheet.unit else sheet.title)
+    """The title and, in parentheses, the unit."""
+    if sheet.unit:
+        return line(f"{sheet.title} ({sheet.unit})")
+    return line(sheet.title)
 
 
 def legend(sheet: Sheet) -> list[str]:
-    """What the signs of this sheet mean; none that it does not show."""
-    every = [cell for row in shown(sheet) for cell in row]
-    counts = {cell.ours.count for _, row in sheet.rows for cell in row if cell.ours and "±" in _value(sheet, cell.ours)}
-    said = ["bold: the best of ours in its column"] if any(cell.best for cell in every) else []
+    """What the signs of this sheet mean, without signs that it does not show."""
+    every_cell = [cell for row in shown(sheet) for cell in row]
+    entries = []
+    if any(cell.best for cell in every_cell):
+        entries.append("bold: the best of ours in its column")
+    counts = _counts_of_errors(sheet)
     if counts:
-        said.append(f"±: standard error over {'–'.join(map(str, sorted({min(counts), max(counts)})))} measurements")
-    return [*said, "[ ]: the paper's"] if any(cell.paper for cell in every) else said
+        span = f"{min(counts)}–{max(counts)}" if len(counts) > 1 else f"{min(counts)}"
+        entries.append(f"±: standard error over {span} measurements")
+    if any(cell.paper for cell in every_cell):
+        entries.append("[ ]: the paper's")
+    return entries
 
 
 def markdown(sheet: Sheet) -> str:
     """A section: the title as a heading, a table, and the legend."""
     rows = [
-        (marked(label), *(" ".join(filter(None, (_strong(cell), cell.paper))) for cell in row))
-        for (label, _), row in zip(sheet.rows, shown(sheet), strict=True)
+        ["", *(marked(column) for column in sheet.columns)],
+        [":--", *("--:" for _ in sheet.columns)],
     ]
-    lines = [("", *map(marked, sheet.columns)), (":--", *["--:"] * len(sheet.columns)), *rows]
-    table = "\n".join(f"| {' | '.join(each)} |" for each in lines)
-    return "\n\n".join(filter(None, (f"## {marked(heading(sheet))}", table, "; ".join(legend(sheet))))) + "\n"
+    for (label, _), row in zip(sheet.rows, shown(sheet), strict=True):
+        rows.append([marked(label), *(_markdown_cell(cell) for cell in row)])
+    blocks = [
+        f"## {marked(heading(sheet))}",
+        "\n".join(f"| {' | '.join(row)} |" for row in rows),
+    ]
+    entries = legend(sheet)
+    if entries:
+        blocks.append("; ".join(entries))
+    return "\n\n".join(blocks) + "\n"
 
 
 def marked(text: str) -> str:
     """The text in one line of Markdown that shows it as it is."""
-    plain = line(text).translate(MARKED)
-    return re.sub(r"^(\d*)([-+.)])(?=[\s-]|$)", r"\1\\\2", plain)  # would start a list, or be a rule
+    escaped = line(text).translate(MARKDOWN)
+    # "1." or "-" at the start would begin a list, and "---" would be a rule.
+    return re.sub(r"^(\d*)([-+.)])(?=[\s-]|$)", r"\1\\\2", escaped)
 
 
 def latex(sheet: Sheet) -> str:
-    """A ``table`` for the packages booktabs and xcolor, in the letters that every LaTeX knows.
+    """A ``table`` for the packages booktabs and xcolor, in letters that every LaTeX knows.
 
     Accents are kept on Latin letters; a letter of another script becomes a question mark.
     """
-    rows = [
-        " & ".join((_tex(label), *map(_tex_cell, row)))
-        for (label, _), row in zip(sheet.rows, shown(sheet), strict=True)
-    ]
-    head = " & ".join(("", *map(_tex, sheet.columns)))
-    lines = [r"\toprule", rf"{head} \\", r"\midrule", *(rf"{row} \\" for row in rows), r"\bottomrule"]
+    head = " & ".join(["", *(_tex(column) for column in sheet.columns)])
+    lines = [r"\toprule", rf"{head} \\", r"\midrule"]
+    for (label, _), row in zip(sheet.rows, shown(sheet), strict=True):
+        body = " & ".join([_tex(label), *(_tex_cell(cell) for cell in row)])
+        lines.append(rf"{body} \\")
+    lines.append(r"\bottomrule")
+    alignment = "l" + "r" * len(sheet.columns)
     return "\n".join(
         [
             r"\begin{table}",
             r"  \centering\small",
             rf"  \caption{{{_tex(heading(sheet))}}}",
-            rf"  \begin{{tabular}}{{l{'r' * len(sheet.columns)}}}",
+            rf"  \begin{{tabular}}{{{alignment}}}",
             *(f"    {each}" for each in lines),
             r"  \end{tabular}",
             rf"  \par\smallskip{{\footnotesize {_tex('; '.join(legend(sheet)))}}}",
@@ -114,14 +183,16 @@ def latex(sheet: Sheet) -> str:
 
 
 def csv(sheet: Sheet) -> str:
-    """One line for each cell, under the names of ``COLUMNS``; numbers in full, nothing where there is none."""
+    """One line for each cell, under the names of ``COLUMNS``: numbers in full, nothing where there is none."""
     return separated(COLUMNS, records(sheet))
 
 
 def separated(names: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     """Comma-separated values under their names."""
     text = StringIO()
-    writer(text, lineterminator="\n").writerows([names, *lines])
+    table = writer(text, lineterminator="\n")
+    table.writerow(names)
+    table.writerows(lines)
     return text.getvalue()
 
 
@@ -135,8 +206,14 @@ def records(sheet: Sheet) -> list[tuple[object, ...]]:
 
 
 def _numbers(cell: Cell) -> tuple[float | None, ...]:
-    ours = (cell.ours.mean, cell.ours.error, cell.ours.count) if cell.ours else (None, None, None)
-    return (*ours, *((cell.paper.mean, cell.paper.error) if cell.paper else (None, None)))
+    """Our mean, error and count, and the paper's mean and error; None where there is none."""
+    ours: tuple[float | None, ...] = (None, None, None)
+    if cell.ours:
+        ours = (cell.ours.mean, cell.ours.error, cell.ours.count)
+    paper: tuple[float | None, ...] = (None, None)
+    if cell.paper:
+        paper = (cell.paper.mean, cell.paper.error)
+    return (*ours, *paper)
 
 
 def _number(sheet: Sheet, number: float) -> str:
@@ -144,15 +221,30 @@ def _number(sheet: Sheet, number: float) -> str:
 
 
 def _value(sheet: Sheet, value: Value | None) -> str:
-    """The number and its error; nothing of a number that is not there."""
+    """The number and its error; nothing if there is no number."""
     if value is None or isnan(value.mean):
         return ""
     mean = _number(sheet, value.mean)
-    return mean if value.error is None or isnan(value.error) else f"{mean} ± {_number(sheet, value.error)}"
+    if value.error is None or isnan(value.error):
+        return mean
+    return f"{mean} ± {_number(sheet, value.error)}"
+
+
+def _counts_of_errors(sheet: Sheet) -> set[int]:
+    """How many measurements stand behind the errors that the sheet shows."""
+    counts = set()
+    for _, row in sheet.rows:
+        for cell in row:
+            if cell.ours and "±" in _value(sheet, cell.ours):
+                counts.add(cell.ours.count)
+    return counts
 
 
 def _ours(sheet: Sheet, cell: Cell) -> str:
-    return _value(sheet, cell.ours) or (line(cell.text) if cell.ours is None else "") or MISSING
+    """Our number; without one the text that says why, and without that a dash."""
+    if cell.ours is None:
+        return line(cell.text) or MISSING
+    return _value(sheet, cell.ours) or MISSING
 
 
 def _paper(sheet: Sheet, cell: Cell) -> str:
@@ -160,35 +252,49 @@ def _paper(sheet: Sheet, cell: Cell) -> str:
     return f"[{value}]" if value else ""
 
 
-def _mean(sheet: Sheet, cell: Cell) -> float | None:
-    return float(_number(sheet, cell.ours.mean)) if cell.ours and not isnan(cell.ours.mean) else None
+def _rounded_mean(sheet: Sheet, cell: Cell) -> float | None:
+    """Our mean as it is shown, or None if there is none."""
+    if cell.ours is None or isnan(cell.ours.mean):
+        return None
+    return float(_number(sheet, cell.ours.mean))
 
 
-def _best(sheet: Sheet, column: int) -> tuple[float, ...]:
-    """The best mean of a column as it is shown; nothing where there is none."""
-    means = [mean for _, row in sheet.rows if (mean := _mean(sheet, row[column])) is not None]
-    return (max(means) if sheet.best == "high" else min(means),) if means and sheet.best else ()
+def _best_mean(sheet: Sheet, column: int) -> float | None:
+    """The best of our means in a column as it is shown, or None if none is to be emphasized."""
+    if not sheet.best:
+        return None
+    means = [_rounded_mean(sheet, row[column]) for _, row in sheet.rows]
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return None
+    return max(known) if sheet.best == "high" else min(known)
 
 
-def _strong(cell: Shown) -> str:
-    return f"**{cell.ours}**" if cell.best else marked(cell.ours)
+def _markdown_cell(cell: Shown) -> str:
+    ours = f"**{cell.ours}**" if cell.best else marked(cell.ours)
+    return f"{ours} {cell.paper}" if cell.paper else ours
 
 
 def _tex_cell(cell: Shown) -> str:
-    ours = re.sub(r"^-(?=\d)", "$-$", _tex(cell.ours))
-    paper = rf" \textcolor{{gray}}{{{_tex(cell.paper)}}}" if cell.paper else ""
-    return (rf"\textbf{{{ours}}}" if cell.best else ours) + paper
+    text = re.sub(r"^-(?=\d)", "$-$", _tex(cell.ours))
+    if cell.best:
+        text = rf"\textbf{{{text}}}"
+    if cell.paper:
+        text += rf" \textcolor{{gray}}{{{_tex(cell.paper)}}}"
+    return text
 
 
 def _tex(text: str) -> str:
-    return re.sub("-(?=-)", "-{}", "".join(map(_letter, line(text))))  # two hyphens would become a dash
+    letters = [_tex_letter(letter) for letter in line(text)]
+    return re.sub("-(?=-)", "-{}", "".join(letters))  # two hyphens would become a dash
 
 
-def _letter(letter: str) -> str:
-    """A letter for LaTeX; an accent stays where the letter below it is Latin."""
-    if letter in TEX or letter.isascii():
-        return TEX.get(letter, letter)
+def _tex_letter(letter: str) -> str:
+    """A letter for LaTeX; an accent stays if the letter below it is Latin."""
+    if letter in LATEX or letter.isascii():
+        return LATEX.get(letter, letter)
     parts = normalize("NFKD", letter)
     if "À" <= letter <= "ÿ" and len(parts) == 2:
         return letter
-    return "".join(TEX.get(part, part) for part in parts if part.isascii()) or "?"
+    known = [LATEX.get(part, part) for part in parts if part.isascii()]
+    return "".join(known) or "?"

@@ -7,7 +7,6 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
-from itertools import count, product
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,8 +15,9 @@ from adanpc.lab.show import draw, render
 from adanpc.lab.show.exhibit import Chart, Exhibit, Gallery, Sheet
 from adanpc.lab.show.render import Shown, line, marked
 
-Drawn = Chart | Gallery
-NEEDS = "% needs \\usepackage{booktabs} and \\usepackage{xcolor}\n\n"
+LATEX_PREAMBLE = "% needs \\usepackage{booktabs} and \\usepackage{xcolor}\n\n"
+CAUTION = "Before believing it"
+MEDIA_TYPES = {"png": "image/png", "jpg": "image/jpeg"}
 # Nothing is loaded and nothing is run, whatever a label may contain.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 CSS = """
@@ -68,159 +68,240 @@ READING = (
 def write(exhibit: Exhibit, folder: Path) -> list[Path]:
     """Writes the exhibit's files, each whole or not at all, and returns their paths.
 
-    Numbers come first, then pictures, last the Markdown that shows them. Without sheets there is no LaTeX and no CSV.
+    Numbers come first, then pictures, then the Markdown that shows them, so that numbers are there even if nothing
+    can be drawn. Without sheets there is no LaTeX and no CSV.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    paths: list[Path] = []
     sheets = [part for part in exhibit.parts if isinstance(part, Sheet)]
-    pictures = [part for part in exhibit.parts if not isinstance(part, Sheet)]
-    texts = {"tex": NEEDS + "\n".join(map(render.latex, sheets)), "csv": _csv(sheets)} if sheets else {}
-    paths = [_put(folder / f"{exhibit.name}.{form}", text) for form, text in texts.items()]
-    for (number, part), form in product(enumerate(pictures, 1), draw.FORMS):
-        paths.append(folder / f"{exhibit.name}-{number}.{form}")
-        draw.save(part, paths[-1])
-    return [*paths, _put(folder / f"{exhibit.name}.md", markdown(exhibit))]
+    if sheets:
+        tables = "\n".join(render.latex(sheet) for sheet in sheets)
+        paths.append(_write_text(folder / f"{exhibit.name}.tex", LATEX_PREAMBLE + tables))
+        paths.append(_write_text(folder / f"{exhibit.name}.csv", _csv(sheets)))
+    for number, part in enumerate(_drawn_parts(exhibit), 1):
+        for form in draw.forms(part):
+            path = folder / f"{exhibit.name}-{number}.{form}"
+            draw.save(part, path)
+            paths.append(path)
+    paths.append(_write_text(folder / f"{exhibit.name}.md", markdown(exhibit)))
+    return paths
 
 
 def markdown(exhibit: Exhibit) -> str:
     """The exhibit as one document, with links to the pictures beside it."""
-    blocks = [
-        f"# {marked(exhibit.title)}",
-        f"In the paper: {marked(exhibit.source)}",
-        *map(marked, _split(exhibit.about)),
-    ]
-    numbers = count(1)
+    blocks = [f"# {marked(exhibit.title)}", f"In the paper: {marked(exhibit.source)}"]
+    blocks += [marked(paragraph) for paragraph in _paragraphs(exhibit.about)]
+    pictures = 0
     for part in exhibit.parts:
         if isinstance(part, Sheet):
             blocks.append(render.markdown(part).rstrip("\n"))
         else:
-            address = quote(f"{exhibit.name}-{next(numbers)}")
-            blocks.append(f"![{marked(_described(part))}]({address}.png)\n\n[as SVG]({address}.svg)")
-    notes = [f"- {marked(note)}" for note in exhibit.notes]
-    return "\n\n".join([*blocks, *(["## Before believing it", "\n".join(notes)] if notes else [])]) + "\n"
+            pictures += 1
+            address = quote(f"{exhibit.name}-{pictures}")
+            form, _ = draw.forms(part)
+            blocks.append(f"![{marked(_described(part))}]({address}.{form})")
+            blocks.append(f"[as SVG]({address}.svg)")
+    if exhibit.notes:
+        blocks.append(f"## {CAUTION}")
+        blocks.append("\n".join(f"- {marked(note)}" for note in exhibit.notes))
+    return "\n\n".join(blocks) + "\n"
 
 
 def page(exhibits: Sequence[Exhibit], environment: Mapping[str, str], title: str) -> str:
-    """One HTML page for a stranger: no script, no style, font or picture from elsewhere; equal values, equal bytes.
+    """One HTML page for a newcomer; equal exhibits give equal bytes.
+
+    The page has no script, and no style, font or picture is loaded from elsewhere.
 
     Args:
-        exhibits: in the order of the page.
+        exhibits: what is shown, in order.
         environment: what the numbers were measured with, by name.
-        title: of the page.
+        title: the title of the page.
     """
-    names = {f"exhibit-{at}": exhibit for at, exhibit in enumerate(exhibits, 1)}
-    contents = [f'<li><a href="#{at}">{_safe(each.title)}</a> {_soft(each.source)}</li>' for at, each in names.items()]
-    reading = [f"<dt>{_safe(sign)}</dt><dd>{_safe(meaning)}</dd>" for sign, meaning in READING]
-    noted = [(name, [_safe(said)]) for name, said in environment.items()]
-    return _lines(
+    return _joined(
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{_safe(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<header>\n<h1>{_safe(title)}</h1>",
-        f'<nav aria-label="Contents">\n<ol>{_lines(*contents)}</ol>\n</nav>' if contents else "",
-        f"<h2>How to read this</h2>\n<dl>{_lines(*reading)}</dl>\n</header>\n<main>",
-        *(_section(exhibit, name) for name, exhibit in names.items()),
-        '<section aria-labelledby="environment">\n<h2 id="environment">What it was measured with</h2>',
-        _table("environment", ("what", "value"), noted, "text") if noted else "",
-        "</section>\n</main>\n</body>\n</html>",
+        f"<title>{_html(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<header>\n<h1>{_html(title)}</h1>",
+        _contents(exhibits),
+        _reading_guide(),
+        "</header>\n<main>",
+        *(_section(exhibit, _section_id(number)) for number, exhibit in enumerate(exhibits, 1)),
+        _environment(environment),
+        "</main>\n</body>\n</html>",
     )
+
+
+def _section_id(number: int) -> str:
+    return f"exhibit-{number}"
+
+
+def _contents(exhibits: Sequence[Exhibit]) -> str:
+    """Links to all exhibits; nothing if there are none."""
+    if not exhibits:
+        return ""
+    entries = [
+        f'<li><a href="#{_section_id(number)}">{_html(exhibit.title)}</a> {_soft(exhibit.source)}</li>'
+        for number, exhibit in enumerate(exhibits, 1)
+    ]
+    return f'<nav aria-label="Contents">\n<ol>{_joined(*entries)}</ol>\n</nav>'
+
+
+def _reading_guide() -> str:
+    entries = [f"<dt>{_html(sign)}</dt><dd>{_html(meaning)}</dd>" for sign, meaning in READING]
+    return f"<h2>How to read this</h2>\n<dl>{_joined(*entries)}</dl>"
+
+
+def _environment(environment: Mapping[str, str]) -> str:
+    """The last section: what the numbers were measured with."""
+    table = ""
+    if environment:
+        rows = [(name, [_html(value)]) for name, value in environment.items()]
+        table = _table("environment", ("what", "value"), rows, "text")
+    return _joined(
+        '<section aria-labelledby="environment">\n<h2 id="environment">What it was measured with</h2>',
+        table,
+        "</section>",
+    ).rstrip("\n")
 
 
 def _section(exhibit: Exhibit, name: str) -> str:
     """An exhibit: where it comes from, its parts, and what to beware of."""
-    about = "".join(f"<p>{_safe(each)}</p>" for each in _split(exhibit.about))
-    notes = "".join(f"<li>{_safe(note)}</li>" for note in exhibit.notes)
-    return _lines(
-        f'<section aria-labelledby="{name}">\n<h2 id="{name}">{_safe(exhibit.title)}</h2>',
-        f"<dl><dt>In the paper</dt><dd>{_safe(exhibit.source)}</dd>",
+    about = "".join(f"<p>{_html(paragraph)}</p>" for paragraph in _paragraphs(exhibit.about))
+    caution = ""
+    if exhibit.notes:
+        notes = "".join(f"<li>{_html(note)}</li>" for note in exhibit.notes)
+        caution = f'<aside class="caution">\n<h3>{CAUTION}</h3>\n<ul>{notes}</ul>\n</aside>'
+    return _joined(
+        f'<section aria-labelledby="{name}">\n<h2 id="{name}">{_html(exhibit.title)}</h2>',
+        f"<dl><dt>In the paper</dt><dd>{_html(exhibit.source)}</dd>",
         f"<dt>How it was run</dt><dd>{about}</dd>",
-        f"<dt>Name</dt><dd><code>{_safe(exhibit.name)}</code></dd></dl>",
-        *(_part(part, f"{name}-{at}") for at, part in enumerate(exhibit.parts, 1)),
-        f'<aside class="caution">\n<h3>Before believing it</h3>\n<ul>{notes}</ul>\n</aside>' if notes else "",
+        f"<dt>Name</dt><dd><code>{_html(exhibit.name)}</code></dd></dl>",
+        *(_part(part, f"{name}-{number}") for number, part in enumerate(exhibit.parts, 1)),
+        caution,
         "</section>",
     )
 
 
-def _part(part: Sheet | Drawn, name: str) -> str:
-    """A figure under its caption; the drawing itself has no title, and its names start with this one."""
-    unit = _soft(part.unit) if isinstance(part, Sheet) else ""
-    caption = f'<figure>\n<figcaption id="{name}">{_safe(part.title)} {unit}</figcaption>'
+def _part(part: Sheet | Chart | Gallery, name: str) -> str:
+    """A figure under its caption, whose id labels the table or the picture."""
     if isinstance(part, Sheet):
-        labels, cells = [label for label, _ in part.rows], render.shown(part)
-        aligned = any(cell.paper for row in cells for cell in row)
-        rows = [(label, [_cell(cell, aligned) for cell in row]) for label, row in zip(labels, cells, strict=True)]
-        return _lines(
-            caption, _table(name, ("", *part.columns), rows), _soft("; ".join(render.legend(part))), "</figure>"
-        )
-    bare, alt = replace(part, title=""), _safe(_described(part))
-    if isinstance(part, Chart):
-        drawing = _inline(draw.image(bare, "svg").decode(), f"{name}-", alt)
+        unit = _soft(part.unit)
+        content = _sheet(part, name)
     else:
-        drawing = f'<img alt="{alt}" src="data:image/png;base64,{b64encode(draw.image(bare, "png")).decode()}">'
+        unit = ""
+        content = _picture(part, name)
+    caption = f'<figure>\n<figcaption id="{name}">{_html(part.title)} {unit}</figcaption>'
+    return _joined(caption, content, "</figure>")
+
+
+def _sheet(sheet: Sheet, name: str) -> str:
+    """The table of a sheet with its legend."""
+    cells = render.shown(sheet)
+    has_paper = any(cell.paper for row in cells for cell in row)
+    rows = []
+    for (label, _), row in zip(sheet.rows, cells, strict=True):
+        rows.append((label, [_cell(cell, has_paper) for cell in row]))
+    table = _table(name, ("", *sheet.columns), rows)
+    return _joined(table, _soft("; ".join(render.legend(sheet)))).rstrip("\n")
+
+
+def _picture(part: Chart | Gallery, name: str) -> str:
+    """A chart as SVG, a gallery as an image; the caption has the title already, so the picture goes without."""
+    untitled = replace(part, title="")
+    description = _html(_described(part))
+    if isinstance(untitled, Chart):
+        picture = _inline(draw.image(untitled, "svg").decode(), f"{name}-", description)
+    else:
+        form, _ = draw.forms(untitled)
+        content = b64encode(draw.image(untitled, form)).decode()
+        picture = f'<img alt="{description}" src="data:{MEDIA_TYPES[form]};base64,{content}">'
     card = f'<div class="card" role="region" tabindex="0" aria-labelledby="{name}">'
-    return _lines(caption, card, drawing, "</div>\n</figure>")
+    return _joined(card, picture, "</div>").rstrip("\n")
 
 
 def _table(name: str, columns: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]], kind: str = "numbers") -> str:
-    """A table that scrolls by itself, labeled by the element of that name; cells are HTML already."""
-    first, *others = (_safe(column) for column in columns)
-    heads = [f'<th scope="col">{column}</th>' for column in others]
-    return _lines(
+    """A table that scrolls by itself.
+
+    Args:
+        name: the id of the element that labels the table.
+        columns: the headings, of the labels first.
+        rows: label and cells, the cells in HTML.
+        kind: the class of the table, ``numbers`` or ``text``.
+    """
+    corner, *headings = (_html(column) for column in columns)
+    head = f'<th scope="col">{corner}</th>' if corner else "<td></td>"
+    head += "".join(f'<th scope="col">{heading}</th>' for heading in headings)
+    body = []
+    for label, cells in rows:
+        data = "".join(f"<td>{cell}</td>" for cell in cells)
+        body.append(f'<tr><th scope="row">{_html(label)}</th>{data}</tr>')
+    return _joined(
         f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{name}">',
         f'<table class="{kind}" aria-labelledby="{name}">\n<thead>',
-        f'<tr>{f"""<th scope="col">{first}</th>""" if first else "<td></td>"}{"".join(heads)}</tr>\n</thead>\n<tbody>',
-        *(
-            f'<tr><th scope="row">{_safe(label)}</th>{"".join(f"<td>{cell}</td>" for cell in row)}</tr>'
-            for label, row in rows
-        ),
+        f"<tr>{head}</tr>\n</thead>\n<tbody>",
+        *body,
         "</tbody>\n</table>\n</div>",
     )
 
 
-def _cell(cell: Shown, aligned: bool) -> str:
-    """Ours and, in a box that is there even if it is empty where others of the table have one, the paper's."""
-    ours = f"<strong>{_safe(cell.ours)}</strong>" if cell.best else _safe(cell.ours)
-    return f'{ours} <span class="paper">{_safe(cell.paper)}</span>' if aligned else ours
+def _cell(cell: Shown, has_paper: bool) -> str:
+    """Ours and the paper's; in a table that has any of the paper's, an empty box stands where one is missing."""
+    ours = _html(cell.ours)
+    if cell.best:
+        ours = f"<strong>{ours}</strong>"
+    if has_paper:
+        return f'{ours} <span class="paper">{_html(cell.paper)}</span>'
+    return ours
 
 
-def _inline(svg: str, prefix: str, alt: str) -> str:
-    """An SVG as an element of a page: every name in it starts with the prefix, as names must differ in a page."""
-    bare = re.sub(r"<!--.*?-->\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    named = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", bare)
-    return named.replace("<svg", f'<svg role="img" aria-label="{alt}"', 1).rstrip()
+def _inline(svg: str, prefix: str, description: str) -> str:
+    """An SVG as an element of a page: every id in it gets the prefix, since ids must be unique in a page."""
+    element = svg[svg.index("<svg") :]
+    element = re.sub(r"<!--.*?-->\s*", "", element, flags=re.DOTALL)
+    element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", element)
+    return element.replace("<svg", f'<svg role="img" aria-label="{description}"', 1).rstrip()
 
 
-def _described(part: Drawn) -> str:
-    """What a picture shows, for those who do not see it."""
+def _described(part: Chart | Gallery) -> str:
+    """What a picture shows, for readers who cannot see it."""
     if isinstance(part, Gallery):
         return f"{part.title}: {len(part.questions)} queries, each beside its neighbors"
-    return f"{part.title}: {part.y_label} by {part.x_label} of {', '.join(map(draw.named, part.series))}"
+    labels = ", ".join(draw.named(series) for series in part.series)
+    return f"{part.title}: {part.y_label} by {part.x_label} of {labels}"
+
+
+def _drawn_parts(exhibit: Exhibit) -> list[Chart | Gallery]:
+    return [part for part in exhibit.parts if not isinstance(part, Sheet)]
 
 
 def _csv(sheets: Iterable[Sheet]) -> str:
+    """All sheets in one table, whose first column names the sheet."""
     lines = [(line(sheet.title), *record) for sheet in sheets for record in render.records(sheet)]
     return render.separated(("sheet", *render.COLUMNS), lines)
 
 
-def _put(path: Path, text: str) -> Path:
-    def write_text(new: Path) -> None:
+def _write_text(path: Path, text: str) -> Path:
+    def write_new(new: Path) -> None:
         new.write_text(text, encoding="utf-8", newline="\n")
 
-    files.replace(path, write_text)
+    files.replace(path, write_new)
     return path
 
 
-def _safe(text: str) -> str:
+def _html(text: str) -> str:
+    """The text in one line, with nothing that HTML would read as markup."""
     return escape(line(text))
 
 
 def _soft(text: str) -> str:
-    return f'<span class="soft">{_safe(text)}</span>' if text else ""
+    return f'<span class="soft">{_html(text)}</span>' if text else ""
 
 
-def _split(text: str) -> list[str]:
-    """The paragraphs of a text: an empty line stands between two."""
+def _paragraphs(text: str) -> list[str]:
+    """The paragraphs of a text, which empty lines separate."""
     return [paragraph for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
 
 
-def _lines(*blocks: str) -> str:
-    return "\n".join(filter(None, blocks)) + "\n"
+def _joined(*blocks: str) -> str:
+    """The blocks below each other, without those that are empty."""
+    return "\n".join(block for block in blocks if block) + "\n"

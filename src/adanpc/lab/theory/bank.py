@@ -1,4 +1,4 @@
-"""How many neighbors of each kind Proposition 3 would ask for, from the rows of a bank."""
+"""How many neighbors of each kind Proposition 3 would ask for, estimated from the rows of a bank."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import sqrt
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from adanpc.core import MemoryBank, Neighbors, Origin
 from adanpc.core.bank import ACTIVE
@@ -14,8 +15,8 @@ from adanpc.errors import AdaNPCError
 from adanpc.lab.show.exhibit import Chart, Series
 from adanpc.lab.theory.bounds import Assumptions, best_split, unit_ball, vote_error
 
-FINEST = 1e-6  # rows that are closer are the same row twice
-LARGEST = 100  # dimensions, beyond which volumes leave the range of numbers
+SAME_ROW = 1e-6  # rows that are closer than this are one row twice
+LARGEST_DIM = 100  # beyond this, volumes leave the range of floating-point numbers
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,13 @@ class Split:
     """What a bank says about its own vote.
 
     Args:
-        k_s: source neighbors with the least bound.
-        k_u: target neighbors.
-        n_s: source rows that may vote.
-        n_u: all others.
-        joint: how many of the k nearest of all rows are target rows, on average: the split that no one has to choose.
-        known: the estimated constants; margin and its constant are left at 1, as they do not move the least bound.
+        k_s: how many source neighbors have the least bound.
+        k_u: how many target neighbors have the least bound.
+        n_s: how many source rows may vote.
+        n_u: how many other rows may vote.
+        joint: how many of the k nearest of all rows are target rows, on average: the split that needs no choice.
+        known: the estimated constants; the margin and its constant are left at 1, since they do not move the least
+            bound.
     """
 
     k_s: int
@@ -42,101 +44,142 @@ class Split:
 def split_of_bank(bank: MemoryBank, k: int, probes: int = 1000, seed: int = 0) -> Split:
     """The k_s and k_u with the least bound of Proposition 3, its constants estimated from the rows of a bank.
 
-    At most ``probes`` target rows are drawn. Each is asked for its j = min(k, n_s, n_u - 1) nearest source rows and its
+    At most ``probes`` target rows are drawn. Each searches its j = min(k, n_s, n_u - 1) nearest source rows and its
     j nearest target rows, itself excluded; r_i is the distance to the i-th on the unit sphere. Then
 
     * d: the maximum of the likelihood (Levina and Bickel, averaged as MacKay and Ghahramani do), from target rows:
       1/d is the mean over probes and i < j of ln(r_j / r_i), without rows that repeat the probe.
     * c_mu mu_- and c_mu* mu_-: j / (n pi_d r^d), with r the median of r_j over probes, among source rows and among
       target rows. Assumption 1 means the least over all points; the median is what a typical target row sees. The
-      larger is reported as the density and the overlaps are relative to it; the bound has products alone.
+      larger is reported as the density and the overlaps are relative to it; the bound has only their products.
     * C_ada: the root of the mean squared distance between the vote shares of the j source rows and of the j target
-      rows. C: the same between the source shares of two random probes, over their squared distance. Of each square
+      rows. C: the same between the source shares of two random probes, over their squared distance. From each square
       the variance that comes from j votes is subtracted, and what is then negative is 0. The paper's constants are
       suprema, but the supremum of a noisy estimate measures its noise.
 
-    Labels of target rows are taken as they are. Where they are answers of the bank itself, C_ada says how much more
+    Labels of target rows are taken as they are. If they are answers of the bank itself, C_ada says how much more
     certain those are than the source rows around them, and nothing about the true labels.
     """
-    ids, n_s = _targets(bank)
-    n_u, j = len(ids), min(k, n_s, len(ids) - 1)
-    if j < 2:
+    target_ids, n_s = _voting_rows(bank)
+    n_u = len(target_ids)
+    neighbors = min(k, n_s, n_u - 1)
+    if neighbors < 2:
         raise AdaNPCError(f"k, source rows and other target rows must be at least 2, got {k}, {n_s} and {n_u - 1}")
-    draw = torch.Generator().manual_seed(seed)
-    ids = ids[torch.randperm(n_u, generator=draw)[:probes]]
-    points = bank.rows(ids)
-    source = bank.search(points, j, source=True)
-    target = bank.search(points, j, source=False, exclude=ids[:, None])
-    near = bank.search(points, k, exclude=ids[:, None]).ids
-    known = _estimate(source, target, points, (n_s, n_u - 1), bank.classes)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(n_u, generator=generator)
+    probe_ids = target_ids[order[:probes]]
+    itself = probe_ids[:, None]  # (B, 1)
+    points = bank.rows(probe_ids)
+    source = bank.search(points, neighbors, source=True)
+    target = bank.search(points, neighbors, source=False, exclude=itself)
+    nearest_of_all = bank.search(points, k, exclude=itself).ids
+    known = _estimate(source, target, points, n_s, n_u - 1, bank.classes)
     k_s, k_u = best_split(k, n_s, n_u, known)
-    others = (near >= 0) & ~_is_source(bank, near)
-    return Split(k_s, k_u, n_s, n_u, float(others.sum(1).double().mean()), known)
+    are_target = (nearest_of_all >= 0) & ~_is_source(bank, nearest_of_all)
+    joint = float(are_target.sum(1).double().mean())
+    return Split(k_s, k_u, n_s, n_u, joint, known)
 
 
 def split_chart(split: Split) -> Chart:
     """The bound on the error of a vote share over k_u, with the best k_u and the joint vote's marked."""
-    k, most = split.k_s + split.k_u, min(split.k_s + split.k_u, split.n_u)
+    k = split.k_s + split.k_u
 
-    def at(k_u: int) -> float:
+    def bound_at(k_u: int) -> float:
         return vote_error(k - k_u, k_u, split.n_s, split.n_u, split.known)
 
-    choices = tuple(range(max(0, k - split.n_s), most + 1))
-    near = min(choices, key=lambda k_u: abs(k_u - split.joint))
+    least = max(0, k - split.n_s)
+    most = min(k, split.n_u)
+    choices = tuple(range(least, most + 1))
+    nearest_to_joint = min(choices, key=lambda k_u: abs(k_u - split.joint))
     series = (
-        Series("bound", choices, tuple(map(at, choices)), bound=True),
-        Series("least", (split.k_u,), (at(split.k_u),)),
-        Series("k nearest of all rows", (near,), (at(near),)),
+        Series("bound", choices, tuple(bound_at(k_u) for k_u in choices), bound=True),
+        Series("least", (split.k_u,), (bound_at(split.k_u),)),
+        Series("k nearest of all rows", (nearest_to_joint,), (bound_at(nearest_to_joint),)),
     )
     title = f"Proposition 3 on a bank of {split.n_s} source and {split.n_u} target rows, k = {k}"
     return Chart(title, "k_u", "bound on the error of a vote share", series)
 
 
-def _targets(bank: MemoryBank) -> tuple[Tensor, int]:
-    """The ids of target rows that may vote, and the number of such source rows."""
+def _voting_rows(bank: MemoryBank) -> tuple[Tensor, int]:
+    """The ids of target rows that may vote, and the number of source rows that may."""
     table = bank.table("id", "origin", "state")
-    active, source = table["state"] == ACTIVE, table["origin"] == Origin.SOURCE
-    return table["id"][active & ~source], int((active & source).sum())
+    is_active = table["state"] == ACTIVE
+    is_source = table["origin"] == Origin.SOURCE
+    target_ids = table["id"][is_active & ~is_source]
+    return target_ids, int((is_active & is_source).sum())
 
 
 def _is_source(bank: MemoryBank, ids: Tensor) -> Tensor:
     table = bank.table("id", "origin")
-    return torch.isin(ids, table["id"][table["origin"] == Origin.SOURCE])
+    source_ids = table["id"][table["origin"] == Origin.SOURCE]
+    return torch.isin(ids, source_ids)
 
 
-def _estimate(source: Neighbors, target: Neighbors, points: Tensor, rows: tuple[int, int], classes: int) -> Assumptions:
+def _estimate(
+    source: Neighbors, target: Neighbors, points: Tensor, source_rows: int, target_rows: int, classes: int
+) -> Assumptions:
+    """The constants of the assumptions, as the neighbors of probes suggest them.
+
+    Args:
+        source: the source neighbors of each probe.
+        target: as many target neighbors of each probe.
+        points: the probes in random order, (B, D).
+        source_rows: how many rows the source neighbors were searched among.
+        target_rows: how many rows the target neighbors were searched among.
+        classes: how many classes there are.
+    """
     dim = _dimension(target)
-    reach = [_density(near, count, dim) for near, count in zip((source, target), rows, strict=True)]
-    shares, j = _shares(source, classes), source.labels.shape[1]
-    apart = (points - points.roll(1, 0)).double().square().sum(1).clamp(min=FINEST**2)  # probes are in random order
-    slope = (_squared_gap(shares, shares.roll(1, 0), j) / apart).mean().clamp(min=0)
-    gap = _squared_gap(shares, _shares(target, classes), j).mean().clamp(min=0)
+    source_density = _density(source, source_rows, dim)
+    target_density = _density(target, target_rows, dim)
+    density = max(source_density, target_density)
+    votes = source.labels.shape[1]
+    source_shares = _shares(source, classes)
+    target_shares = _shares(target, classes)
     return Assumptions(
         dim=dim,
-        source_overlap=reach[0] / max(reach),
-        target_overlap=reach[1] / max(reach),
-        density=max(reach),
-        smoothness=sqrt(float(slope)),
-        gap=sqrt(float(gap)),
+        source_overlap=source_density / density,
+        target_overlap=target_density / density,
+        density=density,
+        smoothness=_smoothness(source_shares, points, votes),
+        gap=_root_of_mean(_squared_gap(source_shares, target_shares, votes)),
     )
 
 
+def _smoothness(shares: Tensor, points: Tensor, votes: int) -> float:
+    """How fast the shares (B, C) of source labels change between two probes."""
+    # Probes are in random order, so each is compared with the one before it.
+    squared_gap = _squared_gap(shares, shares.roll(1, 0), votes)
+    squared_distance = (points - points.roll(1, 0)).double().square().sum(1)  # (B,)
+    return _root_of_mean(squared_gap / squared_distance.clamp(min=SAME_ROW**2))
+
+
+def _root_of_mean(squares: Tensor) -> float:
+    """The root of the mean, or 0 if noise made the mean negative."""
+    return sqrt(float(squares.mean().clamp(min=0)))
+
+
 def _distances(near: Neighbors) -> Tensor:
-    return (2 - 2 * near.similarity).clamp(min=0).sqrt()  # (B, J)
+    """Euclidean distances between unit vectors of these cosines, (B, J)."""
+    return (2 - 2 * near.similarity).clamp(min=0).sqrt()
 
 
 def _dimension(near: Neighbors) -> float:
-    distance = _distances(near)
-    ratios = (distance[:, -1:] / distance[:, :-1])[distance[:, :-1] > FINEST]
+    distances = _distances(near)
+    inner = distances[:, :-1]
+    outermost = distances[:, -1:]
+    ratios = (outermost / inner)[inner > SAME_ROW]
     inverse = float(ratios.log().sum()) / max(len(ratios), 1)
-    if inverse * LARGEST < 1:
-        raise AdaNPCError(f"target rows must have a dimension of at most {LARGEST}, but all their neighbors are as far")
+    if inverse * LARGEST_DIM < 1:
+        raise AdaNPCError(
+            f"target rows must have a dimension of at most {LARGEST_DIM}, but all their neighbors are equally far away"
+        )
     return 1 / inverse
 
 
 def _density(near: Neighbors, rows: int, dim: float) -> float:
-    distance, count = float(_distances(near)[:, -1].median()), near.ids.shape[1]
-    if distance < FINEST:
+    count = near.ids.shape[1]
+    distance = float(_distances(near)[:, -1].median())
+    if distance < SAME_ROW:
         raise AdaNPCError(
             f"k must exceed the number of equal rows, but most target rows have {count} rows equal to them"
         )
@@ -144,10 +187,15 @@ def _density(near: Neighbors, rows: int, dim: float) -> float:
 
 
 def _shares(near: Neighbors, classes: int) -> Tensor:
-    return torch.nn.functional.one_hot(near.labels, classes).double().mean(1)  # (B, C)
+    return one_hot(near.labels, classes).double().mean(1)  # (B, C)
 
 
-def _squared_gap(one: Tensor, other: Tensor, count: int) -> Tensor:
-    """Half the squared distance of two shares (B, C) of so many votes, without what chance adds to it, (B,)."""
-    chance = sum(((share * (1 - share)).sum(1) / (count - 1) for share in (one, other)), torch.zeros(len(one)))
-    return ((one - other).square().sum(1) - chance) / 2
+def _squared_gap(one: Tensor, other: Tensor, votes: int) -> Tensor:
+    """Half the squared distance of two shares (B, C) of so many votes, without what chance adds to it: (B,)."""
+    by_chance = _variance(one, votes) + _variance(other, votes)
+    return ((one - other).square().sum(1) - by_chance) / 2
+
+
+def _variance(shares: Tensor, votes: int) -> Tensor:
+    """The variance of shares (B, C) of so many votes, summed over classes: (B,)."""
+    return (shares * (1 - shares)).sum(1) / (votes - 1)

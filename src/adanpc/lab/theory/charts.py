@@ -1,4 +1,4 @@
-"""Figures of the theory: measured beside the bound, for each proposition."""
+"""Figures of the theory: what was measured beside the bound, for each proposition."""
 
 from __future__ import annotations
 
@@ -14,68 +14,83 @@ VOTES = ("source", "joint", "split", "joint pseudo", "split pseudo")
 def charts(records: Iterable[Record]) -> tuple[Chart, ...]:
     """For each dimension: Proposition 1 over n_s, Proposition 2 over k and n_s, Proposition 3 over n_u by shift.
 
-    Means over seeds with standard errors, on logarithmic axes: what is 0 has no place there and is left out, and a
-    chart of which nothing is left as well.
+    They show means over seeds with standard errors, on logarithmic axes. These have no place for 0: a point at 0
+    is left out, and so is a chart without points.
     """
-    drawn = [chart for dim, group in by(records, _dim).items() for chart in _of(dim, group)]
-    return tuple(chart for chart in drawn if chart.series)
+    every_chart: list[Chart] = []
+    for dim, group in by(records, _dim).items():
+        every_chart += _charts_of_dimension(dim, group)
+    return tuple(chart for chart in every_chart if chart.series)
 
 
-def _of(dim: int, records: Group) -> list[Chart]:
-    sweeps = {name: [each for each in records if each["sweep"] == name] for name in ("k", "n_s", "n_u")}
+def _charts_of_dimension(dim: int, records: Group) -> list[Chart]:
+    sweeps = by(records, lambda record: record["sweep"])
+    over_k = sweeps.get("k", [])
+    over_n_s = sweeps.get("n_s", [])
+    over_n_u = sweeps.get("n_u", [])
     return [
-        _first(dim, sweeps["n_s"]),
-        _second(dim, sweeps["k"], "k"),
-        _second(dim, sweeps["n_s"], "n_s"),
-        *(_third(dim, group, shift) for shift, group in by(sweeps["n_u"], _shift).items()),
+        _proposition_1(dim, over_n_s),
+        _proposition_2(dim, over_k, "k"),
+        _proposition_2(dim, over_n_s, "n_s"),
+        *(_proposition_3(dim, group, shift) for shift, group in by(over_n_u, _shift).items()),
     ]
 
 
-def _first(dim: int, records: Group) -> Chart:
-    """Posterior shift moves no point, so the two shifts that have it show nothing new."""
-    groups = {shift: group for shift, group in by(records, _shift).items() if shift in ("none", "covariate")}
-    series = [
-        line
-        for shift, group in groups.items()
-        for line in (
-            _line(f"{shift}: distance", group, "n_s", divergence("mean")),
-            _line(f"{shift}: W(D_S, D_U)", group, "n_s", divergence("wasserstein")),
-            _line(f"{shift}: distance, bound r_0", group, "n_s", divergence("radius"), True),
-        )
-    ]
+def _proposition_1(dim: int, records: Group) -> Chart:
+    """How far the voters are from the target.
+
+    Posterior shift moves no point, so the two shifts that have it would show the same distances again.
+    """
+    series: list[Series] = []
+    for shift, group in by(records, _shift).items():
+        if shift in ("none", "covariate"):
+            series += [
+                _series(f"{shift}: distance", group, "n_s", divergence("mean")),
+                _series(f"{shift}: W(D_S, D_U)", group, "n_s", divergence("wasserstein")),
+                _bound_series(f"{shift}: distance, bound r_0", group, "n_s", divergence("radius")),
+            ]
     return _chart(f"Proposition 1: how far the voters are from the target (d = {dim})", "n_s", "distance", series)
 
 
-def _second(dim: int, records: Group, x: str) -> Chart:
-    series = [
-        line
-        for shift, group in by(records, _shift).items()
-        for line in (
-            _line(f"shift {shift}", group, x, excess("source")),
-            _line(f"shift {shift}, bound", group, x, bound("2"), True),
-        )
-    ]
+def _proposition_2(dim: int, records: Group, x: str) -> Chart:
+    """The excess error of the source vote under each shift."""
+    series: list[Series] = []
+    for shift, group in by(records, _shift).items():
+        series += [
+            _series(f"shift {shift}", group, x, excess("source")),
+            _bound_series(f"shift {shift}, bound", group, x, bound("2")),
+        ]
     return _chart(f"Proposition 2: the vote of source rows (d = {dim})", x, ERROR, series)
 
 
-def _third(dim: int, records: Group, shift: str) -> Chart:
-    series = [_line(vote, records, "n_u", excess(vote)) for vote in VOTES]
-    series += [_line("source, bound of Proposition 2", records, "n_u", bound("2"), True)]
-    series += [_line("split, bound", records, "n_u", bound("3"), True)]
+def _proposition_3(dim: int, records: Group, shift: str) -> Chart:
+    """The excess error of every vote under one shift."""
+    series = [_series(vote, records, "n_u", excess(vote)) for vote in VOTES]
+    series.append(_bound_series("source, bound of Proposition 2", records, "n_u", bound("2")))
+    series.append(_bound_series("split, bound", records, "n_u", bound("3")))
     return _chart(f"Proposition 3: votes with target rows (d = {dim}, shift {shift})", "n_u", ERROR, series)
 
 
-def _line(label: str, records: Group, x: str, read: Reading, bounded: bool = False) -> Series:
-    """Means over seeds at every positive x; a bound is drawn as one."""
-    means = {size: mean(group, read) for size, group in sorted(by(records, lambda record: record[x]).items())}
-    shown = {size: found for size, found in means.items() if size > 0 and found.mean > 0}
-    single = bounded or any(found.error is None for found in shown.values())
-    errors = None if single else tuple(found.error or 0.0 for found in shown.values())
-    return Series(label, tuple(shown), tuple(found.mean for found in shown.values()), errors, bounded)
+def _series(label: str, records: Group, x: str, read: Reading) -> Series:
+    """Means over seeds at every positive x, with standard errors if every point has several seeds."""
+    values = {size: mean(group, read) for size, group in sorted(by(records, lambda record: record[x]).items())}
+    drawable = {size: value for size, value in values.items() if size > 0 and value.mean > 0}
+    means = tuple(value.mean for value in drawable.values())
+    errors = tuple(value.error for value in drawable.values() if value.error is not None)
+    if len(errors) < len(means):
+        return Series(label, tuple(drawable), means)
+    return Series(label, tuple(drawable), means, errors)
+
+
+def _bound_series(label: str, records: Group, x: str, read: Reading) -> Series:
+    """The same for a bound, which is exact and has no errors."""
+    measured = _series(label, records, x, read)
+    return Series(label, measured.x, measured.y, bound=True)
 
 
 def _chart(title: str, x: str, y: str, series: Sequence[Series]) -> Chart:
-    return Chart(title, x, y, tuple(each for each in series if each.x), log_x=True, log_y=True)
+    with_points = tuple(each for each in series if each.x)
+    return Chart(title, x, y, with_points, log_x=True, log_y=True)
 
 
 def _dim(record: Record) -> int:

@@ -1,4 +1,4 @@
-"""Reading records of simulations: in groups, and as means over seeds."""
+"""Readings of simulation records: in groups, and as means over seeds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Reading = Callable[[Record], float]
 
 
 def mean(group: Group, read: Reading) -> Value:
-    """The mean over the records of a group, with its standard error."""
-    found = value([read(record) for record in group])
-    assert found is not None, "a group has records"
-    return found
+    """The mean over the records of a group, which has at least one, with its standard error."""
+    result = value([read(record) for record in group])
+    assert result is not None, "a group has records"
+    return result
 
 
 def excess(name: str) -> Reading:
@@ -30,12 +30,12 @@ def bound(name: str) -> Reading:
 
 
 def divergence(name: str) -> Reading:
-    """Reads what Proposition 1 speaks of."""
+    """Reads a quantity of Proposition 1."""
     return lambda record: float(record["divergence"][name])
 
 
 def by(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
-    """Records in groups of one key each, in order of appearance."""
+    """The records in groups that share a key, in order of appearance."""
     groups: dict[Any, list[Record]] = {}
     for record in records:
         groups.setdefault(key(record), []).append(record)

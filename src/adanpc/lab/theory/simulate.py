@@ -1,4 +1,4 @@
-"""Votes on problems with known regression functions: excess errors beside the bounds, as plain records."""
+"""Votes on problems whose probabilities are known: excess errors beside the bounds, as plain records."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from adanpc import require
 from adanpc.core import Append, MemoryBank, Neighbors, Origin
 from adanpc.errors import AdaNPCError
 from adanpc.lab.theory.bounds import (
@@ -22,8 +23,8 @@ from adanpc.lab.theory.bounds import (
     proposition_1,
     proposition_2,
     proposition_3,
+    radius,
 )
-from adanpc.lab.theory.bounds import radius as ball
 
 Answers = npt.NDArray[np.bool_]
 SHIFTS: dict[str, dict[str, float]] = {
@@ -32,12 +33,24 @@ SHIFTS: dict[str, dict[str, float]] = {
     "posterior": {"gap": 0.2},
     "both": {"overlap": 0.1, "gap": 0.2},
 }
-N_S, N_U, K = 2000, 500, 15  # what a sweep holds fixed; k is odd wherever it can be, so that few votes are tied
+
+# What a sweep over another size holds fixed; k is odd wherever it can be, so that few votes are tied.
+N_S = 2000
+N_U = 500
+K = 15
+
+# The streams of random numbers of a seed, one for each thing that is drawn.
+SOURCE_POINTS = 0
+TARGET_POINTS = 1
+QUERY_POINTS = 2
+SOURCE_LABELS = 3
+TARGET_LABELS = 4
+CHOSEN_NEIGHBORS = 5
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much a plan asks for."""
+    """The values that a plan sweeps over, and how often it repeats them."""
 
     dims: tuple[int, ...]
     k: tuple[int, ...]
@@ -48,14 +61,21 @@ class Size:
 
 
 SCALES = {
-    "reduced": Size((2,), (1, 5, 15, 45, 135, 405, 1215), (125, 500, 2000, 8000), (0, 30, 125, 500, 2000), 400, 8),
+    "reduced": Size(
+        dims=(2,),
+        k=(1, 5, 15, 45, 135, 405, 1215),
+        n_s=(125, 500, 2000, 8000),
+        n_u=(0, 30, 125, 500, 2000),
+        queries=400,
+        seeds=8,
+    ),
     "full": Size(
-        (2, 8),
-        (1, 3, 5, 9, 15, 25, 45, 75, 135, 235, 405, 705, 1215),
-        (125, 250, 500, 1000, 2000, 4000, 8000, 16000, 32000),
-        (0, 30, 60, 125, 250, 500, 1000, 2000, 4000, 8000),
-        2000,
-        30,
+        dims=(2, 8),
+        k=(1, 3, 5, 9, 15, 25, 45, 75, 135, 235, 405, 705, 1215),
+        n_s=(125, 250, 500, 1000, 2000, 4000, 8000, 16000, 32000),
+        n_u=(0, 30, 60, 125, 250, 500, 1000, 2000, 4000, 8000),
+        queries=2000,
+        seeds=30,
     ),
 }
 
@@ -65,25 +85,35 @@ def plan(scale: str) -> list[dict[str, Any]]:
 
     n_s is swept with k = ln n_s rounded up to an odd number, as Proposition 2 asks; the others with k or n_s fixed.
     """
-    if scale not in SCALES:
-        raise AdaNPCError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
-    size = SCALES[scale]
-    sizes = [{"sweep": "k", "k": k, "n_s": N_S, "n_u": N_U} for k in size.k]
-    sizes += [{"sweep": "n_s", "k": ceil(log(n_s)) | 1, "n_s": n_s, "n_u": N_U} for n_s in size.n_s]
-    sizes += [{"sweep": "n_u", "k": K, "n_s": N_S, "n_u": n_u} for n_u in size.n_u]
+    size = SCALES[require.one_of("scale", scale, SCALES)]
+    settings: list[dict[str, Any]] = []
+    for k in size.k:
+        settings.append({"sweep": "k", "k": k, "n_s": N_S, "n_u": N_U})
+    for n_s in size.n_s:
+        settings.append({"sweep": "n_s", "k": _odd_logarithm(n_s), "n_s": n_s, "n_u": N_U})
+    for n_u in size.n_u:
+        settings.append({"sweep": "n_u", "k": K, "n_s": N_S, "n_u": n_u})
     return [
-        {**each, "problem": {"dim": dim, **shift}, "queries": size.queries, "seed": seed}
+        {**setting, "problem": {"dim": dim, **shift}, "queries": size.queries, "seed": seed}
         for dim in size.dims
         for shift in SHIFTS.values()
-        for each in sizes
+        for setting in settings
         for seed in range(size.seeds)
     ]
 
 
+def _odd_logarithm(count: int) -> int:
+    """The natural logarithm, rounded up to an odd number."""
+    rounded = ceil(log(count))
+    return rounded if rounded % 2 == 1 else rounded + 1
+
+
 def measure(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of one entry of a plan: what ``simulate`` returns, and the sweep it belongs to."""
-    own = {name: value for name, value in parameters.items() if name not in ("sweep", "problem")}
-    return {"sweep": parameters["sweep"], **simulate(Problem(**parameters["problem"]), **own)}
+    """The record of one entry of a plan: what ``simulate`` returns, and the sweep that it belongs to."""
+    arguments = dict(parameters)
+    sweep = arguments.pop("sweep")
+    problem = Problem(**arguments.pop("problem"))
+    return {"sweep": sweep, **simulate(problem, **arguments)}
 
 
 def simulate(problem: Problem, k: int, n_s: int, n_u: int, queries: int, seed: int) -> dict[str, Any]:
@@ -92,79 +122,96 @@ def simulate(problem: Problem, k: int, n_s: int, n_u: int, queries: int, seed: i
     Rows are in a ``MemoryBank`` and found by its search; every neighbor counts 1/k, and half of them make class 1.
     The same seed draws the same first rows and queries whatever their number, so that settings compare pairwise.
 
-    The votes: ``source`` asks the k nearest source rows; ``joint`` the k nearest of all rows; ``split`` the k_s and k_u
-    that Proposition 3 bounds best; ``half`` (k + 1) // 2 source rows and k // 2 target rows. Target labels are drawn
-    from eta_U, which Proposition 3 assumes; a second time, as ``… pseudo``, they are what the source vote says, which
-    is what the method stores (here for every row, confident or not). ``pseudo_bias`` is the mean distance of such
-    labels from eta_U.
+    The votes: ``source`` takes the k nearest source rows; ``joint`` the k nearest of all rows; ``split`` the k_s and
+    k_u that Proposition 3 bounds best; ``half`` (k + 1) // 2 source rows and k // 2 target rows. Target labels are
+    drawn from eta_U, which Proposition 3 assumes; a second time, as ``… pseudo``, they are the answers of the source
+    vote, which is what the method stores (here for every row, confident or not). ``pseudo_bias`` is the mean distance
+    of such labels from eta_U.
 
     Args:
-        problem: the domains.
-        k: neighbors.
-        n_s: source rows.
-        n_u: target rows.
-        queries: fresh target points.
-        seed: of all draws.
+        problem: the two domains.
+        k: how many neighbors vote.
+        n_s: how many source rows there are.
+        n_u: how many target rows there are.
+        queries: how many fresh target points are asked for.
+        seed: decides every random draw.
     """
     if not 1 <= k <= n_s:
-        raise AdaNPCError(f"k must lie in 1 … {n_s}, the number of source rows, got {k}")
-    scene, eta = _Scene(problem, n_s, n_u, queries, seed), problem.eta_target
-    splits = {"split": best_split(k, n_s, n_u, problem.assumptions), "half": (k - min(k // 2, n_u), min(k // 2, n_u))}
-    near, pseudo = scene.search(scene.asked, k, True), _majority(scene.search(scene.target, k, True).labels)
-    answers = _answers(scene, near, pseudo, splits)
-    excess = {name: problem.excess(scene.asked, answer) for name, answer in answers.items()}
-    sizes = {"k": k, "n_s": n_s, "n_u": n_u, "k_s": splits["split"][0], "k_u": splits["split"][1]}
-    return sizes | {
+        raise AdaNPCError(f"k must be from 1 to {n_s}, the number of source rows, got {k}")
+    scene = _Scene(problem, n_s, n_u, queries, seed)
+    known = problem.assumptions
+    k_s, k_u = best_split(k, n_s, n_u, known)
+    half_u = min(k // 2, n_u)
+    half_s = k - half_u
+    near = scene.search(scene.queries, k, source=True)
+    pseudo_labels = _majority(scene.search(scene.target, k, source=True).labels)
+    answers = _answers(scene, near, pseudo_labels, {"split": (k_s, k_u), "half": (half_s, half_u)})
+    excess = {vote: problem.excess(scene.queries, answer) for vote, answer in answers.items()}
+    margins = np.abs(2 * problem.target_probability(scene.queries) - 1)
+    pseudo_bias = None
+    if n_u > 0:
+        pseudo_bias = float(np.mean(np.abs(pseudo_labels - problem.target_probability(scene.target))))
+    return {
+        "k": k,
+        "n_s": n_s,
+        "n_u": n_u,
+        "k_s": k_s,
+        "k_u": k_u,
         "shift": problem.shift,
         "problem": asdict(problem),
         "queries": queries,
         "seed": seed,
         "excess": excess,
-        "worst": float(np.mean(np.abs(2 * eta(scene.asked) - 1))),
+        "worst": float(np.mean(margins)),
         "bound": {
-            "2": proposition_2(k, n_s, problem.assumptions),
-            "3": proposition_3(*splits["split"], n_s, n_u, problem.assumptions),
-            "3 half": proposition_3(*splits["half"], n_s, n_u, problem.assumptions),
+            "2": proposition_2(k, n_s, known),
+            "3": proposition_3(k_s, k_u, n_s, n_u, known),
+            "3 half": proposition_3(half_s, half_u, n_s, n_u, known),
         },
         "failure": failure(k),
         "divergence": _divergence(scene, near, excess["source"]),
-        "pseudo_bias": float(np.mean(np.abs(pseudo - eta(scene.target)))) if n_u else None,
+        "pseudo_bias": pseudo_bias,
     }
 
 
 def _answers(
-    scene: _Scene, source: Neighbors, pseudo: Answers, splits: Mapping[str, tuple[int, int]]
+    scene: _Scene, source: Neighbors, pseudo_labels: Answers, splits: Mapping[str, tuple[int, int]]
 ) -> dict[str, Answers]:
-    """What every vote says, (queries,) each."""
-    k, answers = source.labels.shape[1], {"source": _majority(source.labels)}
-    target = scene.search(scene.asked, k, False)
-    for suffix, labels in (("", scene.labels), (" pseudo", pseudo)):
-        found = _relabeled(target, labels, scene.n_s)
-        answers["joint" + suffix] = _majority(_joint(source, found, k))
+    """The answers of every vote, (queries,) each."""
+    k = source.labels.shape[1]
+    answers = {"source": _majority(source.labels)}
+    nearest_target = scene.search(scene.queries, k, source=False)
+    for suffix, labels in (("", scene.target_labels), (" pseudo", pseudo_labels)):
+        target = _relabeled(nearest_target, labels, first_id=scene.n_s)
+        answers["joint" + suffix] = _majority(_joint_labels(source, target, k))
         for name, (k_s, k_u) in splits.items():
-            answers[name + suffix] = _majority(torch.cat([source.labels[:, :k_s], found.labels[:, :k_u]], 1))
+            labels_of_split = torch.cat([source.labels[:, :k_s], target.labels[:, :k_u]], 1)
+            answers[name + suffix] = _majority(labels_of_split)
     return answers
 
 
 def _divergence(scene: _Scene, near: Neighbors, excess: float) -> dict[str, float]:
-    """What Proposition 1 speaks of.
+    """The quantities of Proposition 1.
 
     ``mean`` is the mean distance of a query to its k source neighbors, the cost of one transport from the target to
     Omega; ``within`` the share of queries whose k-th neighbor lies within ``radius``, r_0; ``error`` the target error
     of the source vote and ``bound`` the proposition's. Its kappa is the sum of both Bayes errors: exact without a gap,
     with one the least it can be, which makes the bound harder to keep. Its L is taken to be C.
     """
-    known, k = scene.problem.assumptions, near.ids.shape[1]
+    known = scene.problem.assumptions
+    k = near.ids.shape[1]
     distance = (2 - 2 * near.similarity.numpy()).clip(min=0) ** 0.5  # (queries, k)
-    radius = ball(k, scene.n_s, known.source_overlap, known.density, known.dim)
-    bayes, (risk, bayes_omega) = _bayes(scene.problem.eta_target(scene.asked)), scene.omega(near)
+    farthest_allowed = radius(k, scene.n_s, known.source_overlap, known.density, known.dim)
+    bayes_error = _bayes_error(scene.problem.target_probability(scene.queries))
+    risk, bayes_error_of_voters = scene.errors_at_voters(near)
+    least_error = bayes_error + bayes_error_of_voters
     return {
         "mean": float(distance.mean()),
-        "within": float(np.mean(distance[:, -1] <= radius)),
-        "radius": radius,
+        "within": float(np.mean(distance[:, -1] <= farthest_allowed)),
+        "radius": farthest_allowed,
         "wasserstein": scene.problem.wasserstein,
-        "error": bayes + excess,
-        "bound": proposition_1(k, scene.n_s, known, known.smoothness, bayes + bayes_omega, risk),
+        "error": bayes_error + excess,
+        "bound": proposition_1(k, scene.n_s, known, known.smoothness, least_error, risk),
     }
 
 
@@ -172,49 +219,63 @@ class _Scene:
     """The rows, their labels and the queries of one draw."""
 
     def __init__(self, problem: Problem, n_s: int, n_u: int, queries: int, seed: int) -> None:
-        def stream(what: int) -> np.random.Generator:
-            return np.random.default_rng([seed, what])
-
-        self.problem, self.n_s, self.seed = problem, n_s, seed
-        rows = problem.source(n_s, stream(0))
-        self.target, self.asked = problem.target(n_u, stream(1)), problem.target(queries, stream(2))
-        source_labels = stream(3).uniform(size=n_s) < problem.eta_source(rows)
-        self.labels = stream(4).uniform(size=n_u) < problem.eta_target(self.target)
+        self.problem = problem
+        self.n_s = n_s
+        self.seed = seed
+        source = problem.source(n_s, self._stream(SOURCE_POINTS))
+        self.target = problem.target(n_u, self._stream(TARGET_POINTS))
+        self.queries = problem.target(queries, self._stream(QUERY_POINTS))
+        source_draws = self._stream(SOURCE_LABELS).uniform(size=n_s)
+        source_labels = source_draws < problem.source_probability(source)
+        target_draws = self._stream(TARGET_LABELS).uniform(size=n_u)
+        self.target_labels = target_draws < problem.target_probability(self.target)
         self.bank = MemoryBank(2 * problem.dim, 2)
-        self.bank.apply(Append(torch.from_numpy(rows), torch.from_numpy(source_labels).long()))
-        self.bank.apply(Append(torch.from_numpy(self.target), torch.from_numpy(self.labels).long(), Origin.ADMITTED))
+        self._append(source, source_labels, Origin.SOURCE)
+        self._append(self.target, self.target_labels, Origin.ADMITTED)
 
-    def search(self, points: Array, k: int, source: bool) -> Neighbors:
+    def _stream(self, number: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, number])
+
+    def _append(self, points: Array, labels: Answers, origin: Origin) -> None:
+        self.bank.apply(Append(torch.from_numpy(points), torch.from_numpy(labels).long(), origin))
+
+    def search(self, points: Array, k: int, *, source: bool) -> Neighbors:
+        """The k nearest rows of each point, of the source or of the target."""
         return self.bank.search(torch.from_numpy(points), k, source=source)
 
-    def omega(self, near: Neighbors) -> tuple[float, float]:
-        """The error of the source vote on Omega and the Bayes error there: at one neighbor of each query, by chance."""
-        draw, k = np.random.default_rng([self.seed, 5]), near.ids.shape[1]
-        chosen = near.ids.gather(1, torch.from_numpy(draw.integers(0, k, (len(near.ids), 1))))[:, 0]
-        points = self.bank.rows(chosen).double().numpy()
-        eta, answer = self.problem.eta_source(points), _majority(self.search(points, k, True).labels)
-        return float(np.mean(np.where(answer, 1 - eta, eta))), _bayes(eta)
+    def errors_at_voters(self, near: Neighbors) -> tuple[float, float]:
+        """The error of the source vote and the Bayes error on Omega: at one neighbor of each query, by chance."""
+        k = near.ids.shape[1]
+        place = self._stream(CHOSEN_NEIGHBORS).integers(0, k, (len(near.ids), 1))
+        ids = near.ids.gather(1, torch.from_numpy(place))[:, 0]
+        points = self.bank.rows(ids).double().numpy()
+        probability = self.problem.source_probability(points)
+        answers = _majority(self.search(points, k, source=True).labels)
+        error = float(np.mean(np.where(answers, 1 - probability, probability)))
+        return error, _bayes_error(probability)
 
 
-def _bayes(eta: Array) -> float:
-    return float(np.mean(np.minimum(eta, 1 - eta)))
+def _bayes_error(probability: Array) -> float:
+    return float(np.mean(np.minimum(probability, 1 - probability)))
 
 
 def _majority(labels: Tensor) -> Answers:
     """Whether at least half of the neighbors (B, K) are of class 1, (B,)."""
-    answer: Answers = (2 * labels.sum(1) >= labels.shape[1]).numpy()
-    return answer
+    answers: Answers = (2 * labels.sum(1) >= labels.shape[1]).numpy()
+    return answers
 
 
-def _relabeled(near: Neighbors, labels: Answers, first: int) -> Neighbors:
-    """The same neighbors with these labels, of the rows whose ids start at ``first``; -1 where there is no neighbor."""
-    table = torch.cat([torch.from_numpy(labels).long(), torch.tensor([-1])])
-    at = torch.where(near.ids < 0, -1, near.ids - first)
-    return Neighbors(near.ids, near.similarity, table[at])
+def _relabeled(near: Neighbors, labels: Answers, first_id: int) -> Neighbors:
+    """The same neighbors with the labels of the rows whose ids start at ``first_id``; -1 if there is no neighbor."""
+    no_label = torch.tensor([-1])
+    table = torch.cat([torch.from_numpy(labels).long(), no_label])  # index -1 reads the last entry
+    index = torch.where(near.ids < 0, -1, near.ids - first_id)
+    return Neighbors(near.ids, near.similarity, table[index])
 
 
-def _joint(source: Neighbors, target: Neighbors, k: int) -> Tensor:
-    """The labels of the k nearest of both kinds, (B, k); ties to source rows, whose ids are lower."""
+def _joint_labels(source: Neighbors, target: Neighbors, k: int) -> Tensor:
+    """The labels of the k nearest of both kinds, (B, k); ties go to source rows, whose ids are lower."""
     similarity = torch.cat([source.similarity, target.similarity], 1)
-    order = similarity.sort(dim=1, descending=True, stable=True).indices[:, :k]
-    return torch.cat([source.labels, target.labels], 1).gather(1, order)
+    labels = torch.cat([source.labels, target.labels], 1)
+    nearest = similarity.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    return labels.gather(1, nearest)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from adanpc import core
 from adanpc.core import MemoryBank
 from adanpc.lab.sweep.cost import Ruler
@@ -14,7 +16,7 @@ from adanpc.lab.sweep.task import STARTING, Task, Train
 from adanpc.lab.theory.bank import split_of_bank
 from adanpc.lab.theory.simulate import measure
 
-EACH = 5e-5  # seconds for a row and query, about
+SECONDS_PER_ROW = 5e-5  # about, for all queries of one seed
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Simulate(Task):
 
     Args:
         parameters: an entry of ``simulate.plan`` without its seed.
-        seeds: how many.
+        seeds: how many seeds are drawn.
     """
 
     parameters: Mapping[str, Any]
@@ -42,7 +44,7 @@ class Simulate(Task):
     def effort(self, ruler: Ruler) -> float:
         """By rows and queries."""
         rows: int = self.parameters["n_s"] + self.parameters["n_u"]
-        return EACH * self.seeds * rows
+        return SECONDS_PER_ROW * self.seeds * rows
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class SplitOfBank(Task):
 
     Args:
         subject: the source model.
-        k: neighbors in all.
-        extent: of the data.
+        k: how many neighbors vote, source and target together.
+        extent: how much of the data is used.
     """
 
     subject: Subject
@@ -72,21 +74,19 @@ class SplitOfBank(Task):
     def run(self, shop: Workshop) -> dict[str, Any]:
         """The split with its constants, and how right the votes were with it and without."""
         scene = self.subject.scene(shop, self.extent)
-        met, asked = (scene.seen(part[0], "features") for part in (scene.targets, scene.held))
+        stream = scene.seen(scene.targets[0], "features")
+        held_out = scene.seen(scene.held[0], "features")
         bank = MemoryBank(scene.source.model.dim, scene.source.model.classes)
         classifier = core.AdaNPC(bank, k=self.k)
         classifier.learn(scene.source.features, scene.source.labels)
-        classifier.step(met.take(range(len(met))))
+        classifier.step(stream.take(range(len(stream))))
         split = split_of_bank(bank, self.k)
-        votes = {"joint": classifier}
-        if split.k_s and split.k_u:
-            votes["split"] = core.AdaNPC(bank, k_source=split.k_s, k_target=split.k_u)
-        queries = asked.take(range(len(asked)))
-        right = {
-            name: 100 * (vote.predict(queries).probs.argmax(1) == asked.labels).float().mean().item()
-            for name, vote in votes.items()
-        }
-        return {**asdict(split), "accuracy": right, "queries": len(asked)}
+        queries = held_out.take(range(len(held_out)))
+        accuracy = {"joint": _accuracy(classifier, queries, held_out.labels)}
+        if split.k_s > 0 and split.k_u > 0:
+            split_vote = core.AdaNPC(bank, k_source=split.k_s, k_target=split.k_u)
+            accuracy["split"] = _accuracy(split_vote, queries, held_out.labels)
+        return {**asdict(split), "accuracy": accuracy, "queries": len(held_out)}
 
     def effort(self, ruler: Ruler) -> float:
         """Features of all images."""
@@ -95,3 +95,9 @@ class SplitOfBank(Task):
     def first(self) -> Task | None:
         """Training, if the model is not published."""
         return Train(self.subject) if isinstance(self.subject, Trained) else None
+
+
+def _accuracy(classifier: core.AdaNPC, queries: Tensor, labels: Tensor) -> float:
+    """The share of right answers, in percent."""
+    answers = classifier.predict(queries).probs.argmax(1)
+    return 100 * (answers == labels).float().mean().item()
