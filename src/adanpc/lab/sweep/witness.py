@@ -9,9 +9,9 @@ import torch
 
 from adanpc import core
 from adanpc.core import Append, MemoryBank, Prediction, Restore, Veto
-from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.scene import Scene
-from adanpc.lab.sweep.subjects import ALL, Extent, Subject, Trained, Workshop
+from adanpc.lab.sweep.subjects import ALL, Extent, Subject, Trained, Workspace
 from adanpc.lab.sweep.task import STARTING, Task, Train
 
 
@@ -47,9 +47,9 @@ class Witness(Task):
         """Those of the subject."""
         return self.subject.reads()
 
-    def run(self, shop: Workshop) -> dict[str, Any]:
+    def run(self, workspace: Workspace) -> dict[str, Any]:
         """The questions."""
-        scene = self.subject.scene(shop, self.extent)
+        scene = self.subject.scene(workspace, self.extent)
         bank = MemoryBank(scene.source.model.dim, scene.source.model.classes)
         bank.apply(Append(scene.source.features, scene.source.labels))
         classifier = core.AdaNPC(bank, k=self.k)
@@ -85,9 +85,9 @@ class Witness(Task):
             "after": after,
         }
 
-    def effort(self, ruler: Ruler) -> float:
+    def effort(self, costs: CostModel) -> float:
         """Features of all images."""
-        return STARTING + ruler.features(self.subject.reading(), self.extent)
+        return STARTING + costs.features(self.subject.reading(), self.extent)
 
     def first(self) -> Task | None:
         """Training, if the model is not published."""

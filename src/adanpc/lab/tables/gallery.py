@@ -57,7 +57,7 @@ def _effect(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _gallery(benchmark: Benchmark, found: Found, target: str, task: Witness, record: Mapping[str, Any]) -> Gallery:
-    data = found.shop.data(benchmark.data, 0)
+    data = found.workspace.data(benchmark.data, 0)
     met, known = _domains(benchmark, found, target, task)
     questions = tuple(_question(each, met, known, data.classes) for each in record["questions"])
     title = f"{benchmark.title}, target {target}: {record['accuracy']:.1f} % of {record['queries']:,} right"
@@ -66,7 +66,7 @@ def _gallery(benchmark: Benchmark, found: Found, target: str, task: Witness, rec
 
 def _domains(benchmark: Benchmark, found: Found, target: str, task: Witness) -> tuple[Domain, list[tuple[Domain, int]]]:
     """The target as it was met, and source rows by id: a domain and the row in it. Drawn as the scene draws them."""
-    data, limit = found.shop.data(benchmark.data, 0), getattr(task.subject, "spec", None)
+    data, limit = found.workspace.data(benchmark.data, 0), getattr(task.subject, "spec", None)
     images = None if limit is None else limit.images
     parts = {name: split(some(data[name], images, 0), 0)[0] for name in benchmark.domains}
     known = [(some(part, task.extent.rows, 0)) for name, part in parts.items() if name != target]

@@ -13,9 +13,9 @@ from adanpc.errors import AdaNPCError
 from adanpc.lab.data.domain import DataError
 from adanpc.lab.show import report
 from adanpc.lab.show.exhibit import Exhibit
-from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.records import Records
-from adanpc.lab.sweep.subjects import Workshop
+from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.sweep import left
 from adanpc.lab.sweep.task import Task
 from adanpc.lab.tables import TABLES, Found, Table
@@ -46,14 +46,14 @@ def _ids(table: Table, encoder: str) -> list[str]:
     return [task.id for task in table.plan(replace(SCALES["least"], encoder=encoder))]
 
 
-def absent(table: Table, shop: Workshop) -> tuple[str, ...]:
+def absent(table: Table, workspace: Workspace) -> tuple[str, ...]:
     """The table's data sets that are not here."""
-    return tuple(name for name in table.data if not _here(name, shop))
+    return tuple(name for name in table.data if not _here(name, workspace))
 
 
-def _here(name: str, shop: Workshop) -> bool:
+def _here(name: str, workspace: Workspace) -> bool:
     try:
-        shop.data(name, 0)
+        workspace.data(name, 0)
     except DataError:
         return False
     return True
@@ -65,7 +65,7 @@ def wanted(table: Table, scale: Scale, missing: Sequence[str]) -> list[Task]:
 
 
 def choose(
-    table: Table, budget: str, size: str, own: Mapping[str, Any], shop: Workshop, workers: int
+    table: Table, budget: str, size: str, own: Mapping[str, Any], workspace: Workspace, workers: int
 ) -> tuple[Scale, str]:
     """The scale that is asked for by name, or the largest that fits into a time; and a sentence with its cost.
 
@@ -77,7 +77,7 @@ def choose(
         budget: such as 30m, or nothing.
         size: the name of a scale, or nothing: full.
         own: fields of the scale that are given, whatever its name.
-        shop: the folders.
+        workspace: the folders.
         workers: processes.
     """
     if budget and size:
@@ -85,17 +85,17 @@ def choose(
     if size and size not in SCALES:
         raise AdaNPCError(f"there is no scale {size!r}; there are: {', '.join(SCALES)}")
     limit = seconds(budget) if budget else None
-    records, ruler, missing = Records(shop.folder), Ruler(shop), absent(table, shop)
+    records, costs, missing = Records(workspace.folder), CostModel(workspace), absent(table, workspace)
     if table.data and len(missing) == len(table.data):
-        shop.data(table.data[0], 0)  # says where it is to be had
-    records.check({name: shop.count(name) for name in table.data if name not in missing})
-    before = choices(shop.folder).get(table.name)
+        workspace.data(table.data[0], 0)  # says where it is to be had
+    records.check({name: workspace.count(name) for name in table.data if name not in missing})
+    before = choices(workspace.folder).get(table.name)
     if budget and before and before.budget == budget and before.scale == replace(SCALES[before.scale.name], **own):
         size = before.scale.name
 
     def priced(name: str) -> tuple[Scale, float]:
         scale = replace(SCALES[name], **own)
-        return scale, left(wanted(table, scale, missing), records, ruler, workers)
+        return scale, left(wanted(table, scale, missing), records, costs, workers)
 
     first, *others = [size or "full"] if size or limit is None else reversed(SCALES)  # long plans take their time, too
     scale, cost = priced(first)
@@ -132,23 +132,25 @@ def note_choice(folder: Path, name: str, scale: Scale, budget: str) -> None:
     files.replace(folder / CHOICES, lambda new: _write(new, json.dumps(text, indent=1)))
 
 
-def exhibit(name: str, shop: Workshop, scale: Scale) -> Exhibit:
+def exhibit(name: str, workspace: Workspace, scale: Scale) -> Exhibit:
     """What the records of a folder show of a table."""
     table = table_of(name)
-    return table.exhibit(Found(Records(shop.folder), scale, shop, absent(table, shop)))
+    return table.exhibit(Found(Records(workspace.folder), scale, workspace, absent(table, workspace)))
 
 
-def exhibits(shop: Workshop) -> list[Exhibit]:
+def exhibits(workspace: Workspace) -> list[Exhibit]:
     """Every table that was asked for in a folder, as last asked for."""
-    found = choices(shop.folder)
+    found = choices(workspace.folder)
     if not found:
-        raise AdaNPCError(f"{shop.folder} holds no tables: make one with adanpc table NAME --out {shop.folder}")
-    return [exhibit(name, shop, found[name].scale) for name in TABLES if name in found]
+        raise AdaNPCError(
+            f"{workspace.folder} holds no tables: make one with adanpc table NAME --out {workspace.folder}"
+        )
+    return [exhibit(name, workspace, found[name].scale) for name in TABLES if name in found]
 
 
-def measured_with(shop: Workshop) -> dict[str, str]:
+def measured_with(workspace: Workspace) -> dict[str, str]:
     """What the records of the tables of a folder were made with; several values where it was not always the same."""
-    records, found = Records(shop.folder), choices(shop.folder)
+    records, found = Records(workspace.folder), choices(workspace.folder)
     ids = dict.fromkeys(task.id for name in TABLES if name in found for task in TABLES[name].plan(found[name].scale))
     seen: dict[str, dict[str, None]] = {"machine": {}, "commit": {}, "versions": {}}
     for entry in (records.entries[name]["environment"] for name in ids if name in records.entries):
@@ -158,10 +160,10 @@ def measured_with(shop: Workshop) -> dict[str, str]:
     return {name: "; ".join(values) for name, values in seen.items() if values}
 
 
-def write_report(shop: Workshop) -> Path:
+def write_report(workspace: Workspace) -> Path:
     """One page with everything that a folder holds."""
-    path = shop.folder / "report.html"
-    text = report.page(exhibits(shop), measured_with(shop), "AdaNPC: tables and figures made again")
+    path = workspace.folder / "report.html"
+    text = report.page(exhibits(workspace), measured_with(workspace), "AdaNPC: tables and figures made again")
     files.replace(path, lambda new: _write(new, text))
     return path
 

@@ -10,7 +10,7 @@ from adanpc.lab.data.digits import ANGLES
 from adanpc.lab.data.folders import DOMAIN_NET, PACS, TERRA_INCOGNITA, VLCS, Layout
 from adanpc.lab.show.exhibit import Cell, Chart, Exhibit, Gallery, Sheet, Value, value
 from adanpc.lab.sweep.records import Records
-from adanpc.lab.sweep.subjects import Workshop
+from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.task import Task
 from adanpc.lab.tables import paper
 from adanpc.lab.tables.scale import Scale
@@ -47,13 +47,13 @@ class Found:
     Args:
         records: of a folder.
         scale: that was asked for.
-        shop: where data lie, for tables that show images.
+        workspace: where data lie, for tables that show images.
         absent: data sets that are not here.
     """
 
     records: Records
     scale: Scale
-    shop: Workshop
+    workspace: Workspace
     absent: tuple[str, ...] = ()
 
     def __call__(self, task: Task) -> dict[str, Any] | None:
@@ -106,7 +106,7 @@ class Table:
     def _cautions(self, found: Found) -> list[str]:
         """What is particular about the data here, what is missing, and what was refused."""
         here = [name for name in self.data if name not in found.absent]
-        notices = [f"{name}: {said}" for name in here if (said := found.shop.data(name, 0).notice)]
+        notices = [f"{name}: {said}" for name in here if (said := found.workspace.data(name, 0).notice)]
         missing = [f"{name} is not in the data's folder, so nothing is run on it." for name in found.absent]
         tasks = {task.id: task for task in self.plan(found.scale) if not set(task.data()) & set(found.absent)}
         waiting = sum(task not in found.records for task in tasks.values())

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from adanpc import core
 from adanpc.core import MemoryBank
-from adanpc.lab.sweep.cost import Ruler
-from adanpc.lab.sweep.subjects import ALL, Extent, Subject, Trained, Workshop
+from adanpc.lab.sweep.cost import CostModel
+from adanpc.lab.sweep.subjects import ALL, Extent, Subject, Trained, Workspace
 from adanpc.lab.sweep.task import STARTING, Task, Train
 from adanpc.lab.theory.bank import split_of_bank
 from adanpc.lab.theory.simulate import measure
@@ -35,11 +35,11 @@ class Simulate(Task):
         """Every field."""
         return {"parameters": dict(self.parameters), "seeds": self.seeds}
 
-    def run(self, shop: Workshop) -> dict[str, Any]:
+    def run(self, workspace: Workspace) -> dict[str, Any]:
         """One entry for each seed."""
         return {"draws": [measure({**self.parameters, "seed": seed}) for seed in range(self.seeds)]}
 
-    def effort(self, ruler: Ruler) -> float:
+    def effort(self, costs: CostModel) -> float:
         """By rows and queries."""
         rows: int = self.parameters["n_s"] + self.parameters["n_u"]
         return EACH * self.seeds * rows
@@ -69,9 +69,9 @@ class SplitOfBank(Task):
         """Those of the subject."""
         return self.subject.reads()
 
-    def run(self, shop: Workshop) -> dict[str, Any]:
+    def run(self, workspace: Workspace) -> dict[str, Any]:
         """The split with its constants, and how right the votes were with it and without."""
-        scene = self.subject.scene(shop, self.extent)
+        scene = self.subject.scene(workspace, self.extent)
         met, asked = (scene.seen(part[0], "features") for part in (scene.targets, scene.held))
         bank = MemoryBank(scene.source.model.dim, scene.source.model.classes)
         classifier = core.AdaNPC(bank, k=self.k)
@@ -88,9 +88,9 @@ class SplitOfBank(Task):
         }
         return {**asdict(split), "accuracy": right, "queries": len(asked)}
 
-    def effort(self, ruler: Ruler) -> float:
+    def effort(self, costs: CostModel) -> float:
         """Features of all images."""
-        return STARTING + ruler.features(self.subject.reading(), self.extent)
+        return STARTING + costs.features(self.subject.reading(), self.extent)
 
     def first(self) -> Task | None:
         """Training, if the model is not published."""
