@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
+import click
 import typer
 
 from adanpc.errors import AdaNPCError
@@ -27,15 +29,15 @@ def main() -> None:
 
 def spread(arguments: Sequence[str]) -> list[str]:
     """``--method a b`` as ``--method a --method b``, and so for every option that may be repeated."""
-    made: list[str] = []
+    result: list[str] = []
     option = ""
     for argument in arguments:
         if argument.startswith("-"):
             option = argument if argument in REPEATED else ""
-        elif option and made[-1] != option:
-            made.append(option)
-        made.append(argument)
-    return made
+        elif option and result[-1] != option:
+            result.append(option)
+        result.append(argument)
+    return result
 
 
 def _version(wanted: bool) -> None:
@@ -58,7 +60,7 @@ def one_sentence(stopped: str = "Stopped.") -> Iterator[None]:
     """Ends the program with one line instead of a traceback where the cause lies outside of it.
 
     Args:
-        stopped: what is said after Ctrl-C.
+        stopped: what is shown after Ctrl-C.
     """
     try:
         yield
@@ -68,19 +70,46 @@ def one_sentence(stopped: str = "Stopped.") -> Iterator[None]:
     except BrokenPipeError:
         raise
     except (AdaNPCError, OSError) as error:
-        typer.echo(f"adanpc: {error}", err=True)
+        message = with_flags(printable(str(error)), _flags())
+        typer.echo(f"adanpc: {message}", err=True)
         raise typer.Exit(REFUSED) from None
+
+
+def printable(text: str) -> str:
+    """The text in one line, without characters that would steer a terminal: names of files may contain any."""
+    shown = [letter if letter.isprintable() else " " for letter in text]
+    return " ".join("".join(shown).split())
+
+
+def with_flags(message: str, flags: Mapping[str, str]) -> str:
+    """A message of the library, which speaks of arguments, for a user who types flags.
+
+    The library writes the name of an argument as ```name```, or begins the message with it: ``name must be …``.
+    """
+    for name, flag in flags.items():
+        message = message.replace(f"`{name}`", flag)
+        message = re.sub(rf"^{re.escape(name)}(?= must )", flag, message)
+    return message
+
+
+def _flags() -> dict[str, str]:
+    """The options of the command that is running, by the names of their arguments."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return {}
+    options = [parameter for parameter in context.command.params if isinstance(parameter, click.Option)]
+    return {option.name: option.opts[0] for option in options if option.name}
 
 
 def settings(given: Sequence[str]) -> dict[str, Any]:
     """Settings from texts name=value; a value is a number, true, false or null if it reads as one, else a text."""
-    made = {}
+    result = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise AdaNPCError(f"--set takes name=value, got {text!r}")
         try:
-            made[name] = json.loads(value)
+            result[name] = json.loads(value)
         except ValueError:
-            made[name] = value
-    return made
+            result[name] = value
+    return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,8 +21,7 @@ from adanpc.lab.train.search import Choice, draw
 
 STARTING = 2.0  # seconds until anything is seen: data are read, models built
 FEATURES = 1e-3  # seconds a sample of methods that see features
-STEPS = 4  # forward passes that a method's update of an image is worth
-COPIES, BY_COPIES = 32, ("ttaug", "memo", "ttt", "ttt-online", "cotta")
+UPDATE = 4  # forward passes that a method's update of an image is worth
 SHARED = 4  # tasks that use the same features, about
 
 
@@ -81,8 +81,11 @@ class Train(Task):
         """Steps, and evaluations of held-out parts."""
         spec = self.subject.spec.complete()
         sizes = costs.sizes(spec.data, spec.seed, spec.images)
-        learned = spec.steps * spec.batch * (len(sizes) - len(spec.targets))
-        tested = -(-spec.steps // spec.every) * sum(sizes.values()) / 5 + sum(sizes[name] for name in spec.targets)
+        sources = len(sizes) - len(spec.targets)
+        learned = spec.steps * spec.batch * sources
+        evaluations = math.ceil(spec.steps / spec.every)
+        held_out = sum(sizes.values()) / 5
+        tested = evaluations * held_out + sum(sizes[name] for name in spec.targets)
         return STARTING + learned * costs.step(spec.encoder) + tested * costs.forward(spec.encoder)
 
 
@@ -134,13 +137,13 @@ class Adapt(Task):
     def effort(self, costs: CostModel) -> float:
         """Features of all images, once, and the method on each target image and each recalled one."""
         reading = self.subject.reading()
-        met, forward = costs.met(reading, self.extent), costs.forward(reading.encoder)
-        again = costs.recalled(reading, self.extent) * (
-            1 + (len(reading.targets) if self.stream == "successive" else 1)
-        )
-        each = FEATURES if ADAPTERS[self.method].sees == "features" else STEPS * forward
-        copies = COPIES if self.method in BY_COPIES else 1
-        return STARTING + costs.features(reading, self.extent) / SHARED + (met + again) * each * copies
+        method = ADAPTERS[self.method]
+        visits = 1 + (len(reading.targets) if self.stream == "successive" else 1)  # before the stream and after
+        images = costs.target_images(reading, self.extent) + visits * costs.recalled_images(reading, self.extent)
+        each = UPDATE * method.passes * costs.forward(reading.encoder)
+        if method.sees == "features":
+            each = FEATURES
+        return STARTING + costs.features(reading, self.extent) / SHARED + images * each
 
     def first(self) -> Task | None:
         """Training, if the model is not published."""
@@ -154,4 +157,5 @@ def _scene(subject: str, workspace: Workspace, extent: Extent) -> Scene:
 
 def drawn(method: str, trial: int, seed: int) -> dict[str, Any]:
     """Settings of a method for one trial of a random search over its grid; trial 0 keeps the defaults."""
-    return draw({name: Choice(tuple(values)) for name, values in ADAPTERS[method].grid.items()}, trial, seed)
+    space = {name: Choice(tuple(values)) for name, values in ADAPTERS[method].grid.items()}
+    return draw(space, trial, seed)
