@@ -20,6 +20,7 @@ from adanpc import cli
 from adanpc.lab import environment
 from adanpc.lab.environment import commit
 from adanpc.lab.show.exhibit import Cell, Exhibit, Sheet, Value
+from adanpc.lab.show.report import write
 from adanpc.lab.sweep.cost import FILE as RATES
 from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.records import FILE, Records
@@ -185,7 +186,7 @@ def test_results_replace_a_link_and_leave_alone_what_it_leads_to(tmp_path: Path)
         (folder / name).symlink_to(victim)
     note(folder, "split")
     shown = TABLES["split"].exhibit(Results(Records(folder), LEAST, Workspace(tmp_path, folder), ("rotated-mnist",)))
-    cli.table.write(shown, folder)
+    write(shown, folder)
     assert run("report", str(folder), "--data-dir", str(tmp_path))[0] == 0
     assert victim.read_text() == "precious"
     assert not any((folder / name).is_symlink() for name in names)

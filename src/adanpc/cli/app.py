@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-import click
 import typer
 
 from adanpc.errors import AdaNPCError
@@ -18,6 +17,25 @@ from adanpc.version import __version__
 STOPPED = 130  # what shells expect after Ctrl-C
 REFUSED = 2
 REPEATED = ("--method", "--batch-size", "--target", "--set", "--only")
+ARGUMENTS = (  # of the library that are flags here
+    "algorithm",
+    "budget",
+    "data",
+    "device",
+    "encoder",
+    "every",
+    "images",
+    "method",
+    "scale",
+    "seed",
+    "seeds",
+    "steps",
+    "stream",
+    "trial",
+    "trials",
+    "which",
+    "workers",
+)
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -70,7 +88,7 @@ def one_sentence(stopped: str = "Stopped.") -> Iterator[None]:
     except BrokenPipeError:
         raise
     except (AdaNPCError, OSError) as error:
-        message = with_flags(printable(str(error)), _flags())
+        message = with_flags(printable(str(error)))
         typer.echo(f"adanpc: {message}", err=True)
         raise typer.Exit(REFUSED) from None
 
@@ -81,24 +99,20 @@ def printable(text: str) -> str:
     return " ".join("".join(shown).split())
 
 
-def with_flags(message: str, flags: Mapping[str, str]) -> str:
+def with_flags(message: str) -> str:
     """A message of the library, which speaks of arguments, for a user who types flags.
 
-    The library writes the name of an argument as ```name```, or begins the message with it: ``name must be …``.
+    The library puts the name of an argument in backquotes, or begins a message with it: ``scale must be one of …``.
     """
-    for name, flag in flags.items():
-        message = message.replace(f"`{name}`", flag)
-        message = re.sub(rf"^{re.escape(name)}(?= must )", flag, message)
+    message = re.sub(r"`(\w+)`", lambda match: _flag(match[1]), message)
+    name = message.partition(" must ")[0]
+    if name in ARGUMENTS:
+        message = _flag(name) + message.removeprefix(name)
     return message
 
 
-def _flags() -> dict[str, str]:
-    """The options of the command that is running, by the names of their arguments."""
-    context = click.get_current_context(silent=True)
-    if context is None:
-        return {}
-    options = [parameter for parameter in context.command.params if isinstance(parameter, click.Option)]
-    return {option.name: option.opts[0] for option in options if option.name}
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def settings(given: Sequence[str]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_a_node_that_is_killed_loses_nothing_and_nothing_is_done_twice(tmp_path:
     assert begun["deadly"] == 2
     wrong, given_up = noted(workspace, "raised")
     assert "ZeroDivisionError" in wrong
-    assert given_up.startswith("AdaNPCError: the Ray cluster gave a task up (The worker died unexpectedly")
+    assert given_up.startswith("AdaNPCError: the Ray cluster gave up on a task (The worker died unexpectedly")
     lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
     here = Workspace(tmp_path, tmp_path / "here")
     sweep([Chore(name) for name in NAMES], here, Records(here.folder), workers=1)

@@ -17,7 +17,7 @@ from adanpc.errors import AdaNPCError
 from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.records import FILE, Records
 from adanpc.lab.sweep.subjects import Workspace
-from adanpc.lab.sweep.sweep import ahead, left, sweep
+from adanpc.lab.sweep.sweep import pending, remaining_seconds, sweep
 from adanpc.lab.sweep.task import Task
 
 LONG = 300.0  # seconds; no test waits for it
@@ -56,7 +56,7 @@ def test_what_others_need_comes_first_and_once(workspace: Workspace) -> None:
     tasks = [Chore("a"), Chore("b", after=base), base, Chore("c", after=base)]
     run(tasks, workspace)
     assert noted(workspace) == ["a", "base", "b", "c"]
-    assert ahead([*tasks, Chore("d", after=base)], Records(workspace.folder)) == [Chore("d", after=base)]
+    assert pending([*tasks, Chore("d", after=base)], Records(workspace.folder)) == [Chore("d", after=base)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -158,7 +158,9 @@ def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_killed_ends_the_others_and_loses_nothing(workspace: Workspace) -> None:
-    with pytest.raises(AdaNPCError, match="^a process was killed, by lack of memory perhaps; what was finished is rec"):
+    with pytest.raises(
+        AdaNPCError, match="^a process was killed, perhaps for lack of memory; what was finished is rec"
+    ):
         run([Chore("a"), Chore("b", fate="killed"), Chore("c", LONG)], workspace, workers=2)
     assert multiprocessing.active_children() == []
     assert noted(workspace, "end") == ["a"]
@@ -221,15 +223,15 @@ def test_what_is_left_is_corrected_by_what_was_seen(workspace: Workspace) -> Non
     records, costs = Records(workspace.folder), CostModel(workspace)
     base = Errand("base")
     tasks = [Chore("a"), Chore("bb", after=base), Chore("ccc", after=Errand("other"))]
-    assert left(tasks, records, costs, 1) == 1 + 2 + 3 + 4 + 5
-    assert left([*tasks, Chore("a" * 9)], records, costs, 2) == (1 + 2 + 3 + 4 + 5 + 9) / 2
-    assert left(tasks, records, costs, 64) == 5 + 3  # a task after what it needs
+    assert remaining_seconds(tasks, records, costs, 1) == 1 + 2 + 3 + 4 + 5
+    assert remaining_seconds([*tasks, Chore("a" * 9)], records, costs, 2) == (1 + 2 + 3 + 4 + 5 + 9) / 2
+    assert remaining_seconds(tasks, records, costs, 64) == 5 + 3  # a task after what it needs
     with records.writing():
         records.add(base, {}, 8.0)  # twice as long as expected
-    assert left(tasks, records, costs, 1) == 1 + 2 + 3 + 2 * 5
+    assert remaining_seconds(tasks, records, costs, 1) == 1 + 2 + 3 + 2 * 5
     with records.writing():
         records.add(Chore("a"), {"error": "refused"}, 0.0)  # tells nothing
-    assert left(tasks, records, costs, 1) == 2 + 3 + 2 * 5
+    assert remaining_seconds(tasks, records, costs, 1) == 2 + 3 + 2 * 5
     with records.writing():
         records.add(Chore("bb"), {}, 1.0)
-    assert left(tasks, records, costs, 1) == 0.5 * 3 + 2 * 5
+    assert remaining_seconds(tasks, records, costs, 1) == 0.5 * 3 + 2 * 5

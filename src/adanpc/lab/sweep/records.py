@@ -78,7 +78,7 @@ class Records:
                 if counts.get(name, count) != count:
                     raise RecordsError(
                         f"{self.path} has records on {name} with {count:,} images, and there are {counts[name]:,} now: "
-                        "choose another out, or the data_dir that it was made with"
+                        "choose another `out`, or the `data_dir` that it was made with"
                     )
 
     @contextmanager
@@ -94,7 +94,7 @@ class Records:
         refuse_link(self.lock)
         with held(self.lock, wait=False) as free:
             if not free:
-                raise RecordsError(f"another process is adding to {self.path}: wait for it, or choose another out")
+                raise RecordsError(f"another process is adding to {self.path}: wait for it, or choose another `out`")
             self._read()
             _ = self.environment  # as it is now: files may be edited while tasks run
             self.locked = True

@@ -117,7 +117,7 @@ def read_checked(path: Path, check: Check, remedy: str) -> Any:
 def refuse_link(path: Path) -> None:
     """Refuses a symbolic link, which could make a write end up anywhere."""
     if path.is_symlink():
-        raise RecordsError(f"{path} is a symbolic link, which is not followed: remove it, or choose another out")
+        raise RecordsError(f"{path} is a symbolic link, which is not followed: remove it, or choose another `out`")
 
 
 def anything(value: Any) -> bool:

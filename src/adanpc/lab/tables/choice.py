@@ -128,6 +128,7 @@ def choose(table: Table, request: Request, workspace: Workspace, workers: int, a
     records = Records(workspace.folder)
     records.check({name: workspace.count(name) for name in table.data if name not in absent})
     costs = CostModel(workspace)
+    before = choices(workspace.folder).get(table.name)
 
     def estimate(name: str) -> Estimate:
         scale = request.sized(name)
@@ -136,7 +137,6 @@ def choose(table: Table, request: Request, workspace: Workspace, workers: int, a
 
     if not request.budget:
         return estimate(request.scale or "full")
-    before = choices(workspace.folder).get(table.name)
     if before and before.budget == request.budget and before.scale == request.sized(before.scale.name):
         return estimate(before.scale.name)
     return _largest(seconds(request.budget), estimate)
