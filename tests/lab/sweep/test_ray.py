@@ -22,11 +22,12 @@ from adanpc.lab.sweep.records import FILE, Records
 from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.sweep import sweep
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
+MODULES = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])  # where other processes find them
 ALONE = {  # nothing leaves this machine, and nodes are found at 127.0.0.1
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "PYTHONPATH": str(TESTS),
+    "PYTHONPATH": MODULES,
 }
 
 

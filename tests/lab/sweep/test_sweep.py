@@ -21,7 +21,8 @@ from adanpc.lab.sweep.sweep import pending, remaining_seconds, sweep
 from adanpc.lab.sweep.task import Task
 
 LONG = 300.0  # seconds; no test waits for it
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
+MODULES = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])  # where other processes find them
 
 
 @pytest.fixture
@@ -190,7 +191,7 @@ def stopped(workspace: Workspace, number: signal.Signals, whom: Callable[[int, i
     before = len(noted(workspace))
     process = subprocess.Popen(
         [sys.executable, "-c", "import sweeping; sweeping.main()", str(workspace.folder), str(LONG)],
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, "PYTHONPATH": MODULES},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

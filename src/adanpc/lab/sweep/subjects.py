@@ -236,7 +236,7 @@ def subject_of(document: Mapping[str, Any]) -> Subject:
 
 
 def fitted(head: nn.Module, rows: Tensor, labels: Tensor, seed: int) -> nn.Module:
-    """The head, trained on features (n, D) by as many updates of Adam whatever their number; in evaluation mode.
+    """The head, trained on features (n, D) by the same number of updates however many they are; in evaluation mode.
 
     Features are scaled by their mean length, so that one learning rate fits every encoder; the first layer takes the
     scale up afterwards.
@@ -250,7 +250,7 @@ def fitted(head: nn.Module, rows: Tensor, labels: Tensor, seed: int) -> nn.Modul
             optimizer.zero_grad()
             cross_entropy(head(rows[batch] / scale), labels[batch]).backward()
             optimizer.step()
-    first = next(module for module in head.modules() if isinstance(module, nn.Linear))
+    layers = [module for module in head.modules() if isinstance(module, nn.Linear)]
     with torch.no_grad():
-        first.weight.div_(scale)
+        layers[0].weight.div_(scale)
     return head.eval()
