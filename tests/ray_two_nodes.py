@@ -20,7 +20,7 @@ from sweeping import Chore, note, noted
 import adanpc.lab.sweep.sweep
 from adanpc.errors import AdaNPCError
 from adanpc.lab.sweep.records import Records
-from adanpc.lab.sweep.subjects import Workshop
+from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.sweep import sweep
 
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -31,49 +31,49 @@ LIMIT = 150  # seconds
 class Roaming(Chore):
     """A chore that also tells on which node it begins."""
 
-    def run(self, shop: Workshop) -> dict[str, Any]:
-        note(shop, f"{ray.get_runtime_context().get_node_id()} {self.name}")
-        return super().run(shop)
+    def run(self, workspace: Workspace) -> dict[str, Any]:
+        note(workspace, f"{ray.get_runtime_context().get_node_id()} {self.name}")
+        return super().run(workspace)
 
 
-def kill(cluster: Cluster, node: Any, shop: Workshop) -> None:
+def kill(cluster: Cluster, node: Any, workspace: Workspace) -> None:
     """Kills the node as soon as three tasks are recorded and another has just begun there; tells what it saw."""
-    while len(Records(shop.folder).entries) < 3:
+    while len(Records(workspace.folder).entries) < 3:
         time.sleep(0.02)
-    before = len(noted(shop, node.node_id))
-    while len(noted(shop, node.node_id)) == before:
+    before = len(noted(workspace, node.node_id))
+    while len(noted(workspace, node.node_id)) == before:
         time.sleep(0.02)
-    recorded = [entry["task"]["name"] for entry in Records(shop.folder).entries.values()]
+    recorded = [entry["task"]["name"] for entry in Records(workspace.folder).entries.values()]
     cluster.remove_node(node, allow_graceful=False)
-    seen = {"recorded": recorded, "there": noted(shop, node.node_id)}
-    (shop.folder / "seen.json").write_text(json.dumps(seen))
+    seen = {"recorded": recorded, "there": noted(workspace, node.node_id)}
+    (workspace.folder / "seen.json").write_text(json.dumps(seen))
 
 
 def main() -> None:
     """Takes the folder."""
     signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"not finished after {LIMIT} seconds"))
     signal.alarm(LIMIT)
-    shop = Workshop(Path(sys.argv[1]), Path(sys.argv[1]))
+    workspace = Workspace(Path(sys.argv[1]), Path(sys.argv[1]))
     cluster = Cluster(True, head_node_args={**NODE, "include_dashboard": False})
     try:
-        lose_a_node(cluster, shop)
-        fail(cluster, shop)
+        lose_a_node(cluster, workspace)
+        fail(cluster, workspace)
     finally:
         cluster.shutdown()
 
 
-def lose_a_node(cluster: Cluster, shop: Workshop) -> None:
+def lose_a_node(cluster: Cluster, workspace: Workspace) -> None:
     """A sweep in the middle of which one of two nodes is killed."""
     node = cluster.add_node(**NODE)
-    threading.Thread(target=kill, args=(cluster, node, shop), daemon=True).start()
-    sweep([Roaming(name, seconds=1.0) for name in NAMES], shop, Records(shop.folder), ray=cluster.address)
+    threading.Thread(target=kill, args=(cluster, node, workspace), daemon=True).start()
+    sweep([Roaming(name, seconds=1.0) for name in NAMES], workspace, Records(workspace.folder), ray=cluster.address)
 
 
-def fail(cluster: Cluster, shop: Workshop) -> None:
+def fail(cluster: Cluster, workspace: Workspace) -> None:
     """A task with a mistake, and one that kills its process every time, which is tried once more to save time."""
     adanpc.lab.sweep.sweep.RETRIES = 1
     for chore in (Chore("mistaken", fate="wrong"), Chore("deadly", fate="killed")):
         try:
-            sweep([chore], shop, Records(shop.folder), ray=cluster.address)
+            sweep([chore], workspace, Records(workspace.folder), ray=cluster.address)
         except (ZeroDivisionError, AdaNPCError) as error:
-            note(shop, f"raised {type(error).__name__}: {error}".splitlines()[0])
+            note(workspace, f"raised {type(error).__name__}: {error}".splitlines()[0])

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal
 from adanpc.errors import AdaNPCError
 from adanpc.lab.data.domain import DataError
 from adanpc.lab.networks.weights import WeightsError
-from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.records import FILE, Records
-from adanpc.lab.sweep.subjects import Workshop
+from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.sweep import sweep
 from adanpc.lab.sweep.task import Task
 from adanpc.lab.train.run import RunError
@@ -39,14 +39,14 @@ class Chore(Task):
     def document(self) -> dict[str, Any]:
         return {"name": self.name}
 
-    def run(self, shop: Workshop) -> dict[str, Any]:
-        note(shop, f"begin {self.name}")
+    def run(self, workspace: Workspace) -> dict[str, Any]:
+        note(workspace, f"begin {self.name}")
         time.sleep(self.seconds)
-        meet(self.fate, shop)
-        note(shop, f"end {self.name}")
+        meet(self.fate, workspace)
+        note(workspace, f"end {self.name}")
         return {"name": self.name, "length": len(self.name)}
 
-    def effort(self, ruler: Ruler) -> float:
+    def effort(self, costs: CostModel) -> float:
         return float(len(self.name))
 
     def first(self) -> Chore | None:
@@ -59,7 +59,7 @@ class Errand(Chore):
     kind: ClassVar[str] = "errand"
 
 
-def meet(fate: Fate, shop: Workshop) -> None:
+def meet(fate: Fate, workspace: Workspace) -> None:
     """Ends a chore early; those that end the sweep wait until it has recorded something."""
     if fate == "refused":
         raise AdaNPCError("this model has no batch norm")
@@ -70,27 +70,27 @@ def meet(fate: Fate, shop: Workshop) -> None:
     if fate == "damaged":
         raise RunError("the run is damaged")
     if fate == "in the way":
-        (shop.folder / FILE).mkdir()
+        (workspace.folder / FILE).mkdir()
     if fate in ("wrong", "killed"):
-        while not Records(shop.folder).entries:
+        while not Records(workspace.folder).entries:
             time.sleep(0.05)
         if fate == "wrong":
             raise ZeroDivisionError("a mistake in a task")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def note(shop: Workshop, line: str) -> None:
+def note(workspace: Workspace, line: str) -> None:
     """Adds a line to the log at once, whoever else writes."""
-    number = os.open(shop.folder / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    number = os.open(workspace.folder / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(number, f"{line}\n".encode())
     finally:
         os.close(number)
 
 
-def noted(shop: Workshop, what: str = "begin") -> list[str]:
+def noted(workspace: Workspace, what: str = "begin") -> list[str]:
     """The names of the chores that began, or ended, in that order."""
-    path = shop.folder / LOG
+    path = workspace.folder / LOG
     lines = path.read_text().splitlines() if path.exists() else []
     return [line.removeprefix(f"{what} ") for line in lines if line.startswith(f"{what} ")]
 
@@ -103,4 +103,4 @@ def work(seconds: float) -> Sequence[Task]:
 def main() -> None:
     """A sweep in two processes; takes a folder, and the seconds of ``work``."""
     folder = Path(sys.argv[1])
-    sweep(work(float(sys.argv[2])), Workshop(folder, folder), Records(folder), workers=2)
+    sweep(work(float(sys.argv[2])), Workspace(folder, folder), Records(folder), workers=2)

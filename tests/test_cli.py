@@ -15,6 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from adanpc import cli, progress
+from adanpc.cli.app import printable, with_flags
 from adanpc.errors import AdaNPCError
 from adanpc.lab.data import Domain, rotated_digits
 from adanpc.lab.demo import METHODS, OnSource, Result, Settings, Stage
@@ -62,6 +63,24 @@ def test_bad_options_are_refused(options: tuple[str, str]) -> None:
     code, _, err = run("demo", *options)
     assert code == 2
     assert options[0] in re.sub(r"\x1b\[[0-9;]*m", "", err)
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("choose another `out`, or the `data_dir` that it was made with", "another --out, or the --data-dir that"),
+        ("scale must be one of full, large, got 'x'", "--scale must be one of full, large, got 'x'"),
+        ("table must be one of ood, got 'x'", "table must be one of ood"),
+        ("the 5 images must be read: steps must follow", "the 5 images must be read: steps must follow"),
+    ],
+)
+def test_arguments_are_called_by_their_flags(message: str, shown: str) -> None:
+    assert shown in with_flags(message)
+    assert with_flags(with_flags(message)) == with_flags(message)
+
+
+def test_what_would_steer_a_terminal_is_not_printed() -> None:
+    assert printable("a\x1b[31mb\x07\n c\u202e\udcff é [red]") == "a [31mb c é [red]"
 
 
 def forbid_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,16 +53,16 @@ def test_a_table_its_files_and_the_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("table", "nope"), "there is no table 'nope'; there are: ood, "),
+        (("table", "nope"), "table must be one of ood, "),
         (("table", "ood-vlcs", "--scale", "least"), "vlcs is not at"),
-        (("table", "theory", "--scale", "huge"), "there is no scale 'huge'; there are: full, large"),
-        (("table", "theory", "--budget", "soon"), "--budget takes a time such as 30m"),
-        (("table", "theory", "--budget", "1h", "--scale", "least"), "give a --budget or a --scale, not both"),
+        (("table", "theory", "--scale", "huge"), "--scale must be one of full, large"),
+        (("table", "theory", "--budget", "soon"), "--budget must be a time such as 30m"),
+        (("table", "theory", "--budget", "1h", "--scale", "least"), "give --budget or --scale, not both"),
         (
             ("table", "loss-rotated-mnist", "--scale", "least", "--only", "nobody"),
             "has no row called 'nobody'; it has: erm, knn",
         ),
-        (("table", "theory", "--scale", "least", "--only", "1"), "it is made as a whole: leave --only away"),
+        (("table", "theory", "--scale", "least", "--only", "1"), "it is always made as a whole: omit --only"),
         (("report", "nowhere"), "nowhere holds no tables: make one with adanpc table NAME"),
     ],
 )
@@ -106,6 +106,6 @@ def test_ctrl_c_loses_nothing_that_was_finished(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Stopped; the same command goes on where it was." in said
+    assert "Stopped; the same command continues where it was." in said
     ids = [entry["id"] for entry in entries(records)]
     assert len(ids) == len(set(ids)) >= 3

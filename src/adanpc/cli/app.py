@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,25 @@ from adanpc.version import __version__
 STOPPED = 130  # what shells expect after Ctrl-C
 REFUSED = 2
 REPEATED = ("--method", "--batch-size", "--target", "--set", "--only")
+ARGUMENTS = (  # of the library that are flags here
+    "algorithm",
+    "budget",
+    "data",
+    "device",
+    "encoder",
+    "every",
+    "images",
+    "method",
+    "scale",
+    "seed",
+    "seeds",
+    "steps",
+    "stream",
+    "trial",
+    "trials",
+    "which",
+    "workers",
+)
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -27,15 +47,15 @@ def main() -> None:
 
 def spread(arguments: Sequence[str]) -> list[str]:
     """``--method a b`` as ``--method a --method b``, and so for every option that may be repeated."""
-    made: list[str] = []
+    result: list[str] = []
     option = ""
     for argument in arguments:
         if argument.startswith("-"):
             option = argument if argument in REPEATED else ""
-        elif option and made[-1] != option:
-            made.append(option)
-        made.append(argument)
-    return made
+        elif option and result[-1] != option:
+            result.append(option)
+        result.append(argument)
+    return result
 
 
 def _version(wanted: bool) -> None:
@@ -58,7 +78,7 @@ def one_sentence(stopped: str = "Stopped.") -> Iterator[None]:
     """Ends the program with one line instead of a traceback where the cause lies outside of it.
 
     Args:
-        stopped: what is said after Ctrl-C.
+        stopped: what is shown after Ctrl-C.
     """
     try:
         yield
@@ -68,19 +88,42 @@ def one_sentence(stopped: str = "Stopped.") -> Iterator[None]:
     except BrokenPipeError:
         raise
     except (AdaNPCError, OSError) as error:
-        typer.echo(f"adanpc: {error}", err=True)
+        message = with_flags(printable(str(error)))
+        typer.echo(f"adanpc: {message}", err=True)
         raise typer.Exit(REFUSED) from None
+
+
+def printable(text: str) -> str:
+    """The text in one line, without characters that would steer a terminal: names of files may contain any."""
+    shown = [letter if letter.isprintable() else " " for letter in text]
+    return " ".join("".join(shown).split())
+
+
+def with_flags(message: str) -> str:
+    """A message of the library, which speaks of arguments, for a user who types flags.
+
+    The library puts the name of an argument in backquotes, or begins a message with it: ``scale must be one of …``.
+    """
+    message = re.sub(r"`(\w+)`", lambda match: _flag(match[1]), message)
+    name = message.partition(" must ")[0]
+    if name in ARGUMENTS:
+        message = _flag(name) + message.removeprefix(name)
+    return message
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def settings(given: Sequence[str]) -> dict[str, Any]:
     """Settings from texts name=value; a value is a number, true, false or null if it reads as one, else a text."""
-    made = {}
+    result = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise AdaNPCError(f"--set takes name=value, got {text!r}")
         try:
-            made[name] = json.loads(value)
+            result[name] = json.loads(value)
         except ValueError:
-            made[name] = value
-    return made
+            result[name] = value
+    return result

@@ -11,21 +11,17 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from adanpc.cli.app import app, one_sentence
-from adanpc.lab.data.loading import cores
+from adanpc.cli.app import app, one_sentence, printable
 from adanpc.lab.show import render
 from adanpc.lab.show.exhibit import Exhibit, Sheet
 from adanpc.lab.show.report import write
-from adanpc.lab.sweep.records import Records
-from adanpc.lab.sweep.subjects import Workshop
-from adanpc.lab.sweep.sweep import sweep
-from adanpc.lab.tables import TABLES
-from adanpc.lab.tables.make import absent, check_choice, choose, exhibit, note_choice, table_of, wanted, write_report
+from adanpc.lab.sweep.subjects import Workspace
+from adanpc.lab.tables import TABLES, make
 from adanpc.lab.tables.scale import SCALES
-from adanpc.lab.train.team import known_device
+from adanpc.lab.tables.workflow import write_report
 
 OUT = Path("runs/tables")
-ROOM = Console(width=1000)  # tables are never cut: a terminal that is narrower wraps them
+UNLIMITED = Console(width=1000)  # tables are never cut: a terminal that is narrower wraps them
 
 
 @app.command()
@@ -48,29 +44,32 @@ def table(
 ) -> None:
     """Make a table or figure of the paper, ours beside the paper's.
 
-    Ctrl-C loses nothing that was finished: the same command goes on. Without --budget or --scale it has the paper's
+    Ctrl-C loses nothing that was finished: the same command continues. Without --budget or --scale it has the paper's
     size, which takes weeks on two cores; the estimate is printed first.
     """
-    with one_sentence("Stopped; the same command goes on where it was."):
+    with one_sentence("Stopped; the same command continues where it was."):
         if list_ or not name:
-            _list()
+            list_tables()
             return
-        made, shop = table_of(name), Workshop(data_dir, out, known_device(device))
-        check_choice(made, only or (), encoder)
-        processes = 1 if made.alone else workers or cores()
-        sizes = {"steps": steps, "images": images, "trials": trials, "seeds": seeds}
-        asked = {"encoder": encoder, "only": tuple(only or ()), **sizes}
-        own = {field: value for field, value in asked.items() if value}
-        chosen, cost = choose(made, budget, scale, own, shop, processes)
-        typer.echo(cost, err=True)
-        tasks, records = wanted(made, chosen, absent(made, shop)), Records(out)
-        with records.writing():
-            note_choice(out, name, chosen, budget)
-            for reason in sweep(tasks, shop, records, ray="" if made.alone else ray, workers=processes):
-                typer.echo(f"Left out: {reason}", err=True)
-        shown = exhibit(name, shop, chosen)
-        _print(shown)
-        for path in write(shown, out):
+        exhibit = make(
+            name,
+            data_dir=data_dir,
+            out=out,
+            scale=scale,
+            budget=budget,
+            only=only or (),
+            encoder=encoder,
+            steps=steps,
+            images=images,
+            trials=trials,
+            seeds=seeds,
+            workers=workers,
+            device=device,
+            ray=ray,
+            notify=lambda message: typer.echo(printable(message), err=True),
+        )
+        show(exhibit)
+        for path in write(exhibit, out):
             typer.echo(str(path))
 
 
@@ -81,32 +80,47 @@ def report(
 ) -> None:
     """Write one self-contained page with every table and figure that a folder holds."""
     with one_sentence():
-        typer.echo(str(write_report(Workshop(data_dir, folder))))
+        typer.echo(str(write_report(Workspace(data_dir, folder))))
 
 
-def _list() -> None:
-    wide = max(map(len, TABLES))
-    for made in TABLES.values():
-        typer.echo(f"{made.name:{wide}}  {made.title} ({made.source})")
+def list_tables() -> None:
+    """Prints one line for each table."""
+    width = max(len(name) for name in TABLES)
+    for each in TABLES.values():
+        typer.echo(f"{each.name:{width}}  {each.title} ({each.source})")
 
 
-def _print(shown: Exhibit) -> None:
+def show(exhibit: Exhibit) -> None:
+    """Prints the tables and notes of an exhibit; its charts and galleries are for files."""
     console = Console(highlight=False)
-    console.print(f"{shown.title}. {shown.about}", markup=False)
-    for part in shown.parts:
+    console.print(Text(printable(f"{exhibit.title}. {exhibit.about}")))
+    for part in exhibit.parts:
         if isinstance(part, Sheet):
-            grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, title=render.heading(part), title_justify="left")
-            for place, heading in enumerate(("", *part.columns)):
-                grid.add_column(heading, justify="right" if place else "left", no_wrap=True)
-            for (label, _), row in zip(part.rows, render.shown(part), strict=True):
-                grid.add_row(Text(label), *(_text(cell) for cell in row))
-            wide = Console(highlight=False, width=max(console.width, ROOM.measure(grid).maximum))
-            wide.print(grid)
+            grid = _grid(part)
+            width = max(console.width, UNLIMITED.measure(grid).maximum)
+            Console(highlight=False, width=width).print(grid)
             for line in render.legend(part):
-                console.print(line, markup=False)
-    for note in shown.notes:
-        console.print(f"Note: {note}", markup=False)
+                console.print(Text(printable(line)))
+    for note in exhibit.notes:
+        console.print(Text(printable(f"Note: {note}")))
+
+
+def _grid(sheet: Sheet) -> Grid:
+    """A sheet for a terminal. Everything is a Text: rich would take brackets in a string for markup."""
+    title = Text(printable(render.heading(sheet)), style="table.title")
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, title=title, title_justify="left")
+    grid.add_column("", justify="left", no_wrap=True)
+    for heading in sheet.columns:
+        grid.add_column(Text(printable(heading)), justify="right", no_wrap=True)
+    for (label, _), row in zip(sheet.rows, render.shown(sheet), strict=True):
+        cells = [_text(cell) for cell in row]
+        grid.add_row(Text(printable(label)), *cells)
+    return grid
 
 
 def _text(cell: render.Shown) -> Text:
-    return Text.assemble((cell.ours, "bold" if cell.best else ""), (f" {cell.paper}" if cell.paper else "", "dim"))
+    """Our number, bold if it is the best, and the paper's."""
+    text = Text(printable(cell.ours), style="bold" if cell.best else "")
+    if cell.paper:
+        text.append(f" {cell.paper}", style="dim")
+    return text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
-import subprocess
 import sys
 from importlib.metadata import distributions
 from pathlib import Path
@@ -13,22 +13,33 @@ from pathlib import Path
 import torch
 
 NOTED = ("adanpc", "numpy", "torch", "torchvision", "timm", "numkong", "scikit-learn", "pillow")
+CPU_INFO = Path("/proc/cpuinfo")  # on Linux
+HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # of a commit, SHA-1 or SHA-256
+REF = re.compile(r"refs/[\w./@+-]+")  # the name of a branch
+LARGEST = 16 * 2**20  # bytes of a file in a git folder; packed-refs of the largest repositories are smaller
 
 
 def machine() -> str:
     """One line: processor, cores, threads, memory, versions."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
-        f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {memory:.0f} GiB, "
+        f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {memory:.0f} GiB, "
         f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
     )
 
 
+def _processor() -> str:
+    """The name of the processor, as detailed as the platform tells it."""
+    if CPU_INFO.exists():
+        for line in CPU_INFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":")[1].strip()
+    return platform.processor()
+
+
 def environment() -> dict[str, object]:
     """All that is needed to repeat a run, beside its own settings."""
-    installed = {found.metadata["Name"].lower(): found.version for found in distributions()}
+    installed = {package.metadata["Name"].lower(): package.version for package in distributions()}
     return {
         "machine": machine(),
         "accelerators": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
@@ -41,13 +52,60 @@ def environment() -> dict[str, object]:
 def command() -> str:
     """The command line of this process, as it could be typed again."""
     program = Path(sys.argv[0]).name
-    return shlex.join(["adanpc" if program == "__main__.py" else program, *sys.argv[1:]])
+    if program == "__main__.py":
+        program = "adanpc"
+    return shlex.join([program, *sys.argv[1:]])
 
 
 def commit() -> str:
-    """The commit of the working folder, marked if files were changed since; empty outside of a repository."""
+    """The commit that is checked out in the working folder; empty outside of a repository.
+
+    It is read from git's files as plain text, and git is never run: the configuration of a repository may name
+    programs for git to start (``core.fsmonitor``, filters), and the folder may come from anyone. Whether files were
+    changed since the commit is therefore not known.
+    """
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        if (folder / ".git").exists():
+            return _checked_out(folder / ".git")
+    return ""
+
+
+def _checked_out(git: Path) -> str:
+    """The commit of a ``.git`` folder, or of the file of that name that a worktree has instead."""
+    if git.is_file():
+        pointer = _text(git.parent, git.name).strip()
+        if not pointer.startswith("gitdir: "):
+            return ""
+        git = git.parent / pointer.removeprefix("gitdir: ")
+    head = _text(git, "HEAD").strip()
+    if HASH.fullmatch(head):
+        return head
+    branch = head.removeprefix("ref: ")
+    if not REF.fullmatch(branch):
+        return ""
+    shared = git / (_text(git, "commondir").strip() or ".")  # a worktree has no branches of its own
+    return _commit_of(shared, branch)
+
+
+def _commit_of(git: Path, branch: str) -> str:
+    """The commit that a branch is at, from its own file or from the file of many branches."""
+    loose = _text(git, branch).strip()
+    if HASH.fullmatch(loose):
+        return loose
+    for line in _text(git, "packed-refs").splitlines():
+        found, _, name = line.partition(" ")
+        if name == branch and HASH.fullmatch(found):
+            return found
+    return ""
+
+
+def _text(folder: Path, name: str) -> str:
+    """A small file of a folder; empty if there is none, or if a link leads out of the folder."""
     try:
-        asked = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
+        path = (folder / name).resolve()
+        inside = path.is_relative_to(folder.resolve())
+        if not inside or not path.is_file() or path.stat().st_size > LARGEST:
+            return ""
+        return path.read_text(errors="replace")
+    except (OSError, ValueError):  # it may not be read, or its name is none
         return ""

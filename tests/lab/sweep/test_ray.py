@@ -19,14 +19,15 @@ from sweeping import Chore, noted
 
 from adanpc.errors import AdaNPCError
 from adanpc.lab.sweep.records import FILE, Records
-from adanpc.lab.sweep.subjects import Workshop
+from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.sweep import sweep
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
+MODULES = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])  # where other processes find them
 ALONE = {  # nothing leaves this machine, and nodes are found at 127.0.0.1
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "PYTHONPATH": str(TESTS),
+    "PYTHONPATH": MODULES,
 }
 
 
@@ -48,19 +49,19 @@ def run(program: str, folder: Path, limit: float = 180) -> None:
 
 
 def test_a_node_that_is_killed_loses_nothing_and_nothing_is_done_twice(tmp_path: Path) -> None:
-    shop = Workshop(tmp_path, tmp_path)
+    workspace = Workspace(tmp_path, tmp_path)
     run("import ray_two_nodes; ray_two_nodes.main()", tmp_path)
-    seen, begun = json.loads((tmp_path / "seen.json").read_text()), Counter(noted(shop))
+    seen, begun = json.loads((tmp_path / "seen.json").read_text()), Counter(noted(workspace))
     assert len(seen["recorded"]) >= 3
     assert {begun[name] for name in seen["recorded"]} == {1}
     assert begun[seen["there"][-1]] == 2  # it was at work there when the node was killed
     assert begun["mistaken"] == 1  # what a task raises is no reason to try again
     assert begun["deadly"] == 2
-    wrong, given_up = noted(shop, "raised")
+    wrong, given_up = noted(workspace, "raised")
     assert "ZeroDivisionError" in wrong
-    assert given_up.startswith("AdaNPCError: the Ray cluster gave a task up (The worker died unexpectedly")
+    assert given_up.startswith("AdaNPCError: the Ray cluster gave up on a task (The worker died unexpectedly")
     lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
-    here = Workshop(tmp_path, tmp_path / "here")
+    here = Workspace(tmp_path, tmp_path / "here")
     sweep([Chore(name) for name in NAMES], here, Records(here.folder), workers=1)
     compared = ("id", "kind", "task", "record")
     found = sorted(tuple(str(line[name]) for name in compared) for line in lines)
@@ -76,16 +77,16 @@ def unused() -> int:
 
 
 def test_without_work_no_cluster_is_asked(tmp_path: Path) -> None:
-    shop = Workshop(tmp_path, tmp_path)
-    sweep([Chore("a")], shop, Records(tmp_path), workers=1)
-    assert sweep([Chore("a")], shop, Records(tmp_path), ray=f"127.0.0.1:{unused()}") == []
+    workspace = Workspace(tmp_path, tmp_path)
+    sweep([Chore("a")], workspace, Records(tmp_path), workers=1)
+    assert sweep([Chore("a")], workspace, Records(tmp_path), ray=f"127.0.0.1:{unused()}") == []
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:99999", "somewhere"])
 def test_a_wrong_address_is_refused_soon(tmp_path: Path, address: str) -> None:
     address, start = address.format(unused()), time.monotonic()
     with pytest.raises(AdaNPCError, match=f"^there is no Ray cluster to use at '{address}' .*: start one with ray"):
-        sweep([Chore("a")], Workshop(tmp_path, tmp_path), Records(tmp_path), ray=address)
+        sweep([Chore("a")], Workspace(tmp_path, tmp_path), Records(tmp_path), ray=address)
     assert time.monotonic() - start < 20
     assert not (tmp_path / FILE).exists()
 
@@ -93,4 +94,4 @@ def test_a_wrong_address_is_refused_soon(tmp_path: Path, address: str) -> None:
 def test_without_ray_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(AdaNPCError, match=r"^Ray is not installed: pip install 'adanpc\[cluster\]'$"):
-        sweep([Chore("a")], Workshop(tmp_path, tmp_path), Records(tmp_path), ray="auto")
+        sweep([Chore("a")], Workspace(tmp_path, tmp_path), Records(tmp_path), ray="auto")

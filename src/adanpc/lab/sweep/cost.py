@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,47 +14,50 @@ from torch.nn.functional import cross_entropy
 
 from adanpc.files import replace
 from adanpc.lab.networks import build
-from adanpc.lab.sweep.subjects import Extent, Reading, Workshop
+from adanpc.lab.sweep.shape import listed, named, positive, read_checked
+from adanpc.lab.sweep.subjects import Extent, Reading, Workspace
 
 IMAGES = 8  # in a measurement
 FILE = "rates.json"
+RATES = named(lambda rates: listed(positive)(rates) and len(rates) == 2)
 
 
-class Ruler:
-    """Seconds that an image takes through an encoder, measured once for a folder; and how many images there are.
+class CostModel:
+    """What work costs: the time of an image through an encoder, timed once for a folder, and numbers of images.
 
     Args:
-        shop: where data lie and measurements are kept.
+        workspace: where the data is, and where times are kept.
     """
 
-    def __init__(self, shop: Workshop) -> None:
-        self.shop = shop
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
 
     @cached_property
     def rates(self) -> dict[str, list[float]]:
-        """Encoder to seconds an image, forward and in a training step."""
-        path = self.shop.folder / FILE
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        """Encoder to seconds per image, forward and in a training step."""
+        path = self.workspace.folder / FILE
+        return read_checked(path, RATES, "delete it, and the encoders are timed again") or {}
 
     def forward(self, encoder: str) -> float:
         """Seconds of an image from input to logits."""
-        return self._rate(encoder)[0]
+        forward, _ = self._rate(encoder)
+        return forward
 
     def step(self, encoder: str) -> float:
         """Seconds of an image in a training step."""
-        return self._rate(encoder)[1]
+        _, step = self._rate(encoder)
+        return step
 
     def sizes(self, data: str, seed: int, images: int | None) -> dict[str, int]:
         """Domain to the number of its images, at most so many."""
-        found = self.shop.data(data, seed).domains
-        return {domain.name: min(len(domain), images or len(domain)) for domain in found}
+        return {name: _at_most(images, size) for name, size in self.workspace.sizes(data, seed).items()}
 
-    def met(self, reading: Reading, extent: Extent) -> int:
-        """How many target images are met."""
+    def target_images(self, reading: Reading, extent: Extent) -> int:
+        """How many target images are answered."""
         sizes = self.sizes(reading.data, reading.seed, reading.images)
-        return sum(min(sizes[name], extent.images or sizes[name]) for name in reading.targets)
+        return sum(_at_most(extent.images, sizes[name]) for name in reading.targets)
 
-    def known(self, reading: Reading, extent: Extent) -> int:
+    def source_images(self, reading: Reading, extent: Extent) -> int:
         """How many source images are encoded."""
         if reading.known is not None:
             data, name = reading.known
@@ -61,31 +65,44 @@ class Ruler:
         else:
             sizes = self.sizes(reading.data, reading.seed, reading.images)
             counts = [size for name, size in sizes.items() if name not in reading.targets]
-        return sum(min(size, extent.rows or size) for size in counts)
+        return sum(_at_most(extent.rows, size) for size in counts)
 
-    def recalled(self, reading: Reading, extent: Extent) -> int:
-        """How many held-out source images are answered whenever the source is come back to."""
-        held = self.known(reading, Extent()) // 5
-        return held if extent.recalled is None else min(held, extent.recalled)
+    def recalled_images(self, reading: Reading, extent: Extent) -> int:
+        """How many held-out source images are answered each time that the source is tested."""
+        held_out = self.source_images(reading, Extent()) // 5
+        return _at_most(extent.recalled, held_out)
 
     def features(self, reading: Reading, extent: Extent) -> float:
         """Seconds until all images of source and target are encoded."""
-        return (self.known(reading, extent) + self.met(reading, extent)) * self.forward(reading.encoder)
+        images = self.source_images(reading, extent) + self.target_images(reading, extent)
+        return images * self.forward(reading.encoder)
 
     def _rate(self, encoder: str) -> list[float]:
         if encoder not in self.rates:
             self.rates[encoder] = measured(encoder)
-            self.shop.folder.mkdir(parents=True, exist_ok=True)
-            replace(self.shop.folder / FILE, lambda new: _write(new, self.rates))
+            self._save()
         return self.rates[encoder]
+
+    def _save(self) -> None:
+        def write(new: Path) -> None:
+            new.write_text(json.dumps(self.rates))
+
+        self.workspace.folder.mkdir(parents=True, exist_ok=True)
+        replace(self.workspace.folder / FILE, write)
+
+
+def _at_most(limit: int | None, number: int) -> int:
+    return number if limit is None else min(limit, number)
 
 
 def measured(encoder: str) -> list[float]:
-    """Seconds an image, forward and in a training step, on one thread: sweeps give every process one."""
-    channels, threads = (1 if encoder == "convnet" else 3), torch.get_num_threads()
+    """Seconds per image, forward and in a training step, on one thread: sweeps give every process one."""
+    channels = 1 if encoder == "convnet" else 3  # digits are gray
     model = build(encoder, 10, channels=channels)
     size = model.preprocessing.size or 28
-    images, labels = torch.zeros(IMAGES, channels, size, size), torch.zeros(IMAGES, dtype=torch.int64)
+    images = torch.zeros(IMAGES, channels, size, size)
+    labels = torch.zeros(IMAGES, dtype=torch.int64)
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.no_grad():
@@ -104,7 +121,3 @@ def _clock(work: Callable[[], Any]) -> float:
         work()
         times.append(time.perf_counter() - start)
     return min(times[1:])
-
-
-def _write(path: Any, rates: dict[str, list[float]]) -> None:
-    path.write_text(json.dumps(rates))

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from adanpc.errors import AdaNPCError
 from adanpc.files import add_entry, entries, held
 from adanpc.lab.environment import environment
+from adanpc.lab.sweep.shape import RecordsError, refuse_link, usable
 from adanpc.lab.sweep.task import Task
 
 FILE = "records.jsonl"
@@ -20,14 +20,19 @@ FILE = "records.jsonl"
 class Records:
     """The records of a folder; a task that has one is never run again.
 
+    Lines that are damaged are skipped, so that their tasks are run again; ``damaged`` counts them.
+
     Args:
         folder: is made if need be.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
-        self.entries = self._read()
+        self.lock = self.path.with_suffix(".lock")
+        self.entries: dict[str, dict[str, Any]] = {}  # by the id of the task
+        self.damaged = 0  # lines
         self.locked = False
+        self._read()
 
     @cached_property
     def environment(self) -> dict[str, object]:
@@ -39,8 +44,10 @@ class Records:
 
     def of(self, task: Task) -> dict[str, Any] | None:
         """The record of a task, or None; one with an ``error`` says why there is no more."""
-        entry = self.entries.get(task.id)
-        return None if entry is None else entry["record"]
+        if task not in self:
+            return None
+        record: dict[str, Any] = self.entries[task.id]["record"]
+        return record
 
     def add(self, task: Task, record: Mapping[str, Any], seconds: float, data: Mapping[str, int] | None = None) -> None:
         """Adds the record of a task, on the disk when it returns.
@@ -69,9 +76,9 @@ class Records:
         for entry in self.entries.values():
             for name, count in entry.get("data", {}).items():
                 if counts.get(name, count) != count:
-                    raise AdaNPCError(
+                    raise RecordsError(
                         f"{self.path} has records on {name} with {count:,} images, and there are {counts[name]:,} now: "
-                        "choose another --out, or the --data-dir that it was made with"
+                        "choose another `out`, or the `data_dir` that it was made with"
                     )
 
     @contextmanager
@@ -83,10 +90,12 @@ class Records:
         if self.locked:
             yield
             return
-        with held(self.path.with_suffix(".lock"), wait=False) as free:
+        refuse_link(self.path)
+        refuse_link(self.lock)
+        with held(self.lock, wait=False) as free:
             if not free:
-                raise AdaNPCError(f"another process is adding to {self.path}: wait for it, or choose another --out")
-            self.entries = self._read()
+                raise RecordsError(f"another process is adding to {self.path}: wait for it, or choose another `out`")
+            self._read()
             _ = self.environment  # as it is now: files may be edited while tasks run
             self.locked = True
             try:
@@ -94,9 +103,12 @@ class Records:
             finally:
                 self.locked = False
 
-    def _read(self) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
+    def _read(self) -> None:
+        """Takes up what the file has now; the first usable record of a task counts."""
+        self.entries = {}
+        self.damaged = 0
         for entry in entries(self.path):
-            if {"id", "kind", "task", "record", "seconds"} <= entry.keys():
-                found.setdefault(entry["id"], entry)
-        return found
+            if usable(entry):
+                self.entries.setdefault(entry["id"], entry)
+            else:
+                self.damaged += 1

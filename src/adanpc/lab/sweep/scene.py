@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from adanpc.lab.adapt import Source
 from adanpc.lab.data.domain import Domain, join, some
 from adanpc.lab.networks.features import features
+from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.train.assemble import load_algorithm, splits
 from adanpc.lab.train.run import Run
 
@@ -44,9 +48,79 @@ class Scene:
         return Domain(domain.name, features(self.source.model, domain, cache=self.cache), domain.labels)
 
 
-def evenly(domains: Sequence[Domain], count: int | None, seed: int) -> tuple[Domain, ...]:
-    """About so many samples in all, as many of each domain; None takes all."""
-    return tuple(some(domain, None if count is None else -(-count // len(domains)), seed) for domain in domains)
+class Parts(NamedTuple):
+    """A domain in two: four fifths to learn from or to meet, one fifth that is held out."""
+
+    large: Domain
+    small: Domain
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Puts a scene together, the same way for every kind of source model.
+
+    Args:
+        sources: the source domains, with the model's transform.
+        targets: the target domains, likewise.
+        seed: draws whatever is limited.
+        cache: a folder for features.
+    """
+
+    sources: Sequence[Parts]
+    targets: Sequence[Parts]
+    seed: int
+    cache: Path
+
+    def known(self, rows: int | None, share: float = 1.0) -> list[Domain]:
+        """The source rows that are known: of each domain at most so many, and of those a share."""
+        result = []
+        for part in self.sources:
+            domain = some(part.large, rows, self.seed)
+            result.append(some(domain, max(1, round(share * len(domain))), self.seed))
+        return result
+
+    def scene(self, source: Source, images: int | None, recalled: int | None) -> Scene:
+        """The scene of a source.
+
+        Args:
+            source: what adapters are made of.
+            images: of each target at most, and a quarter as many to select by; None takes all.
+            recalled: held-out source images at most, as many of each domain; None takes all.
+        """
+        quarter = None if images is None else math.ceil(images / 4)
+        each = None if recalled is None else math.ceil(recalled / len(self.sources))
+        return Scene(
+            source,
+            targets=tuple(some(part.large, images, self.seed) for part in self.targets),
+            recalled=tuple(some(part.small, each, self.seed) for part in self.sources),
+            held=tuple(some(part.small, quarter, self.seed) for part in self.targets),
+            cache=self.cache,
+        )
+
+
+def source_of(
+    model: SourceModel, known: Sequence[Domain], rows: Tensor, lr: float, rotation_head: nn.Module | None = None
+) -> Source:
+    """What a model knows before a stream begins.
+
+    Args:
+        model: that was trained.
+        known: source rows of each domain.
+        rows: (n, D) the features of all of them, one domain after another.
+        lr: the learning rate of its training.
+        rotation_head: if it was trained with rotations.
+    """
+    joined = join("source", known)
+    places = [torch.full((len(domain),), place) for place, domain in enumerate(known)]
+    return Source(
+        model,
+        features=rows,
+        labels=joined.labels,
+        domains=torch.cat(places),
+        images=joined.take,
+        lr=lr,
+        rotation_head=rotation_head,
+    )
 
 
 def scene_of(
@@ -68,25 +142,17 @@ def scene_of(
         recalled: held-out source images at most, as many of each domain; None takes all.
         device: where the model computes.
     """
-    algorithm, cache, seed = load_algorithm(run, which).to(device), run.folder / "features", run.spec.seed
-    parts = splits(run, algorithm.model.preprocessing)
-    sources = [part for name, part in parts.items() if name not in run.spec.targets]
-    learned = [some(part.large, rows, seed) for part in sources]
-    known = join("source", learned)
-    source = Source(
-        algorithm.model,
-        features(algorithm.model, known, cache=cache),
-        known.labels,
-        torch.cat([torch.full((len(part),), place) for place, part in enumerate(learned)]),
-        known.take,
-        float(run.spec.hyper["lr"]),
-        getattr(algorithm, "rotation_head", None),
+    algorithm = load_algorithm(run, which).to(device)
+    model = algorithm.model
+    parts = {name: Parts(part.large, part.small) for name, part in splits(run, model.preprocessing).items()}
+    builder = Builder(
+        sources=[part for name, part in parts.items() if name not in run.spec.targets],
+        targets=[parts[name] for name in run.spec.targets],
+        seed=run.spec.seed,
+        cache=run.folder / "features",
     )
-    targets = [parts[name] for name in run.spec.targets]
-    return Scene(
-        source,
-        tuple(some(part.large, images, seed) for part in targets),
-        evenly([part.small for part in sources], recalled, seed),
-        tuple(some(part.small, None if images is None else -(-images // 4), seed) for part in targets),
-        cache,
-    )
+    known = builder.known(rows)
+    encoded = features(model, join("source", known), cache=builder.cache)
+    rotation_head = getattr(algorithm, "rotation_head", None)
+    source = source_of(model, known, encoded, float(run.spec.hyper["lr"]), rotation_head)
+    return builder.scene(source, images, recalled)

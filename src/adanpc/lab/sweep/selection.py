@@ -18,8 +18,8 @@ RULES: Mapping[str, str] = {
     "diversity": "label-free: sure answers, spread over classes (entropy of the mean less the mean entropy)",
     "agreement": "label-free: agreement with the frozen vote of source rows",
 }
-MANY = 2000  # answers that are compared with each other
-SHARPNESS = 0.05
+MOST = 2000  # answers that are compared with each other
+TEMPERATURE = 0.05  # of the likeness of two answers, as published
 
 
 def density(probs: Tensor) -> float:
@@ -30,28 +30,31 @@ def density(probs: Tensor) -> float:
     """
     if len(probs) < 2:
         return 0.0
-    unit = normalize(probs[:MANY].double(), dim=1)
-    likeness = unit @ unit.T / SHARPNESS
+    unit = normalize(probs[:MOST].double(), dim=1)
+    likeness = unit @ unit.T / TEMPERATURE
     likeness.fill_diagonal_(-torch.inf)
     return entropy(likeness.softmax(1)).mean().item()
 
 
 def diversity(probs: Tensor) -> float:
     """The entropy of the mean answer less the mean entropy of answers (n, C), in nats: their mutual information."""
-    return (entropy(probs.double().mean(0)) - entropy(probs.double()).mean()).item() if len(probs) else 0.0
+    if not len(probs):
+        return 0.0
+    probs = probs.double()
+    return (entropy(probs.mean(0)) - entropy(probs).mean()).item()
 
 
 def entropy(probs: Tensor) -> Tensor:
     """In nats, along the last dimension."""
-    found: Tensor = torch.special.entr(probs).sum(-1)
-    return found
+    entropies: Tensor = torch.special.entr(probs).sum(-1)
+    return entropies
 
 
 def best(records: Sequence[Mapping[str, Any]], rule: str) -> Mapping[str, Any]:
-    """The record with the highest score under a rule, the earliest of equals; a score that is no number is lowest."""
+    """The record with the highest score under a rule, the earliest of equals; one without a score comes last."""
 
     def score(record: Mapping[str, Any]) -> float:
-        found = float(record["scores"][rule])
-        return -inf if isnan(found) else found
+        value = record["scores"][rule]
+        return -inf if value is None or isnan(value) else value
 
     return max(records, key=score)

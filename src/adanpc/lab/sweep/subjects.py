@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adanpc.files import held
-from adanpc.lab.adapt import Source
 from adanpc.lab.data import read
-from adanpc.lab.data.domain import DataSet, Domain, join, some, split
+from adanpc.lab.data.domain import DataSet, Domain, split
 from adanpc.lab.networks import build
 from adanpc.lab.networks.features import features
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.seeds import seed_of
-from adanpc.lab.sweep.scene import Scene, evenly, scene_of
+from adanpc.lab.sweep.scene import Builder, Parts, Scene, scene_of, source_of
 from adanpc.lab.train.assemble import start
 from adanpc.lab.train.loop import train
 from adanpc.lab.train.run import SPEC, Run
@@ -34,12 +33,12 @@ LR = 1e-3  # of a model that was not trained here, for methods that scale it
 
 
 @dataclass(frozen=True)
-class Workshop:
-    """Where data lie, and where models, features and records are kept.
+class Workspace:
+    """Where the data is, and where models, features and records are kept.
 
     Args:
         data_dir: holds the data sets.
-        folder: is written to; a table that is made again finds there what it has made before.
+        folder: is written to; a table that is made again finds there what was made before.
         device: where models compute.
     """
 
@@ -51,14 +50,24 @@ class Workshop:
         """A data set, read once."""
         return _data(name, self.data_dir, seed)
 
+    def sizes(self, name: str, seed: int) -> dict[str, int]:
+        """Domain to the number of its images."""
+        return dict(_sizes(name, self.data_dir, seed))
+
     def count(self, name: str) -> int:
         """How many images a data set has."""
-        return sum(map(len, self.data(name, 0).domains))
+        return sum(self.sizes(name, 0).values())
 
 
-@lru_cache(maxsize=4)
+# A table of two data sets with three seeds has six at once; they are large, so that no more than a few are kept.
+@lru_cache(maxsize=8)
 def _data(name: str, root: Path, seed: int) -> DataSet:
     return read(name, root, seed=seed)
+
+
+@cache  # estimates of large tables look at more data sets than can be kept
+def _sizes(name: str, root: Path, seed: int) -> tuple[tuple[str, int], ...]:
+    return tuple((domain.name, len(domain)) for domain in _data(name, root, seed).domains)
 
 
 @dataclass(frozen=True)
@@ -96,17 +105,17 @@ class Trained:
         return {"spec": self.spec.complete().document(), "which": self.which}
 
     def reads(self) -> tuple[str, ...]:
-        """The data sets that are needed."""
+        """The names of the data sets that are needed."""
         return (self.spec.data,)
 
-    def run(self, shop: Workshop) -> Run:
-        """The run, trained to its end; nothing is trained twice, and what was interrupted goes on."""
-        name = f"{seed_of(json.dumps(self.spec.complete().document(), sort_keys=True)):014x}"
-        folder = shop.folder / "models" / name
+    def run(self, workspace: Workspace) -> Run:
+        """The run, trained to its end; nothing is trained twice, and what was interrupted continues."""
+        document = json.dumps(self.spec.complete().document(), sort_keys=True)
+        folder = workspace.folder / "models" / f"{seed_of(document):014x}"
         with held(folder.with_suffix(".lock"), wait=True):
-            run = Run(folder) if (folder / SPEC).exists() else start(self.spec, shop.data_dir, folder)
+            run = Run(folder) if (folder / SPEC).exists() else start(self.spec, workspace.data_dir, folder)
             if not run.finished():
-                train(run, Team(0, 1, torch.device(shop.device)))
+                train(run, Team(0, 1, torch.device(workspace.device)))
         return run
 
     def reading(self) -> Reading:
@@ -114,16 +123,16 @@ class Trained:
         spec = self.spec.complete()
         return Reading(spec.data, spec.targets, None, spec.seed, spec.images, spec.encoder)
 
-    def scene(self, shop: Workshop, extent: Extent) -> Scene:
+    def scene(self, workspace: Workspace, extent: Extent) -> Scene:
         """What methods meet."""
-        run = self.run(shop)
+        run = self.run(workspace)
         return scene_of(
             run,
             which=self.which,
             images=extent.images,
             rows=extent.rows,
             recalled=extent.recalled,
-            device=shop.device,
+            device=workspace.device,
         )
 
 
@@ -134,7 +143,7 @@ class Frozen:
     Args:
         data: the data set that holds the targets.
         targets: the domains that are met; the others are the source.
-        encoder: by name, see ``adanpc.models.build``.
+        encoder: by name, see ``adanpc.lab.networks.build``.
         weights: "pretrained" for those that come with the encoder, or a file below the data's folder.
         head: ``own`` keeps the one published; ``untrained`` draws it; ``linear`` and ``mlp`` are fitted.
         share: of the source that is known.
@@ -156,53 +165,60 @@ class Frozen:
         return asdict(self)
 
     def reads(self) -> tuple[str, ...]:
-        """The data sets that are needed."""
-        return (self.data,) if self.known is None else (self.data, self.known[0])
+        """The names of the data sets that are needed."""
+        if self.known is None:
+            return (self.data,)
+        return (self.data, self.known[0])
 
     def reading(self) -> Reading:
         """What decides the cost."""
         return Reading(self.data, self.targets, self.known, self.seed, None, self.encoder)
 
-    def scene(self, shop: Workshop, extent: Extent) -> Scene:
+    def scene(self, workspace: Workspace, extent: Extent) -> Scene:
         """What methods meet."""
-        data, cache = shop.data(self.data, self.seed), shop.folder / "features"
+        data = workspace.data(self.data, self.seed)
         with torch.random.fork_rng():
             torch.manual_seed(seed_of(self.seed, "head"))
-            model = self._model(shop, data).to(shop.device)
-        seen = {domain.name: domain.with_transform(model.preprocessing) for domain in self._sources(shop, data)}
-        parts = [split(domain, self.seed) for domain in seen.values()]
-        learned = [self._share(some(part, extent.rows, self.seed)) for part, _ in parts]
-        known = join("source", learned)
-        rows = torch.cat([features(model, part, cache=cache) for part in learned])
-        if self.head in ("linear", "mlp"):
-            model.head = fitted(model.head.cpu(), rows, known.labels, self.seed).to(shop.device)
-        places = torch.cat([torch.full((len(part),), place) for place, part in enumerate(learned)])
-        met = [split(data[name].with_transform(model.preprocessing), self.seed) for name in self.targets]
-        return Scene(
-            Source(model, rows, known.labels, places, known.take, LR),
-            tuple(some(large, extent.images, self.seed) for large, _ in met),
-            evenly([small for _, small in parts], extent.recalled, self.seed),
-            tuple(some(small, extent.images and -(-extent.images // 4), self.seed) for _, small in met),
-            cache,
+            model = self._model(workspace, data).to(workspace.device)
+        builder = Builder(
+            sources=[self._parts(domain, model) for domain in self._sources(workspace, data)],
+            targets=[self._parts(data[name], model) for name in self.targets],
+            seed=self.seed,
+            cache=workspace.folder / "features",
         )
+        known = builder.known(extent.rows, self.share)
+        rows = torch.cat([features(model, domain, cache=builder.cache) for domain in known])
+        if self.head in ("linear", "mlp"):
+            labels = torch.cat([domain.labels for domain in known])
+            model.head = fitted(model.head.cpu(), rows, labels, self.seed).to(workspace.device)
+        source = source_of(model, known, rows, LR)
+        return builder.scene(source, extent.images, extent.recalled)
 
-    def _model(self, shop: Workshop, data: DataSet) -> SourceModel:
-        file = None if self.weights == "pretrained" else shop.data_dir / self.weights
-        channels = len(data.domains[0].images[0])
-        model = build(self.encoder, len(data.classes), channels=channels, pretrained=file is None, weights=file).eval()
+    def _model(self, workspace: Workspace, data: DataSet) -> SourceModel:
+        """The encoder with the head that is asked for, not yet fitted."""
+        weights = None if self.weights == "pretrained" else workspace.data_dir / self.weights
+        model = build(
+            self.encoder,
+            len(data.classes),
+            channels=len(data.domains[0].images[0]),
+            pretrained=weights is None,
+            weights=weights,
+        ).eval()
         if self.head == "mlp":
             model.head = nn.Sequential(nn.Linear(model.dim, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, model.classes))
         elif self.head != "own":
             model.head = nn.Linear(model.dim, model.classes)
         return model
 
-    def _sources(self, shop: Workshop, data: DataSet) -> list[Domain]:
+    def _sources(self, workspace: Workspace, data: DataSet) -> list[Domain]:
+        """The domains that are known: one of another data set, or all that are no targets."""
         if self.known is not None:
-            return [shop.data(self.known[0], self.seed)[self.known[1]]]
+            name, domain = self.known
+            return [workspace.data(name, self.seed)[domain]]
         return [domain for domain in data.domains if domain.name not in self.targets]
 
-    def _share(self, domain: Domain) -> Domain:
-        return some(domain, max(1, round(self.share * len(domain))), self.seed)
+    def _parts(self, domain: Domain, model: SourceModel) -> Parts:
+        return Parts(*split(domain.with_transform(model.preprocessing), self.seed))
 
 
 Subject = Trained | Frozen
@@ -212,12 +228,15 @@ def subject_of(document: Mapping[str, Any]) -> Subject:
     """The subject that ``document`` wrote."""
     if "spec" in document:
         return Trained(Spec.of(document["spec"]), document["which"])
-    known = document["known"] and tuple(document["known"])
-    return Frozen(**{**document, "targets": tuple(document["targets"]), "known": known})
+    fields = dict(document)
+    fields["targets"] = tuple(document["targets"])
+    if document["known"] is not None:
+        fields["known"] = tuple(document["known"])
+    return Frozen(**fields)
 
 
 def fitted(head: nn.Module, rows: Tensor, labels: Tensor, seed: int) -> nn.Module:
-    """The head, trained on features (n, D) by as many updates of Adam whatever their number; in evaluation mode.
+    """The head, trained on features (n, D) by the same number of updates however many they are; in evaluation mode.
 
     Features are scaled by their mean length, so that one learning rate fits every encoder; the first layer takes the
     scale up afterwards.
@@ -231,7 +250,7 @@ def fitted(head: nn.Module, rows: Tensor, labels: Tensor, seed: int) -> nn.Modul
             optimizer.zero_grad()
             cross_entropy(head(rows[batch] / scale), labels[batch]).backward()
             optimizer.step()
-    first = next(module for module in head.modules() if isinstance(module, nn.Linear))
+    layers = [module for module in head.modules() if isinstance(module, nn.Linear)]
     with torch.no_grad():
-        first.weight.div_(scale)
+        layers[0].weight.div_(scale)
     return head.eval()

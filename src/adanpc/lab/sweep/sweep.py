@@ -22,9 +22,9 @@ import torch
 
 from adanpc.errors import AdaNPCError, UnavailableError
 from adanpc.lab.data.loading import cores
-from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.records import Records
-from adanpc.lab.sweep.subjects import Workshop
+from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.task import Task
 from adanpc.progress import track
 
@@ -35,50 +35,57 @@ Outcome = tuple[Task, dict[str, Any], float]  # the task, its record, seconds
 
 
 def sweep(
-    tasks: Iterable[Task], shop: Workshop, records: Records, *, ray: str = "", workers: int | None = None
+    tasks: Iterable[Task], workspace: Workspace, records: Records, *, ray: str = "", workers: int | None = None
 ) -> list[str]:
     """Runs every task that has no record yet, after what it needs, and records each as it is finished.
 
     Returns what could not be run because something is missing or damaged, each reason once; that is not recorded, so
-    that another call tries again. What ends it early also ends the tasks at hand: another call runs them again, and
-    training goes on from where it was last saved.
+    that another call tries again. What ends it early also ends the tasks that are running: another call runs them
+    again, and training continues from where it was last saved.
 
     Args:
         tasks: in the order in which they are wanted.
-        shop: where data lie and models are kept; on a cluster, folders that every node has under the same path.
+        workspace: where data and models are; on a cluster, folders that every node has under the same path.
         records: one process writes them: this one.
         ray: the address of a Ray cluster; by default the cores of this machine are used.
         workers: processes on this machine, by default one for each core. With one, everything runs in this process.
     """
-    missing: dict[str, None] = {}
+    reasons: dict[str, None] = {}  # each once, in order of appearance
     with records.writing():
-        agenda = Agenda(ahead(tasks, records))
-        if not len(agenda):
+        schedule = Schedule(pending(tasks, records))
+        if not len(schedule):
             return []
-        run = _on_ray(agenda, shop, ray) if ray else _here(agenda, shop, cores() if workers is None else workers)
-        with closing(run):
-            for task, record, seconds in (bar := track(run, "tasks", len(agenda))):
+        if ray:
+            outcomes = _on_ray(schedule, workspace, ray)
+        else:
+            outcomes = _on_this_machine(schedule, workspace, workers or cores())
+        with closing(outcomes):
+            progress = track(outcomes, "tasks", len(schedule))
+            for task, record, seconds in progress:
                 if MISSING in record:
-                    missing[record[MISSING]] = None
+                    reasons[record[MISSING]] = None
                 else:
-                    records.add(task, record, seconds, {name: shop.count(name) for name in task.data()})
-                agenda.finish(task)
-                bar.note(task.kind)
-    return list(missing)
+                    sizes = {name: workspace.count(name) for name in task.data()}
+                    records.add(task, record, seconds, sizes)
+                schedule.finish(task)
+                progress.note(task.kind)
+    return list(reasons)
 
 
-def ahead(tasks: Iterable[Task], records: Records) -> list[Task]:
+def pending(tasks: Iterable[Task], records: Records) -> list[Task]:
     """The tasks that have no record and what must come first, each once, in an order in which they can be run."""
     found: dict[str, Task] = {}
     for task in tasks:
-        if task not in records:
-            if (first := task.first()) and first not in records:
-                found.setdefault(first.id, first)
-            found.setdefault(task.id, task)
+        if task in records:
+            continue
+        first = task.first()
+        if first is not None and first not in records:
+            found.setdefault(first.id, first)
+        found.setdefault(task.id, task)
     return list(found.values())
 
 
-class Agenda:
+class Schedule:
     """Tasks that wait to be run. Those that need another come next once it is finished, so that results come early.
 
     Args:
@@ -87,59 +94,71 @@ class Agenda:
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.ready: deque[Task] = deque()
-        self.waiting: dict[str, list[Task]] = {task.id: [] for task in tasks}
+        self.waiting: dict[str, list[Task]] = {task.id: [] for task in tasks}  # by the task that they wait for
         for task in tasks:
             first = task.first()
-            self.waiting.get(first.id if first else "", self.ready).append(task)
+            if first is not None and first.id in self.waiting:
+                self.waiting[first.id].append(task)
+            else:
+                self.ready.append(task)
 
     def __len__(self) -> int:
-        return len(self.ready) + sum(map(len, self.waiting.values()))
+        return len(self.ready) + sum(len(tasks) for tasks in self.waiting.values())
 
     def take(self, most: int) -> list[Task]:
         """The next tasks, at most so many; none for now if all others wait."""
-        return [self.ready.popleft() for _ in range(min(most, len(self.ready)))]
+        number = min(most, len(self.ready))
+        return [self.ready.popleft() for _ in range(number)]
 
     def finish(self, task: Task) -> None:
-        """Lets those come next that waited for a task."""
-        self.ready.extendleft(reversed(self.waiting.pop(task.id)))
+        """Puts those that waited for a task at the front."""
+        released = self.waiting.pop(task.id)
+        self.ready.extendleft(reversed(released))
 
 
-def left(tasks: Iterable[Task], records: Records, ruler: Ruler, workers: int) -> float:
+def remaining_seconds(tasks: Iterable[Task], records: Records, costs: CostModel, workers: int) -> float:
     """About how many seconds the tasks that have no record will take, corrected by those that have.
 
     The correction is what recorded tasks of the same kind took, beside what they were expected to take. However many
     workers there are, a task takes its time, after what it needs.
     """
     tasks = list(tasks)
-    known = {each.id: each for task in tasks for each in (task, task.first()) if each and _measured(each, records)}
-    coming = ahead(tasks, records)
-    pace = {kind: _pace(kind, known.values(), records, ruler) for kind in {task.kind for task in coming}}
-    cost = {task.id: task.effort(ruler) * pace[task.kind] for task in coming}
-
-    def from_nothing(task: Task) -> float:
+    coming = pending(tasks, records)
+    done = _timed(tasks, records)
+    pace = {kind: _pace(kind, done, records, costs) for kind in {task.kind for task in coming}}
+    cost = {task.id: task.effort(costs) * pace[task.kind] for task in coming}
+    longest = 0.0
+    for task in coming:
         first = task.first()
-        return cost[task.id] + (cost.get(first.id, 0.0) if first else 0.0)
-
-    longest = max(map(from_nothing, coming), default=0.0)
+        before = cost.get(first.id, 0.0) if first is not None else 0.0
+        longest = max(longest, before + cost[task.id])
     return max(sum(cost.values()) / workers, longest)
 
 
-def _measured(task: Task, records: Records) -> bool:
-    """Whether the time it took tells anything; a refusal takes none."""
-    return task in records and "error" not in records.entries[task.id]["record"]
+def _timed(tasks: Iterable[Task], records: Records) -> list[Task]:
+    """The tasks, and what came before them, that took a time which tells something; a refusal takes none."""
+    found: dict[str, Task] = {}
+    for task in tasks:
+        for each in (task, task.first()):
+            record = None if each is None else records.of(each)
+            if each is not None and record is not None and "error" not in record:
+                found[each.id] = each
+    return list(found.values())
 
 
-def _pace(kind: str, known: Iterable[Task], records: Records, ruler: Ruler) -> float:
-    alike = [task for task in known if task.kind == kind]
-    expected = sum(task.effort(ruler) for task in alike)
-    return sum(records.entries[task.id]["seconds"] for task in alike) / expected if expected else 1.0
+def _pace(kind: str, done: Iterable[Task], records: Records, costs: CostModel) -> float:
+    """How many times longer than expected tasks of a kind took; 1 if there were none."""
+    alike = [task for task in done if task.kind == kind]
+    expected = sum(task.effort(costs) for task in alike)
+    taken = sum(records.entries[task.id]["seconds"] for task in alike)
+    return taken / expected if expected else 1.0
 
 
-def outcome(task: Task, shop: Workshop) -> Outcome:
+def outcome(task: Task, workspace: Workspace) -> Outcome:
     """Runs a task. A method that refuses its model has that as its record; what is missing today has none."""
     start = time.perf_counter()
     try:
-        record = task.run(shop)
+        record = task.run(workspace)
     except UnavailableError as error:
         record = {MISSING: str(error)}
     except AdaNPCError as error:
@@ -147,29 +166,31 @@ def outcome(task: Task, shop: Workshop) -> Outcome:
     return task, record, time.perf_counter() - start
 
 
-def _here(agenda: Agenda, shop: Workshop, workers: int) -> Generator[Outcome, None, None]:
+def _on_this_machine(schedule: Schedule, workspace: Workspace, workers: int) -> Generator[Outcome, None, None]:
     """In processes of this machine, which end when this generator or its process does, whatever they are doing."""
     if workers == 1:
-        while tasks := agenda.take(1):
-            yield outcome(tasks[0], shop)
+        while tasks := schedule.take(1):
+            yield outcome(tasks[0], workspace)
         return
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     with reader, ProcessPoolExecutor(workers, context, _begin, (reader,)) as pool, writer:
-        waiting: set[Future[Outcome]] = set()
+        running: set[Future[Outcome]] = set()
         try:
             while True:
                 with _no_interrupts():  # processes must never see Ctrl-C: it is this one that ends them
-                    waiting |= {pool.submit(outcome, task, shop) for task in agenda.take(workers - len(waiting))}
-                if not waiting:
+                    for task in schedule.take(workers - len(running)):
+                        running.add(pool.submit(outcome, task, workspace))
+                if not running:
                     return
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in sorted(done, key=lambda each: each.exception() is not None):  # what is finished first
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                # Results come before errors, so that they are recorded before an error ends the sweep.
+                for future in sorted(done, key=lambda each: each.exception() is not None):
                     yield future.result()
         except BrokenProcessPool:
             raise AdaNPCError(
-                "a process was killed, by lack of memory perhaps; what was finished is recorded: run it again, or with "
-                "fewer --workers"
+                "a process was killed, perhaps for lack of memory; what was finished is recorded: run it again, or "
+                "with fewer `workers`"
             ) from None
 
 
@@ -184,17 +205,18 @@ def _no_interrupts() -> Iterator[None]:
 
 
 def _begin(reader: Connection) -> None:
-    """What a process does first: it takes one thread, and ends as soon as nobody holds the other end of the pipe."""
+    """What a process does first: it takes one thread, and ends as soon as the other end of the pipe is closed."""
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with, args=(reader,), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(reader,), daemon=True).start()
 
 
-def _end_with(reader: Connection) -> None:
+def _exit_with(reader: Connection) -> None:
+    """Ends this process when the one that started it ends: then the pipe is closed, and the wait is over."""
     reader.poll(None)
     os._exit(1)
 
 
-def _on_ray(agenda: Agenda, shop: Workshop, address: str) -> Generator[Outcome, None, None]:
+def _on_ray(schedule: Schedule, workspace: Workspace, address: str) -> Generator[Outcome, None, None]:
     """On the nodes of a cluster, one core a task; tasks of a node that dies are given to another.
 
     Ray has twice as many tasks as there are cores, so that none of them waits for this process.
@@ -202,19 +224,20 @@ def _on_ray(agenda: Agenda, shop: Workshop, address: str) -> Generator[Outcome, 
     ray = _cluster(address)
     try:
         remote = ray.remote(num_cpus=1, max_retries=RETRIES)(outcome)
-        waiting: list[Any] = []
+        running: list[Any] = []
         while True:
-            room = max(1, 2 * int(ray.cluster_resources().get("CPU", 1)) - len(waiting))
-            waiting += [remote.remote(task, shop) for task in agenda.take(room)]
-            if not waiting:
+            slots = 2 * int(ray.cluster_resources().get("CPU", 1))  # nodes may come and go
+            for task in schedule.take(max(1, slots - len(running))):
+                running.append(remote.remote(task, workspace))
+            if not running:
                 break
-            done, waiting = ray.wait(waiting)
+            done, running = ray.wait(running)
             yield from ray.get(done)
     except ray.exceptions.RayTaskError:  # what the task raised
         raise
     except ray.exceptions.RayError as error:
         raise AdaNPCError(
-            f"the Ray cluster gave a task up ({_line(error)}); what was finished is recorded: run it again"
+            f"the Ray cluster gave up on a task ({_line(error)}); what was finished is recorded: run it again"
         ) from None
     finally:
         ray.shutdown()
@@ -228,7 +251,7 @@ def _cluster(address: str) -> Any:
         raise AdaNPCError("Ray is not installed: pip install 'adanpc[cluster]'") from None
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if port.isdecimal():  # not such as auto
+        if port.isdecimal():  # an address such as auto has none
             socket.create_connection((host, int(port)), PATIENCE).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
@@ -239,4 +262,5 @@ def _cluster(address: str) -> Any:
 
 
 def _line(error: Exception) -> str:
+    """The message of an error in one line."""
     return " ".join(str(error).split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,15 +14,14 @@ from typing import Any, ClassVar
 from adanpc.lab.adapt import ADAPTERS
 from adanpc.lab.data.streams import STREAMS
 from adanpc.lab.sweep.adaptation import adapt
-from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.scene import Scene
-from adanpc.lab.sweep.subjects import ALL, Extent, Subject, Trained, Workshop, subject_of
+from adanpc.lab.sweep.subjects import ALL, Extent, Subject, Trained, Workspace, subject_of
 from adanpc.lab.train.search import Choice, draw
 
 STARTING = 2.0  # seconds until anything is seen: data are read, models built
 FEATURES = 1e-3  # seconds a sample of methods that see features
-STEPS = 4  # forward passes that a method's update of an image is worth
-COPIES, BY_COPIES = 32, ("ttaug", "memo", "ttt", "ttt-online", "cotta")
+UPDATE = 4  # forward passes that a method's update of an image is worth
 SHARED = 4  # tasks that use the same features, about
 
 
@@ -35,7 +35,7 @@ class Task(ABC):
         """All that decides the record, as JSON has it."""
 
     @abstractmethod
-    def run(self, shop: Workshop) -> dict[str, Any]:
+    def run(self, workspace: Workspace) -> dict[str, Any]:
         """The record."""
 
     @cached_property
@@ -49,7 +49,7 @@ class Task(ABC):
         return ()
 
     @abstractmethod
-    def effort(self, ruler: Ruler) -> float:
+    def effort(self, costs: CostModel) -> float:
         """About how many seconds it takes on one core, without the task that comes first."""
 
     def first(self) -> Task | None:
@@ -73,17 +73,20 @@ class Train(Task):
         """That of the spec."""
         return (self.subject.spec.data,)
 
-    def run(self, shop: Workshop) -> dict[str, Any]:
+    def run(self, workspace: Workspace) -> dict[str, Any]:
         """Every evaluation."""
-        return {"evaluations": self.subject.run(shop).records()}
+        return {"evaluations": self.subject.run(workspace).records()}
 
-    def effort(self, ruler: Ruler) -> float:
+    def effort(self, costs: CostModel) -> float:
         """Steps, and evaluations of held-out parts."""
         spec = self.subject.spec.complete()
-        sizes = ruler.sizes(spec.data, spec.seed, spec.images)
-        learned = spec.steps * spec.batch * (len(sizes) - len(spec.targets))
-        tested = -(-spec.steps // spec.every) * sum(sizes.values()) / 5 + sum(sizes[name] for name in spec.targets)
-        return STARTING + learned * ruler.step(spec.encoder) + tested * ruler.forward(spec.encoder)
+        sizes = costs.sizes(spec.data, spec.seed, spec.images)
+        sources = len(sizes) - len(spec.targets)
+        learned = spec.steps * spec.batch * sources
+        evaluations = math.ceil(spec.steps / spec.every)
+        held_out = sum(sizes.values()) / 5
+        tested = evaluations * held_out + sum(sizes[name] for name in spec.targets)
+        return STARTING + learned * costs.step(spec.encoder) + tested * costs.forward(spec.encoder)
 
 
 @dataclass(frozen=True)
@@ -126,21 +129,21 @@ class Adapt(Task):
         """Those of the subject."""
         return self.subject.reads()
 
-    def run(self, shop: Workshop) -> dict[str, Any]:
+    def run(self, workspace: Workspace) -> dict[str, Any]:
         """What the stream showed."""
-        scene = _scene(json.dumps(self.subject.document()), shop, self.extent)
+        scene = _scene(json.dumps(self.subject.document()), workspace, self.extent)
         return adapt(scene, self.method, STREAMS[self.stream](seed=self.seed), self.batch, self.settings, self.seed)
 
-    def effort(self, ruler: Ruler) -> float:
+    def effort(self, costs: CostModel) -> float:
         """Features of all images, once, and the method on each target image and each recalled one."""
         reading = self.subject.reading()
-        met, forward = ruler.met(reading, self.extent), ruler.forward(reading.encoder)
-        again = ruler.recalled(reading, self.extent) * (
-            1 + (len(reading.targets) if self.stream == "successive" else 1)
-        )
-        each = FEATURES if ADAPTERS[self.method].sees == "features" else STEPS * forward
-        copies = COPIES if self.method in BY_COPIES else 1
-        return STARTING + ruler.features(reading, self.extent) / SHARED + (met + again) * each * copies
+        method = ADAPTERS[self.method]
+        visits = 1 + (len(reading.targets) if self.stream == "successive" else 1)  # before the stream and after
+        images = costs.target_images(reading, self.extent) + visits * costs.recalled_images(reading, self.extent)
+        each = UPDATE * method.passes * costs.forward(reading.encoder)
+        if method.sees == "features":
+            each = FEATURES
+        return STARTING + costs.features(reading, self.extent) / SHARED + images * each
 
     def first(self) -> Task | None:
         """Training, if the model is not published."""
@@ -148,10 +151,11 @@ class Adapt(Task):
 
 
 @lru_cache(maxsize=1)  # methods on the same scene come one after another
-def _scene(subject: str, shop: Workshop, extent: Extent) -> Scene:
-    return subject_of(json.loads(subject)).scene(shop, extent)
+def _scene(subject: str, workspace: Workspace, extent: Extent) -> Scene:
+    return subject_of(json.loads(subject)).scene(workspace, extent)
 
 
 def drawn(method: str, trial: int, seed: int) -> dict[str, Any]:
     """Settings of a method for one trial of a random search over its grid; trial 0 keeps the defaults."""
-    return draw({name: Choice(tuple(values)) for name, values in ADAPTERS[method].grid.items()}, trial, seed)
+    space = {name: Choice(tuple(values)) for name, values in ADAPTERS[method].grid.items()}
+    return draw(space, trial, seed)

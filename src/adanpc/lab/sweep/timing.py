@@ -13,14 +13,14 @@ import torch
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt import ADAPTERS, Adapter
 from adanpc.lab.sweep.adaptation import encoder_ms, extra_bytes
-from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.scene import Scene
-from adanpc.lab.sweep.subjects import Extent, Trained, Workshop
-from adanpc.lab.sweep.task import BY_COPIES, Task, Train
+from adanpc.lab.sweep.subjects import Extent, Trained, Workspace
+from adanpc.lab.sweep.task import Task, Train
 from adanpc.progress import track
 
 ROUNDS = 5
-FEW = 2  # images for methods that look at many copies of each
+FEW = 2  # images for methods that make many passes for each
 
 
 @dataclass(frozen=True)
@@ -45,31 +45,28 @@ class Timing(Task):
 
     def document(self) -> dict[str, Any]:
         """Every field."""
-        own = {name: dict(values) for name, values in self.settings}
-        fields = {"methods": list(self.methods), "batch": self.batch, "images": self.images, "settings": own}
-        return {"subject": self.subject.document(), **fields}
+        return {
+            "subject": self.subject.document(),
+            "methods": list(self.methods),
+            "batch": self.batch,
+            "images": self.images,
+            "settings": {name: dict(values) for name, values in self.settings},
+        }
 
     def data(self) -> tuple[str, ...]:
         """Those of the subject."""
         return self.subject.reads()
 
-    def run(self, shop: Workshop) -> dict[str, Any]:
-        """Milliseconds an image beside the encoder, in all, and megabytes, of each method that takes the model."""
-        scene = self.subject.scene(shop, Extent(images=self.images, recalled=self.images))
-        adapters, refused = {}, {}
-        for method in self.methods:
-            try:
-                adapters[method] = ADAPTERS[method](scene.source, **dict(self.settings).get(method, {}))
-                self._round(scene, method, adapters[method])  # warms up
-            except AdaNPCError as error:
-                adapters.pop(method, None)
-                refused[method] = str(error)
+    def run(self, workspace: Workspace) -> dict[str, Any]:
+        """Milliseconds per image beside the encoder, in all, and megabytes, of each method that takes the model."""
+        scene = self.subject.scene(workspace, Extent(images=self.images, recalled=self.images))
+        adapters, refused = self._adapters(scene)
         rounds: dict[str, list[float]] = {method: [] for method in adapters}
         encoder = []
         for _ in track(range(ROUNDS), f"timing in batches of {self.batch}"):
             encoder.append(encoder_ms(scene, self.batch))
             for method, adapter in adapters.items():
-                rounds[method].append(self._round(scene, method, adapter))
+                rounds[method].append(self._round(scene, adapter))
         base = median(encoder)
         return {
             "methods": {method: _entry(adapters[method], each, base) for method, each in rounds.items()},
@@ -80,21 +77,39 @@ class Timing(Task):
             "refused": refused,
         }
 
-    def _round(self, scene: Scene, method: str, adapter: Adapter) -> float:
-        """Milliseconds an image, from a fresh start."""
+    def _adapters(self, scene: Scene) -> tuple[dict[str, Adapter], dict[str, str]]:
+        """Every method that takes the model, warmed up; and why the others refuse it."""
+        adapters = {}
+        refused = {}
+        settings = dict(self.settings)
+        for method in self.methods:
+            try:
+                adapter = ADAPTERS[method](scene.source, **settings.get(method, {}))
+                self._round(scene, adapter)
+            except AdaNPCError as error:
+                refused[method] = str(error)
+            else:
+                adapters[method] = adapter
+        return adapters, refused
+
+    def _round(self, scene: Scene, adapter: Adapter) -> float:
+        """Milliseconds per image, from a fresh start."""
         adapter.reset()
         domain = scene.seen(scene.targets[0], adapter.sees)
-        rows = torch.arange(min(len(domain), FEW) if method in BY_COPIES else len(domain))
+        images = len(domain)
+        if adapter.passes > 1:
+            images = min(images, FEW)
+        rows = torch.arange(images)
         batches = [domain.take(part) for part in rows.split(self.batch)]
         start = time.perf_counter()
         for batch in batches:
             adapter.step(batch)
-        return 1000 * (time.perf_counter() - start) / len(rows)
+        return 1000 * (time.perf_counter() - start) / images
 
-    def effort(self, ruler: Ruler) -> float:
-        """A guess: most time goes into methods that look at copies."""
+    def effort(self, costs: CostModel) -> float:
+        """A guess: most time goes into methods that make many passes for each image."""
         encoder = self.subject.spec.complete().encoder
-        return 60 + (ROUNDS + 1) * self.images * len(self.methods) * 8 * ruler.forward(encoder)
+        return 60 + (ROUNDS + 1) * self.images * len(self.methods) * 8 * costs.forward(encoder)
 
     def first(self) -> Task:
         """Training."""
@@ -104,6 +119,10 @@ class Timing(Task):
 def _entry(adapter: Adapter, rounds: list[float], encoder: float) -> dict[str, Any]:
     """Methods that see images run the encoder themselves: their own share is what is left without one pass."""
     each = median(rounds)
-    total = each if adapter.sees == "images" else each + encoder
-    beside = each if adapter.sees == "features" else max(0.0, each - encoder)
+    if adapter.sees == "images":
+        beside = max(0.0, each - encoder)
+        total = each
+    else:
+        beside = each
+        total = each + encoder
     return {"ms": beside, "total_ms": total, "rounds": rounds, "mb": extra_bytes(adapter) / 1e6}

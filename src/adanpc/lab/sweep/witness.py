@@ -9,9 +9,9 @@ import torch
 
 from adanpc import core
 from adanpc.core import Append, MemoryBank, Prediction, Restore, Veto
-from adanpc.lab.sweep.cost import Ruler
+from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.scene import Scene
-from adanpc.lab.sweep.subjects import ALL, Extent, Subject, Trained, Workshop
+from adanpc.lab.sweep.subjects import ALL, Extent, Subject, Trained, Workspace
 from adanpc.lab.sweep.task import STARTING, Task, Train
 
 
@@ -40,61 +40,70 @@ class Witness(Task):
 
     def document(self) -> dict[str, Any]:
         """Every field."""
-        own = {"each": self.each, "k": self.k, "removed": self.removed, "extent": vars(self.extent)}
-        return {"subject": self.subject.document(), **own}
+        return {
+            "subject": self.subject.document(),
+            "each": self.each,
+            "k": self.k,
+            "removed": self.removed,
+            "extent": vars(self.extent),
+        }
 
     def data(self) -> tuple[str, ...]:
         """Those of the subject."""
         return self.subject.reads()
 
-    def run(self, shop: Workshop) -> dict[str, Any]:
+    def run(self, workspace: Workspace) -> dict[str, Any]:
         """The questions."""
-        scene = self.subject.scene(shop, self.extent)
+        scene = self.subject.scene(workspace, self.extent)
         bank = MemoryBank(scene.source.model.dim, scene.source.model.classes)
         bank.apply(Append(scene.source.features, scene.source.labels))
         classifier = core.AdaNPC(bank, k=self.k)
         target = scene.seen(scene.targets[0], "features")
         answers = classifier.predict(torch.as_tensor(target.images))
         right = answers.probs.argmax(1) == target.labels
-        chosen = [row for mark in (True, False) for row in _spread(answers, right == mark, self.each)]
+        chosen = [*_spread(answers, right, self.each), *_spread(answers, ~right, self.each)]
         questions = [self._question(scene, classifier, answers, row) for row in chosen]
         return {"questions": questions, "accuracy": 100 * right.float().mean().item(), "queries": len(right)}
 
     def _question(self, scene: Scene, classifier: core.AdaNPC, answers: Prediction, row: int) -> dict[str, Any]:
-        label, probs = int(scene.targets[0].labels[row]), answers.probs[row]
-        ids = answers.neighbors.ids[row].tolist()
+        """One query: its neighbors, and if it was answered wrongly, the answer after the expert's removal."""
+        label = int(scene.targets[0].labels[row])
+        probs = answers.probs[row]
         answer = int(probs.argmax())
-        wrong = (
-            [id_ for id_ in ids if int(scene.source.labels[id_]) == answer][: self.removed] if answer != label else []
-        )
+        ids = answers.neighbors.ids[row].tolist()
+        wrong: list[int] = []
         after = None
+        if answer != label:
+            misleading = [id_ for id_ in ids if int(scene.source.labels[id_]) == answer]
+            wrong = misleading[: self.removed]
         if wrong:
             query = scene.seen(scene.targets[0], "features").images[row]
-            after = _removed(classifier, torch.as_tensor(query)[None], wrong)
+            after = _answer_without(classifier, torch.as_tensor(query)[None], wrong)
+        similarities = answers.neighbors.similarity[row].tolist()
+        weights = answers.weights[row].tolist()
+        neighbors = [
+            {"id": id_, "label": int(scene.source.labels[id_]), "similarity": similarity, "weight": weight}
+            for id_, similarity, weight in zip(ids, similarities, weights, strict=True)
+        ]
         return {
             "row": row,
             "label": label,
             "probs": probs.tolist(),
-            "neighbors": [
-                {"id": id_, "label": int(scene.source.labels[id_]), "similarity": similarity, "weight": weight}
-                for id_, similarity, weight in zip(
-                    ids, answers.neighbors.similarity[row].tolist(), answers.weights[row].tolist(), strict=True
-                )
-            ],
+            "neighbors": neighbors,
             "removed": wrong,
             "after": after,
         }
 
-    def effort(self, ruler: Ruler) -> float:
+    def effort(self, costs: CostModel) -> float:
         """Features of all images."""
-        return STARTING + ruler.features(self.subject.reading(), self.extent)
+        return STARTING + costs.features(self.subject.reading(), self.extent)
 
     def first(self) -> Task | None:
         """Training, if the model is not published."""
         return Train(self.subject) if isinstance(self.subject, Trained) else None
 
 
-def _removed(classifier: core.AdaNPC, query: torch.Tensor, ids: list[int]) -> list[float]:
+def _answer_without(classifier: core.AdaNPC, query: torch.Tensor, ids: list[int]) -> list[float]:
     """The answer without these rows; they are put back."""
     classifier.bank.apply(Veto(tuple(ids), "expert", "not what is seen"))
     try:

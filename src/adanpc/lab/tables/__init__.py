@@ -1,14 +1,9 @@
-"""Every table and figure of the paper, by name."""
+"""Every table and figure of the paper, by name, and ``make``, which makes one."""
 
 from __future__ import annotations
 
-from adanpc.lab.tables import corruptions, costs, frozen, gallery, methods, ood, successive, theory, training
-from adanpc.lab.tables.table import Found, Table
+from adanpc.lab.tables.registry import TABLES
+from adanpc.lab.tables.table import Results, Table
+from adanpc.lab.tables.workflow import make
 
-__all__ = ["TABLES", "Found", "Table"]
-
-TABLES: dict[str, Table] = {
-    table.name: table
-    for module in (ood, training, frozen, methods, successive, costs, corruptions, gallery, theory)
-    for table in module.TABLES
-}
+__all__ = ["TABLES", "Results", "Table", "make"]

@@ -13,7 +13,7 @@ from adanpc.lab.show.exhibit import Cell, Chart, Sheet, Value, line, value
 from adanpc.lab.sweep.subjects import Extent, Frozen
 from adanpc.lab.sweep.task import Adapt, Task
 from adanpc.lab.tables.scale import Scale
-from adanpc.lab.tables.table import Found, Parts, Table, averages, printed, remarks
+from adanpc.lab.tables.table import Parts, Results, Table, averages, printed, remarks
 
 
 class Row(NamedTuple):
@@ -80,25 +80,48 @@ WEIGHTS = "weights/cifar10-resnet56-4bfd9763.th"  # below the folder of the data
 BANK = 10  # rows of the bank for each image of a corruption, at most
 
 
-def asked(data: str, encoder: str, row: Row, corruption: str, severity: int, scale: Scale, seed: int) -> Adapt:
+class Corrupted(NamedTuple):
+    """A data set of corrupted images, the clean one that fills the bank, and the model that answers."""
+
+    data: str
+    clean: str
+    encoder: str
+    weights: str  # a file below the folder of the data, or "pretrained"
+
+
+CIFAR = Corrupted("cifar-10-c", "cifar-10", "cifar-resnet-56", WEIGHTS)
+IMAGENET = Corrupted("imagenet-c", "imagenet", "resnet-50", "pretrained")
+
+
+def task_for(corrupted: Corrupted, row: Row, corruption: str, severity: int, scale: Scale, seed: int) -> Adapt:
     """A method on one corruption at one severity, from a fresh start."""
-    known = ("cifar-10", "train") if data == "cifar-10-c" else ("imagenet", "train")
-    weights = WEIGHTS if data == "cifar-10-c" else "pretrained"
-    subject = Frozen(data, (title(corruption, severity),), encoder, weights, "own", known=known, seed=seed)
-    images = None if scale.images is None else max(1, scale.images // 10)
-    extent = Extent(images, None if images is None else BANK * images, recalled=images or 1000)
+    subject = Frozen(
+        corrupted.data,
+        (title(corruption, severity),),
+        scale.encoder or corrupted.encoder,
+        corrupted.weights,
+        "own",
+        known=(corrupted.clean, "train"),
+        seed=seed,
+    )
+    if scale.images is None:
+        extent = Extent()
+    else:
+        images = max(1, scale.images // 10)
+        extent = Extent(images, BANK * images, recalled=images)
     return Adapt(subject, row.method, row.batch, settings=row.settings, extent=extent, seed=seed)
 
 
-def _error(found: Found, made: Sequence[Adapt]) -> Cell:
-    errors = [100 - float(record["average"]) for one in made if (record := found(one))]
-    return Cell(value(errors), text=found.why(made[0]))
+def _error(results: Results, tasks: Sequence[Adapt]) -> Cell:
+    """The error of a method, over seeds."""
+    errors = [100 - float(record["average"]) for record in results.all_of(tasks)]
+    return Cell(value(errors), text=results.reason(tasks[0]))
 
 
 def cifar_plan(severity: int, scale: Scale) -> list[Task]:
     """All fifteen corruptions."""
     return [
-        asked("cifar-10-c", scale.encoder or "cifar-resnet-56", row, corruption, severity, scale, seed)
+        task_for(CIFAR, row, corruption, severity, scale, seed)
         for corruption in CORRUPTIONS
         for seed in range(scale.seeds)
         for row in CIFAR_ROWS
@@ -106,75 +129,73 @@ def cifar_plan(severity: int, scale: Scale) -> list[Task]:
     ]
 
 
-def _mean_error(found: Found, encoder: str, row: Row, severity: int) -> Value | None:
+def _mean_error(results: Results, row: Row, severity: int) -> Value | None:
     """The mean over corruptions, where all are known, over seeds."""
-    tasks = [
-        [asked("cifar-10-c", encoder, row, name, severity, found.scale, seed) for name in CORRUPTIONS]
-        for seed in range(found.scale.seeds)
-    ]
-    right = averages(found, tasks)[1]
-    return None if right is None else replace(right, mean=100 - right.mean)
+    scale = results.scale
+    tasks = []
+    for seed in range(scale.seeds):
+        tasks.append([task_for(CIFAR, row, corruption, severity, scale, seed) for corruption in CORRUPTIONS])
+    _, accuracy = averages(results, tasks)
+    return None if accuracy is None else replace(accuracy, mean=100 - accuracy.mean)
 
 
-def cifar(severity: int, found: Found) -> tuple[Parts, list[str]]:
+def cifar(severity: int, results: Results) -> tuple[Parts, list[str]]:
     """Errors by corruption, and their mean."""
-    encoder, rows = found.scale.encoder or "cifar-resnet-56", []
+    scale = results.scale
+    rows = []
     for corruption in CORRUPTIONS:
-        tasks = [
-            [
-                asked("cifar-10-c", encoder, row, corruption, severity, found.scale, seed)
-                for seed in range(found.scale.seeds)
-            ]
-            for row in CIFAR_ROWS
-        ]
-        rows.append((corruption, tuple(_error(found, each) for each in tasks)))
-    means = [Cell(_mean_error(found, encoder, row, severity)) for row in CIFAR_ROWS]
+        cells = []
+        for row in CIFAR_ROWS:
+            tasks = [task_for(CIFAR, row, corruption, severity, scale, seed) for seed in range(scale.seeds)]
+            cells.append(_error(results, tasks))
+        rows.append((corruption, tuple(cells)))
+    means = [_mean_error(results, row, severity) for row in CIFAR_ROWS]
+    rows.append(("mean", tuple(Cell(mean) for mean in means)))
     headings = tuple(row.label for row in CIFAR_ROWS)
-    sheet = Sheet(f"CIFAR-10-C at severity {severity}", headings, (*rows, ("mean", tuple(means))), "error in %", "")
-    bars = line("mean error", headings, [cell.ours for cell in means])
-    chart = Chart(
-        f"CIFAR-10-C at severity {severity}, mean of fifteen corruptions", "method", "error in %", (bars,), "bar"
-    )
-    return (sheet, chart), [
-        "The paper prints no numbers for its figures of CIFAR-10-C, and uses Wide ResNets 40-2 and 28-10."
-    ]
+    name = f"CIFAR-10-C at severity {severity}"
+    sheet = Sheet(name, headings, tuple(rows), "error in %", "")
+    bars = line("mean error", headings, means)
+    chart = Chart(f"{name}, mean of fifteen corruptions", "method", "error in %", (bars,), "bar")
+    note = "The paper prints no numbers for its figures of CIFAR-10-C, and uses Wide ResNets 40-2 and 28-10."
+    return (sheet, chart), [note]
 
 
 def imagenet_plan(scale: Scale) -> list[Task]:
     """The four blurs of the paper's table."""
+    rows = [*IMAGENET_ROWS]
+    for half in ONE_BY_ONE.values():
+        rows += half
+    wanted = [row for row in rows if row.method and scale.wants(row.label)]
     return [
-        asked("imagenet-c", scale.encoder or "resnet-50", row, corruption, 5, scale, seed)
+        task_for(IMAGENET, row, corruption, 5, scale, seed)
         for corruption in BLURS.values()
         for seed in range(scale.seeds)
-        for row in (*IMAGENET_ROWS, *(each for rows in ONE_BY_ONE.values() for each in rows))
-        if row.method and scale.wants(row.label)
+        for row in wanted
     ]
 
 
-def imagenet(found: Found) -> tuple[Parts, list[str]]:
+def imagenet(results: Results) -> tuple[Parts, list[str]]:
     """Batches of 32, and one by one in both halves of the paper's table."""
-    sheets = []
-    groups: Mapping[str, Mapping[str, tuple[Row, ...]]] = {
-        "imagenet-c": {"all": IMAGENET_ROWS},
-        "imagenet-c-batch-1": ONE_BY_ONE,
-    }
-    for name, parts in groups.items():
-        for group, rows in parts.items():
-            made = []
-            for row in rows:
-                each = []
-                for column, corruption in BLURS.items():
-                    tasks = [
-                        asked("imagenet-c", found.scale.encoder or "resnet-50", row, corruption, 5, found.scale, seed)
-                        for seed in range(found.scale.seeds)
-                        if row.method
-                    ]
-                    cell = _error(found, tasks) if tasks else Cell()
-                    each.append(Cell(cell.ours, printed(name, group, row.label, column), cell.text))
-                made.append((row.label, tuple(each)))
-            label = {"all": "batches of 32"}.get(group, f"one by one, {group}")
-            sheets.append(Sheet(f"ImageNet-C at severity 5, {label}", tuple(BLURS), tuple(made), "error in %", "low"))
-    return tuple(sheets), [JOINT, *remarks(*groups)]
+    sheets = [_blurs(results, "imagenet-c", "all", IMAGENET_ROWS, "batches of 32")]
+    for group, rows in ONE_BY_ONE.items():
+        sheets.append(_blurs(results, "imagenet-c-batch-1", group, rows, f"one by one, {group}"))
+    return tuple(sheets), [JOINT, *remarks("imagenet-c", "imagenet-c-batch-1")]
+
+
+def _blurs(results: Results, table: str, group: str, rows: Sequence[Row], about: str) -> Sheet:
+    """A group of one of the paper's tables: methods by blurs."""
+    shown = []
+    for row in rows:
+        cells = []
+        for column, corruption in BLURS.items():
+            theirs = printed(table, group, row.label, column)
+            ours = Cell()
+            if row.method:
+                seeds = range(results.scale.seeds)
+                ours = _error(results, [task_for(IMAGENET, row, corruption, 5, results.scale, seed) for seed in seeds])
+            cells.append(replace(ours, paper=theirs))
+        shown.append((row.label, tuple(cells)))
+    return Sheet(f"ImageNet-C at severity 5, {about}", tuple(BLURS), tuple(shown), "error in %", "low")
 
 
 TABLES = [

@@ -4,61 +4,81 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from adanpc.lab.adapt import ADAPTERS
 from adanpc.lab.show.exhibit import Cell, Sheet, Value
 from adanpc.lab.sweep.subjects import Trained
 from adanpc.lab.sweep.task import Task
 from adanpc.lab.sweep.timing import Timing
-from adanpc.lab.tables.methods import EACH, NAMES, settings
+from adanpc.lab.tables.methods import settings
 from adanpc.lab.tables.scale import Scale
-from adanpc.lab.tables.table import BENCHMARKS, Found, Parts, Table, printed, remarks
+from adanpc.lab.tables.table import BENCHMARKS, Parts, Results, Table, benchmarks_in, printed, remarks
 
-TIMED = ("rotated-mnist", "pacs", "vlcs", "domain-net")
+TIMED = tuple(benchmark.data for benchmark in benchmarks_in("inference-time"))
+IMAGES = {32: 64, 1: 8}  # in a round, by batch size
+
+
+class Quantity(NamedTuple):
+    """A number of each method: its field in the record, a title, its unit, and the decimals shown."""
+
+    field: str
+    title: str
+    unit: str
+    decimals: int
+
+
+BESIDE = Quantity("ms", "Milliseconds an image beside the encoder's forward pass", "ms", 3)
+TOTAL = Quantity("total_ms", "Milliseconds an image, all in all", "ms", 2)
+MEMORY = Quantity("mb", "Megabytes held beyond the model", "MB", 1)
+SHOWN = {32: (BESIDE, TOTAL, MEMORY), 1: (BESIDE, TOTAL)}  # by batch size, on which memory does not depend
 
 
 def timing(scale: Scale, data: str, batch: int) -> Timing:
     """Every method in one run, on a model that is trained for two steps: its weights decide no time."""
-    spec = replace(scale.spec(data, BENCHMARKS[data].domains[:1], "rotation"), steps=2, every=2)
+    first = BENCHMARKS[data].domains[:1]
+    spec = replace(scale.spec(data, first, "rotation"), steps=2, every=2)
     names = tuple(method for method in ADAPTERS if scale.wants(method))
-    return Timing(
-        Trained(spec), names, batch, 64 if batch == 32 else 8, tuple((name, settings(name, data)) for name in EACH)
-    )
+    own = tuple((name, settings(name, data)) for name, method in ADAPTERS.items() if method.one_by_one)
+    return Timing(Trained(spec), names, batch, IMAGES[batch], own)
 
 
 def timing_plan(scale: Scale) -> list[Task]:
     """Batches of 32, and one by one."""
-    return [timing(scale, data, batch) for data in TIMED for batch in (32, 1)]
+    return [timing(scale, data, batch) for data in TIMED for batch in SHOWN]
 
 
-def times(found: Found) -> tuple[Parts, list[str]]:
+def times(results: Results) -> tuple[Parts, list[str]]:
     """Milliseconds an image, with the encoder's, and without; and what is held in memory."""
     headings = tuple(BENCHMARKS[data].title for data in TIMED)
-    parts = []
-    for batch in (32, 1):
-        records = {data: found(timing(found.scale, data, batch)) or {"methods": {}} for data in TIMED}
-        for quantity, title, decimals in (
-            ("ms", "Milliseconds an image beside the encoder's forward pass", 3),
-            ("total_ms", "Milliseconds an image, all in all", 2),
-            ("mb", "Megabytes held beyond the model", 1),
-        ):
-            if quantity == "mb" and batch == 1:
-                continue
-            rows = tuple(
-                (method, tuple(_time(records[data], data, method, quantity) for data in TIMED)) for method in ADAPTERS
-            )
-            known = tuple(row for row in rows if any(cell.ours for cell in row[1]))
-            unit = "MB" if quantity == "mb" else "ms"
-            parts.append(Sheet(f"{title}, batches of {batch}", headings, known, unit, "low", decimals))
-    return tuple(parts), remarks("inference-time")
+    sheets = []
+    for batch, quantities in SHOWN.items():
+        methods = {data: _methods(results, data, batch) for data in TIMED}
+        for quantity in quantities:
+            rows = []
+            for method in ADAPTERS:
+                cells = tuple(_cell(methods[data], data, method, quantity) for data in TIMED)
+                if any(cell.ours for cell in cells):
+                    rows.append((method, cells))
+            title = f"{quantity.title}, batches of {batch}"
+            sheets.append(Sheet(title, headings, tuple(rows), quantity.unit, "low", quantity.decimals))
+    return tuple(sheets), remarks("inference-time")
 
 
-def _time(record: Mapping[str, Any], data: str, method: str, quantity: str) -> Cell:
-    theirs = printed("inference-time", "all", NAMES.get(method, method), BENCHMARKS[data].title)
-    if method not in record["methods"]:
-        return Cell(None, theirs if quantity == "ms" else None)
-    return Cell(Value(record["methods"][method][quantity]), theirs if quantity == "ms" else None)
+def _methods(results: Results, data: str, batch: int) -> Mapping[str, Any]:
+    """What was measured of each method; nothing yet if there is no record."""
+    record = results.of(timing(results.scale, data, batch))
+    return {} if record is None else record["methods"]
+
+
+def _cell(methods: Mapping[str, Any], data: str, method: str, quantity: Quantity) -> Cell:
+    ours = None
+    theirs = None
+    if method in methods:
+        ours = Value(methods[method][quantity.field])
+    if quantity is BESIDE:
+        theirs = printed("inference-time", "all", ADAPTERS[method].in_paper, BENCHMARKS[data].title)
+    return Cell(ours, theirs)
 
 
 TABLES = [

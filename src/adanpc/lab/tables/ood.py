@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
-from adanpc.lab.show.exhibit import Cell, Sheet, Value
+from adanpc.lab.show.exhibit import Sheet, Value
 from adanpc.lab.sweep.selection import LABELED, RULES, best
 from adanpc.lab.sweep.subjects import ALL, Extent, Trained
 from adanpc.lab.sweep.task import Adapt, Task, drawn
@@ -13,14 +14,14 @@ from adanpc.lab.tables.scale import SIZES, Scale
 from adanpc.lab.tables.table import (
     BENCHMARKS,
     Benchmark,
-    Found,
     Parts,
+    Results,
     Table,
     cells,
     mean_of,
+    over_seeds,
     printed,
     remarks,
-    seeds_of,
 )
 
 AVERAGE = "average"
@@ -46,10 +47,10 @@ ROWS = {  # the paper's names: what is trained, and what answers
     "KNN loss": ("knn", "knn"),
     "KNN loss + AdaNPC": ("knn", "adanpc"),
 }
-SPELLINGS = {
+SPELLINGS = {  # as some of the paper's tables print them
     "Fishr": ("Fisher",),
     "AdaNPC+BN": ("AdaNPC+NP", "+BN retraining"),
-}  # as some of the paper's tables print them
+}
 GROUPS = {"source": "training-domain", LABELED: "test-domain"}
 
 
@@ -60,16 +61,13 @@ def trials(scale: Scale, data: str, target: str, row: str, seed: int, rule: str)
     """
     algorithm, method = ROWS[row]
     which = "last" if rule == LABELED else scale.selected
-    return [
-        Adapt(
-            Trained(scale.spec(data, (target,), algorithm, seed, trial), which),
-            method,
-            settings=drawn(method, trial, seed),
-            extent=Extent(recalled=None) if scale.images is None else ALL,
-            seed=seed,
-        )
-        for trial in range(scale.trials)
-    ]
+    extent = Extent(recalled=None) if scale.images is None else ALL
+    result = []
+    for trial in range(scale.trials):
+        subject = Trained(scale.spec(data, (target,), algorithm, seed, trial), which)
+        settings = drawn(method, trial, seed)
+        result.append(Adapt(subject, method, settings=settings, extent=extent, seed=seed))
+    return result
 
 
 def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
@@ -85,45 +83,55 @@ def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
     ]
 
 
-def accuracies(found: Found, benchmark: Benchmark, row: str, rule: str) -> list[list[float | None]]:
+def accuracies(results: Results, benchmark: Benchmark, row: str, rule: str) -> list[list[float | None]]:
     """For each seed the selected accuracy on each target."""
-    return [
-        [_selected(found, benchmark.data, target, row, seed, rule) for target in benchmark.domains]
-        for seed in range(found.scale.seeds)
-    ]
+    result = []
+    for seed in range(results.scale.seeds):
+        tasks = [trials(results.scale, benchmark.data, target, row, seed, rule) for target in benchmark.domains]
+        result.append([_selected(results, each, rule) for each in tasks])
+    return result
 
 
-def _selected(found: Found, data: str, target: str, row: str, seed: int, rule: str) -> float | None:
-    tasks = trials(found.scale, data, target, row, seed, rule)
-    records = [record for task in tasks if (record := found(task))]
-    whole = all(task in found.records for task in tasks)  # among some of the trials nothing is selected
-    return float(best(records, rule)["average"]) if records and whole else None
+def _selected(results: Results, tasks: Sequence[Adapt], rule: str) -> float | None:
+    """The accuracy of the trial that a rule selects; None until all of them have a record."""
+    complete = all(task in results.records for task in tasks)
+    records = results.all_of(tasks)  # refused trials have none
+    if not complete or not records:
+        return None
+    return float(best(records, rule)["average"])
 
 
 def _printed(table: str, group: str, row: str, column: str) -> Value | None:
-    names = (row, *SPELLINGS.get(row, ()))
-    return next((cell for name in names if (cell := printed(table, group, name, column))), None)
+    """The paper's number, whichever way it spells the row."""
+    for name in (row, *SPELLINGS.get(row, ())):
+        cell = printed(table, group, name, column)
+        if cell is not None:
+            return cell
+    return None
 
 
-def sheet(found: Found, benchmark: Benchmark, rule: str) -> Sheet:
+def sheet(results: Results, benchmark: Benchmark, rule: str) -> Sheet:
     """One selection rule: rows by targets."""
     group = GROUPS.get(rule, "")
-    headings = paper.columns(benchmark.data) if benchmark.data in paper.tables() else (*benchmark.domains, AVERAGE)
+    headings = (*benchmark.domains, AVERAGE)
+    if benchmark.data in paper.tables():
+        headings = paper.columns(benchmark.data)
     rows = []
     for row in ROWS:
-        each = accuracies(found, benchmark, row, rule)
-        ours = dict(zip(headings, [seeds_of(list(column)) for column in zip(*each, strict=True)], strict=False))
-        ours[headings[-1]] = seeds_of([mean_of(seed) for seed in each])
+        seeds = accuracies(results, benchmark, row, rule)
+        each = [over_seeds(target) for target in zip(*seeds, strict=True)]
+        mean = over_seeds([mean_of(seed) for seed in seeds])
+        ours = dict(zip(headings, [*each, mean], strict=True))
         theirs = {heading: _printed(benchmark.data, group, row, heading) for heading in headings}
-        if any(ours.values()) or not found.scale.only:
+        if any(ours.values()) or not results.scale.only:
             rows.append((row, cells(ours, theirs)))
     return Sheet(f"{benchmark.title}, {RULES[rule]}", tuple(headings), tuple(rows))
 
 
-def show(benchmark: Benchmark, found: Found) -> tuple[Parts, list[str]]:
+def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
     """The paper's two rules; the label-free ones where there is more than one trial to select from."""
-    rules = list(RULES) if found.scale.trials > 1 else list(GROUPS)
-    return tuple(sheet(found, benchmark, rule) for rule in rules), remarks(benchmark.data)
+    rules = RULES if results.scale.trials > 1 else GROUPS
+    return tuple(sheet(results, benchmark, rule) for rule in rules), remarks(benchmark.data)
 
 
 def summary_plan(scale: Scale) -> list[Task]:
@@ -131,19 +139,22 @@ def summary_plan(scale: Scale) -> list[Task]:
     return [task for benchmark in BENCHMARKS.values() for task in plan(benchmark, scale)]
 
 
-def summary(found: Found) -> tuple[Parts, list[str]]:
+def summary(results: Results) -> tuple[Parts, list[str]]:
     """Averages over the targets of each data set, selected as the paper's Table 1: on the test domain."""
-    rows, headings = [], (*(benchmark.title for benchmark in BENCHMARKS.values()), AVERAGE)
+    titles = [benchmark.title for benchmark in BENCHMARKS.values()]
+    headings = (*titles, AVERAGE)
+    rows = []
     for row in ROWS:
-        each = [
-            [mean_of(seed) for seed in accuracies(found, benchmark, row, LABELED)] for benchmark in BENCHMARKS.values()
-        ]
-        ours = [*map(seeds_of, each), seeds_of([mean_of(seed) for seed in zip(*each, strict=True)])]
-        theirs = [_printed("ood", "all", row, heading) for heading in headings]
-        if any(ours) or not found.scale.only:
-            rows.append((row, tuple(map(Cell, ours, theirs))))
-    sheet_ = Sheet(f"Averages over targets, {RULES[LABELED]}", headings, tuple(rows))
-    return (sheet_,), remarks("ood")
+        means = []  # by data set and seed
+        for benchmark in BENCHMARKS.values():
+            means.append([mean_of(seed) for seed in accuracies(results, benchmark, row, LABELED)])
+        each = [over_seeds(seeds) for seeds in means]
+        average = over_seeds([mean_of(seed) for seed in zip(*means, strict=True)])
+        ours = dict(zip(headings, [*each, average], strict=True))
+        theirs = {heading: _printed("ood", "all", row, heading) for heading in headings}
+        if any(ours.values()) or not results.scale.only:
+            rows.append((row, cells(ours, theirs)))
+    return (Sheet(f"Averages over targets, {RULES[LABELED]}", headings, tuple(rows)),), remarks("ood")
 
 
 TABLES = [

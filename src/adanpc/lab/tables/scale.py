@@ -12,6 +12,8 @@ from adanpc.lab.train.spec import HABITS, Spec
 
 EVERY = 300  # steps between evaluations, as in DomainBed
 SIZES = ("steps", "batch", "trials", "seeds", "images")
+HOUR = 3600.0  # seconds
+DAY = 24 * HOUR
 
 
 @dataclass(frozen=True)
@@ -71,22 +73,40 @@ class Scale:
         Args:
             uses: the sizes that matter for what is described.
         """
-        words = {
-            "steps": f"{self.steps:,} steps",
-            "batch": f"{self.batch} images of each source domain in a step" if self.batch else "the usual batch",
-            "trials": f"{self.trials} {'trial' if self.trials == 1 else 'trials'} of settings",
-            "seeds": f"{self.seeds} {'seed' if self.seeds == 1 else 'seeds'}",
-            "images": "all images" if self.images is None else f"at most {self.images:,} images of each domain",
-        }
         full = SCALES["full"]
-        less = [name for name in uses if getattr(self, name) != getattr(full, name)]
-        paper = {name: f" (paper {getattr(full, name):,})" for name in less if getattr(full, name)}
-        parts = [words[name] + paper.get(name, "") for name in uses]
-        parts += [f"encoder {self.encoder} for photos"] if self.encoder else []
+        reduced = False
+        parts = []
+        for size in uses:
+            words = self._words(size)
+            usual = getattr(full, size)
+            if getattr(self, size) != usual:
+                reduced = True
+                words += f" (paper {usual:,})" if usual else ""
+            parts.append(words)
+        if self.encoder:
+            parts.append(f"encoder {self.encoder} for photos")
         if not parts:
             return f"Scale: {self.name}."
-        size = "Reduced" if less else "Full but for the encoder" if self.encoder else "Full"
-        return f"{size} ({self.name}): {', '.join(parts)}."
+        kind = "Full"
+        if reduced:
+            kind = "Reduced"
+        elif self.encoder:
+            kind = "Full but for the encoder"
+        return f"{kind} ({self.name}): {', '.join(parts)}."
+
+    def _words(self, size: str) -> str:
+        """One of the sizes, in words."""
+        match size:
+            case "steps":
+                return f"{self.steps:,} steps"
+            case "batch":
+                return f"{self.batch} images of each source domain in a step" if self.batch else "the usual batch"
+            case "trials":
+                return "1 trial of settings" if self.trials == 1 else f"{self.trials} trials of settings"
+            case "seeds":
+                return "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
+            case _:
+                return "all images" if self.images is None else f"at most {self.images:,} images of each domain"
 
 
 SCALES = {  # from the paper's size downwards; a budget takes the first that fits
@@ -106,17 +126,25 @@ def seconds(text: str) -> float:
     """A length of time such as 30m, 2h, 90s or 1h30m, in seconds."""
     match = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.strip().lower())
     if not text.strip() or match is None:
-        raise AdaNPCError(f"--budget takes a time such as 30m, 2h or 1h30m, got {text!r}")
+        raise AdaNPCError(f"budget must be a time such as 30m, 2h or 1h30m, got {text!r}")
     days, hours, minutes, rest = (int(part or 0) for part in match.groups())
     total = ((days * 24 + hours) * 60 + minutes) * 60 + rest
-    if not total:
-        raise AdaNPCError(f"--budget must be longer than nothing, got {text!r}")
+    if total == 0:
+        raise AdaNPCError(f"budget must be longer than 0 s, got {text!r}")
     return float(total)
 
 
 def length(span: float) -> str:
     """Seconds in words, such as 3 min or 2.5 h."""
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if span >= 2 * size or (unit == "min" and span >= 60):
-            return f"{span / size:.1f} {unit}" if span < 10 * size and unit != "min" else f"{span / size:.0f} {unit}"
-    return f"{span:.0f} s"
+    if span < 60:
+        return f"{span:.0f} s"
+    if span < 2 * HOUR:
+        return f"{span / 60:.0f} min"
+    if span < 2 * DAY:
+        return f"{_rounded(span / HOUR)} h"
+    return f"{_rounded(span / DAY)} days"
+
+
+def _rounded(number: float) -> str:
+    """With one decimal if it is below 10, else without."""
+    return f"{number:.1f}" if number < 10 else f"{number:.0f}"

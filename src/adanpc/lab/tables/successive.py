@@ -4,98 +4,134 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from adanpc.lab.adapt import ADAPTERS
 from adanpc.lab.show.exhibit import Cell, Chart, Sheet, Value, line, value
 from adanpc.lab.sweep.subjects import ALL, Extent, Trained
 from adanpc.lab.sweep.task import Adapt, Task
 from adanpc.lab.tables import paper
-from adanpc.lab.tables.methods import EACH, FEW, NAMES, how_many, settings, short
+from adanpc.lab.tables.methods import how_many, is_slow, limited, settings
 from adanpc.lab.tables.scale import Scale
-from adanpc.lab.tables.table import BENCHMARKS, Benchmark, Found, Parts, Table, printed, remarks
+from adanpc.lab.tables.table import BENCHMARKS, Benchmark, Parts, Results, Row, Table, printed, remarks
 
 DATA = ("rotated-mnist", "vlcs", "pacs", "terra-incognita", "domain-net")
 BATCHES = (1, 2, 32)
-DRAWN = (*NAMES, "knn", "adanpc-bn")  # in the charts
+IN_CHARTS = ("knn", "adanpc-bn")  # beside the methods that the paper has
+ALL_IMAGES_BATCH = 32
 
 
-def led(benchmark: Benchmark, scale: Scale, method: str, batch: int, extent: Extent, seed: int) -> Adapt:
+class Way(NamedTuple):
+    """How a method is led through the domains."""
+
+    method: str
+    batch: int
+    extent: Extent
+
+
+def task_for(benchmark: Benchmark, scale: Scale, way: Way, seed: int) -> Adapt:
     """A method that is led through all domains but the first, on which its model was trained."""
-    algorithm = "rotation" if method in ("ttt", "ttt-online") else "erm"
+    algorithm = "rotation" if ADAPTERS[way.method].needs_rotation_head else "erm"
     subject = Trained(scale.spec(benchmark.data, benchmark.domains[1:], algorithm, seed))
-    return Adapt(subject, method, batch, "successive", settings(method, benchmark.data), extent, seed)
+    own = settings(way.method, benchmark.data)
+    return Adapt(subject, way.method, way.batch, "successive", own, way.extent, seed)
+
+
+def _limited(method: str, batch: int, scale: Scale) -> Way:
+    return Way(method, batch, limited(method, scale))
+
+
+def _on_all_images() -> list[Way]:
+    """Methods that see features are fast enough to meet every image."""
+    return [Way(name, ALL_IMAGES_BATCH, ALL) for name, method in ADAPTERS.items() if method.sees == "features"]
+
+
+def _batches(method: str) -> tuple[int, ...]:
+    """The batch sizes that make a difference to a method."""
+    return BATCHES[:1] if ADAPTERS[method].one_by_one else BATCHES
 
 
 def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
     """Every method on some images, one by one, in pairs and in batches; methods that see features on all."""
-    wanted = [method for method in ADAPTERS if scale.wants(method)]
-    few = [(method, batch, short(method, scale)) for method in wanted for batch in BATCHES if _differs(method, batch)]
-    all_ = [(method, 32, ALL) for method in wanted if ADAPTERS[method].sees == "features"]
-    return [led(benchmark, scale, *what, seed) for seed in range(scale.seeds) for what in (*few, *all_)]
+    ways = [_limited(method, batch, scale) for method in ADAPTERS for batch in _batches(method)]
+    ways += _on_all_images()
+    wanted = [way for way in ways if scale.wants(way.method)]
+    return [task_for(benchmark, scale, way, seed) for seed in range(scale.seeds) for way in wanted]
 
 
-def _differs(method: str, batch: int) -> bool:
-    return batch == 1 or method not in EACH
-
-
-def show(benchmark: Benchmark, found: Found) -> tuple[Parts, list[str]]:
+def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
     """Accuracy as domains are met, and on the source after each."""
-    seen = [(method, 32, ALL) for method in ADAPTERS if ADAPTERS[method].sees == "features"]
-    long = _sheets(benchmark, found, seen, "all images, batches of 32, methods that see features")
-    charts = [chart for sheet in long if (chart := _chart(sheet))]
+    scale = results.scale
+    title = f"all images, batches of {ALL_IMAGES_BATCH}, methods that see features"
+    on_all = _sheets(benchmark, results, _on_all_images(), title)
+    charts = [chart for chart in map(_chart, on_all) if chart is not None]
     parts: list[Sheet] = []
     for batch in BATCHES:
-        usual = [(method, batch, short(method, found.scale)) for method in ADAPTERS if method not in FEW]
-        parts += _sheets(benchmark, found, usual, f"{how_many('source', found.scale)}, batches of {batch}")
-    few = [
-        (method, batch, short(method, found.scale)) for method in FEW for batch in BATCHES if _differs(method, batch)
-    ]
-    parts += _sheets(benchmark, found, few, "methods that look at many copies of each image")
-    return (*long, *charts, *parts), remarks(f"reval-{benchmark.data}")
+        usual = [_limited(method, batch, scale) for method in ADAPTERS if not is_slow(method)]
+        parts += _sheets(benchmark, results, usual, f"{how_many('source', scale)}, batches of {batch}")
+    slow = [_limited(method, batch, scale) for method in ADAPTERS if is_slow(method) for batch in _batches(method)]
+    parts += _sheets(benchmark, results, slow, "methods that look at many copies of each image")
+    return (*on_all, *charts, *parts), remarks(f"reval-{benchmark.data}")
 
 
-def _sheets(
-    benchmark: Benchmark, found: Found, rows: Sequence[tuple[str, int, Extent]], what: str
-) -> tuple[Sheet, Sheet]:
-    """What is met, and what is left of the source; one row for each method, batch size and extent."""
+def _sheets(benchmark: Benchmark, results: Results, ways: Sequence[Way], title: str) -> tuple[Sheet, Sheet]:
+    """What is met, and what is left of the source; one row for each way."""
     first, *others = benchmark.domains
     table = f"reval-{benchmark.data}"
-    theirs = paper.columns(table)[:-1] if table in paper.tables() else ("before", *others)
-    met, back = [], []
-    for method, batch, extent in rows:
-        tasks = [led(benchmark, found.scale, method, batch, extent, seed) for seed in range(found.scale.seeds)]
-        label = f"{method}, {how_many(method, found.scale)}, batches of {batch}" if method in FEW else method
-        if records := [record for task in tasks if (record := found(task))]:
-            met.append((label, tuple(map(Cell, _met(records, others)))))
-            cells = [printed(table, "all", NAMES.get(method, method), column) for column in theirs]
-            back.append((label, tuple(map(Cell, _back(records, others), cells))))
-        elif text := found.why(tasks[0]):
-            met.append((label, tuple(Cell(text=text) for _ in (*others, "average"))))
+    columns = ("before", *others)
+    paper_columns = columns
+    if table in paper.tables():
+        paper_columns = paper.columns(table)[:-1]  # the last is an average
+    met: list[Row] = []
+    source: list[Row] = []
+    for way in ways:
+        tasks = [task_for(benchmark, results.scale, way, seed) for seed in range(results.scale.seeds)]
+        records = results.all_of(tasks)
+        reason = results.reason(tasks[0])
+        label = _label(way, results.scale)
+        if records:
+            theirs = [printed(table, "all", ADAPTERS[way.method].in_paper, column) for column in paper_columns]
+            met.append((label, tuple(Cell(ours) for ours in _met(records, others))))
+            source.append((label, tuple(map(Cell, _source(records, others), theirs))))
+        elif reason:
+            met.append((label, tuple(Cell(text=reason) for _ in (*others, "average"))))
     return (
-        Sheet(f"Accuracy on each domain as it is met: {what}", (*others, "average"), tuple(met)),
-        Sheet(f"Accuracy on held-out images of {first} after each domain: {what}", ("before", *others), tuple(back)),
+        Sheet(f"Accuracy on each domain as it is met: {title}", (*others, "average"), tuple(met)),
+        Sheet(f"Accuracy on held-out images of {first} after each domain: {title}", columns, tuple(source)),
     )
 
 
-def _met(records: list[dict[str, Any]], names: list[str]) -> list[Value | None]:
-    each = [value([record["domains"][name] for record in records if name in record["domains"]]) for name in names]
+def _label(way: Way, scale: Scale) -> str:
+    """The method; where several stand in one sheet that meet different numbers of images, these too."""
+    if is_slow(way.method):
+        return f"{way.method}, {how_many(way.method, scale)}, batches of {way.batch}"
+    return way.method
+
+
+def _met(records: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Value | None]:
+    """The accuracy on each domain, and on average; one of which nothing was answered has none."""
+    each = [_over_records([record["domains"] for record in records], name) for name in names]
     return [*each, value([record["average"] for record in records])]
 
 
-def _back(records: list[dict[str, Any]], names: list[str]) -> list[Value | None]:
-    before = value([record["source"]["before"] for record in records])
-    return [before, *(value([record["source"]["after"][name] for record in records]) for name in names)]
+def _source(records: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Value | None]:
+    """The accuracy on the source before the stream, and after each domain."""
+    before = _over_records([record["source"] for record in records], "before")
+    return [before, *(_over_records([record["source"]["after"] for record in records], name) for name in names)]
+
+
+def _over_records(numbers: Sequence[dict[str, Any]], name: str) -> Value | None:
+    return value([each[name] for each in numbers if each.get(name) is not None])
 
 
 def _chart(sheet: Sheet) -> Chart | None:
+    """The sheet as lines, of the methods that the paper has and a few more; None if there are none."""
     columns = tuple(column for column in sheet.columns if column != "average")
-    series = tuple(
-        line(label, columns, [cell.ours for cell in made[: len(columns)]])
-        for label, made in sheet.rows
-        if label in DRAWN
-    )
-    return Chart(sheet.title, "domain", sheet.unit, series) if series else None
+    series = []
+    for label, cells in sheet.rows:
+        if label in IN_CHARTS or ADAPTERS[label].in_paper:
+            series.append(line(label, columns, [cell.ours for cell in cells[: len(columns)]]))
+    return Chart(sheet.title, "domain", sheet.unit, tuple(series)) if series else None
 
 
 TABLES = [

@@ -10,18 +10,29 @@ from adanpc.lab.data.digits import ANGLES
 from adanpc.lab.data.folders import DOMAIN_NET, PACS, TERRA_INCOGNITA, VLCS, Layout
 from adanpc.lab.show.exhibit import Cell, Chart, Exhibit, Gallery, Sheet, Value, value
 from adanpc.lab.sweep.records import Records
-from adanpc.lab.sweep.subjects import Workshop
+from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.task import Task
 from adanpc.lab.tables import paper
 from adanpc.lab.tables.scale import Scale
 
+Parts = tuple[Sheet | Chart | Gallery, ...]
+Row = tuple[str, tuple[Cell, ...]]  # of a sheet: its label and its cells
+
 
 class Benchmark(NamedTuple):
-    """A data set of domains: its name here, the paper's name for it, and its domains in the paper's order."""
+    """A data set of several domains.
+
+    Args:
+        data: its name here.
+        title: the paper's name for it.
+        domains: in the paper's order.
+        photos: photos and drawings, for which there are published encoders, and which may be mirrored; digits are not.
+    """
 
     data: str
     title: str
     domains: tuple[str, ...]
+    photos: bool = True
 
 
 def _laid_out(layout: Layout, title: str) -> Benchmark:
@@ -29,9 +40,9 @@ def _laid_out(layout: Layout, title: str) -> Benchmark:
 
 
 BENCHMARKS = {
-    made.data: made
-    for made in (
-        Benchmark("rotated-mnist", "RMNIST", tuple(map(str, ANGLES))),
+    benchmark.data: benchmark
+    for benchmark in (
+        Benchmark("rotated-mnist", "RMNIST", tuple(str(angle) for angle in ANGLES), photos=False),
         _laid_out(VLCS, "VLCS"),
         _laid_out(PACS, "PACS"),
         _laid_out(DOMAIN_NET, "DomainNet"),
@@ -40,33 +51,44 @@ BENCHMARKS = {
 }
 
 
+def benchmarks_in(table: str) -> tuple[Benchmark, ...]:
+    """The benchmarks that have a column in one of the paper's tables, in its order."""
+    by_title = {benchmark.title: benchmark for benchmark in BENCHMARKS.values()}
+    return tuple(by_title[column] for column in paper.columns(table) if column in by_title)
+
+
 @dataclass(frozen=True)
-class Found:
-    """The records of tasks, at one scale.
+class Results:
+    """What is known of a table's tasks, at one scale.
 
     Args:
         records: of a folder.
         scale: that was asked for.
-        shop: where data lie, for tables that show images.
+        workspace: where the data is, for tables that show images.
         absent: data sets that are not here.
     """
 
     records: Records
     scale: Scale
-    shop: Workshop
+    workspace: Workspace
     absent: tuple[str, ...] = ()
 
-    def __call__(self, task: Task) -> dict[str, Any] | None:
+    def of(self, task: Task) -> dict[str, Any] | None:
         """The record of a task; None if it has none, or was refused."""
         record = self.records.of(task)
-        return None if record is None or "error" in record else record
+        if record is None or "error" in record:
+            return None
+        return record
 
-    def why(self, task: Task) -> str:
-        """Why there is no number: refused, or nothing yet."""
-        return "refused" if "error" in (self.records.of(task) or {}) else ""
+    def all_of(self, tasks: Iterable[Task]) -> list[dict[str, Any]]:
+        """The records of those tasks that have one."""
+        records = [self.of(task) for task in tasks]
+        return [record for record in records if record is not None]
 
-
-Parts = tuple[Sheet | Chart | Gallery, ...]
+    def reason(self, task: Task) -> str:
+        """What to show instead of a number: that the task was refused, or nothing."""
+        record = self.records.of(task)
+        return "refused" if record is not None and "error" in record else ""
 
 
 @dataclass(frozen=True)
@@ -91,35 +113,46 @@ class Table:
     source: str
     about: str
     plan: Callable[[Scale], list[Task]]
-    show: Callable[[Found], tuple[Parts, Sequence[str]]]
+    show: Callable[[Results], tuple[Parts, Sequence[str]]]
     data: tuple[str, ...]
     alone: bool = False
     uses: tuple[str, ...] = ("steps", "batch", "seeds", "images")
     rows: tuple[str, ...] = ()
 
-    def exhibit(self, found: Found) -> Exhibit:
+    def exhibit(self, results: Results) -> Exhibit:
         """All that the records show so far."""
-        parts, notes = self.show(found)
-        about = f"{self.about} {found.scale.about(self.uses)}"
-        return Exhibit(self.name, self.title, self.source, about, parts, (*notes, *self._cautions(found)))
+        parts, notes = self.show(results)
+        about = f"{self.about} {results.scale.about(self.uses)}"
+        return Exhibit(self.name, self.title, self.source, about, parts, (*notes, *self._cautions(results)))
 
-    def _cautions(self, found: Found) -> list[str]:
+    def _cautions(self, results: Results) -> list[str]:
         """What is particular about the data here, what is missing, and what was refused."""
-        here = [name for name in self.data if name not in found.absent]
-        notices = [f"{name}: {said}" for name in here if (said := found.shop.data(name, 0).notice)]
-        missing = [f"{name} is not in the data's folder, so nothing is run on it." for name in found.absent]
-        tasks = {task.id: task for task in self.plan(found.scale) if not set(task.data()) & set(found.absent)}
-        waiting = sum(task not in found.records for task in tasks.values())
-        unfinished = [f"{waiting} of {len(tasks)} tasks have no record yet."] if waiting else []
-        return [*notices, *missing, *unfinished, *_refusals(found, tasks.values())]
+        notes = []
+        for name in self.data:
+            if name not in results.absent:
+                notice = results.workspace.data(name, 0).notice
+                if notice:
+                    notes.append(f"{name}: {notice}")
+        for name in results.absent:
+            notes.append(f"{name} is not in the data's folder, so nothing is run on it.")
+        tasks = {task.id: task for task in self.plan(results.scale) if not set(task.data()) & set(results.absent)}
+        missing = [task for task in tasks.values() if task not in results.records]
+        if missing:
+            notes.append(f"{len(missing)} of {len(tasks)} tasks have no record yet.")
+        damaged = results.records.damaged
+        if damaged:
+            notes.append(f"{damaged} lines of {results.records.path.name} are damaged and skipped.")
+        return notes + _refusals(results, tasks.values())
 
 
-def _refusals(found: Found, tasks: Iterable[Task]) -> list[str]:
+def _refusals(results: Results, tasks: Iterable[Task]) -> list[str]:
     """Why there are cells without numbers, each reason once."""
-    records = [found.records.of(task) or {} for task in tasks]
-    return [
-        f"Refused: {reason}" for reason in dict.fromkeys(record["error"] for record in records if "error" in record)
-    ]
+    reasons: dict[str, None] = {}
+    for task in tasks:
+        record = results.records.of(task)
+        if record is not None and "error" in record:
+            reasons[record["error"]] = None
+    return [f"Refused: {reason}" for reason in reasons]
 
 
 def printed(table: str, group: str, row: str, column: str) -> Value | None:
@@ -136,21 +169,29 @@ def remarks(*tables: str) -> list[str]:
     return [f"The paper: {note}" for table in tables if table in paper.tables() for note in paper.notes(table)]
 
 
-def averages(found: Found, tasks: Sequence[Sequence[Task]]) -> tuple[list[Value | None], Value | None]:
+def averages(results: Results, tasks: Sequence[Sequence[Task]]) -> tuple[list[Value | None], Value | None]:
     """The accuracy on each target, and their mean, over seeds; the tasks are in rows by seed, columns by target."""
-    each = [[None if record is None else float(record["average"]) for record in map(found, seed)] for seed in tasks]
-    return [seeds_of(target) for target in zip(*each, strict=True)], seeds_of([mean_of(seed) for seed in each])
+    accuracies = [[_average(results.of(task)) for task in seed] for seed in tasks]
+    each = [over_seeds(target) for target in zip(*accuracies, strict=True)]
+    mean = over_seeds([mean_of(seed) for seed in accuracies])
+    return each, mean
 
 
-def mean_of(each: Sequence[float | None]) -> float | None:
+def _average(record: Mapping[str, Any] | None) -> float | None:
+    return None if record is None else float(record["average"])
+
+
+def mean_of(numbers: Sequence[float | None]) -> float | None:
     """The mean, or None if anything is missing."""
-    known = [number for number in each if number is not None]
-    return sum(known) / len(known) if known and len(known) == len(each) else None
+    known = [number for number in numbers if number is not None]
+    if not known or len(known) < len(numbers):
+        return None
+    return sum(known) / len(known)
 
 
-def seeds_of(each: Sequence[float | None]) -> Value | None:
+def over_seeds(numbers: Sequence[float | None]) -> Value | None:
     """What several seeds gave; those that are missing do not count."""
-    return value([number for number in each if number is not None])
+    return value([number for number in numbers if number is not None])
 
 
 def cells(ours: Mapping[str, Value | None], theirs: Mapping[str, Value | None]) -> tuple[Cell, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from adanpc.lab.show.exhibit import Cell, Chart, Sheet, Value
 from adanpc.lab.sweep.subjects import Trained
 from adanpc.lab.sweep.task import Task
 from adanpc.lab.tables.scale import Scale
-from adanpc.lab.tables.table import BENCHMARKS, Found, Parts, Table
+from adanpc.lab.tables.table import BENCHMARKS, Parts, Results, Row, Table
 from adanpc.lab.theory.bank import Split, split_chart
 from adanpc.lab.theory.bounds import Assumptions
 from adanpc.lab.theory.charts import charts
@@ -23,19 +25,22 @@ QUANTITIES = ("k_s", "k_u", "n_s", "n_u", "joint k_u", "accuracy joint", "accura
 def simulations_plan(scale: Scale) -> list[Task]:
     """Every setting, all seeds of it in one task."""
     size = "full" if scale.name in ("full", "large") else "reduced"
-    seeds = SCALES[size].seeds
-    return [
-        Simulate({name: value for name, value in entry.items() if name != "seed"}, seeds)
-        for entry in plan(size)
-        if entry["seed"] == 0
-    ]
+    tasks: list[Task] = []
+    for entry in plan(size):
+        if entry["seed"] == 0:
+            parameters = {name: value for name, value in entry.items() if name != "seed"}
+            tasks.append(Simulate(parameters, SCALES[size].seeds))
+    return tasks
 
 
-def simulations(found: Found) -> tuple[Parts, list[str]]:
+def simulations(results: Results) -> tuple[Parts, list[str]]:
     """One chart for each quantity that a proposition varies, and what the records say of the paper's claims."""
-    records = [found(task) for task in simulations_plan(found.scale)]
-    draws: list[dict[str, Any]] = [draw for record in records if record for draw in record["draws"]]
-    return (charts(draws), list(findings(draws))) if draws else ((), [])
+    draws: list[dict[str, Any]] = []
+    for record in results.all_of(simulations_plan(results.scale)):
+        draws += record["draws"]
+    if not draws:
+        return (), []
+    return charts(draws), list(findings(draws))
 
 
 def split_task(scale: Scale, target: str) -> SplitOfBank:
@@ -48,17 +53,17 @@ def splits_plan(scale: Scale) -> list[Task]:
     return [split_task(scale, target) for target in DIGITS.domains]
 
 
-def splits(found: Found) -> tuple[Parts, list[str]]:
+def splits(results: Results) -> tuple[Parts, list[str]]:
     """The split with the least bound, beside the one that a joint vote has by itself."""
-    rows: list[tuple[str, tuple[Cell, ...]]] = []
+    rows: list[Row] = []
     drawn: list[Chart] = []
     for target in DIGITS.domains:
-        if record := found(split_task(found.scale, target)):
-            known = {name: record[name] for name in ("k_s", "k_u", "n_s", "n_u", "joint")}
-            accuracy = record["accuracy"]
-            numbers = [*known.values(), accuracy["joint"], accuracy.get("split")]
-            rows.append((target, tuple(Cell(None if number is None else Value(float(number))) for number in numbers)))
-            drawn = drawn or [split_chart(Split(**known, known=Assumptions(**record["known"])))]
+        record = results.of(split_task(results.scale, target))
+        if record is None:
+            continue
+        rows.append((target, _cells(record)))
+        if not drawn:  # one target is enough to see the shape of the bound
+            drawn.append(split_chart(_split(record)))
     title = (
         "Rotated MNIST: neighbors of each kind with the least bound of Proposition 3, and accuracy on held-out target"
     )
@@ -66,6 +71,27 @@ def splits(found: Found) -> tuple[Parts, list[str]]:
         "Labels of admitted rows are the bank's own answers, so the estimated gap says nothing about the true labels."
     )
     return (Sheet(title, QUANTITIES, tuple(rows), "", ""), *drawn), [note]
+
+
+def _cells(record: Mapping[str, Any]) -> tuple[Cell, ...]:
+    """In the order of ``QUANTITIES``; without a split there is no accuracy of one."""
+    numbers = [record["k_s"], record["k_u"], record["n_s"], record["n_u"], record["joint"]]
+    numbers += [record["accuracy"]["joint"], record["accuracy"].get("split")]
+    return tuple(Cell(None if number is None else Value(float(number))) for number in numbers)
+
+
+def _split(record: Mapping[str, Any]) -> Split:
+    constants = {
+        field.name: record["known"][field.name] for field in fields(Assumptions) if field.name in record["known"]
+    }
+    return Split(
+        k_s=record["k_s"],
+        k_u=record["k_u"],
+        n_s=record["n_s"],
+        n_u=record["n_u"],
+        joint=record["joint"],
+        known=Assumptions(**constants),
+    )
 
 
 TABLES = [

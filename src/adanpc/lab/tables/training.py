@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,14 +15,14 @@ from adanpc.lab.tables.scale import Scale
 from adanpc.lab.tables.table import (
     BENCHMARKS,
     Benchmark,
-    Found,
     Parts,
+    Results,
     Table,
     averages,
     cells,
+    over_seeds,
     printed,
     remarks,
-    seeds_of,
 )
 
 KS = (50, 75, 100, 125, 150)
@@ -34,6 +34,7 @@ BACKBONES = {
     "EfficientNet-Lite0": "efficientnet-lite0",
 }
 CURVE = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of all steps
+CURVES = {"source": "linear head", "knn": "frozen vote", "adanpc": "AdaNPC"}  # methods with their labels
 
 
 class Row(NamedTuple):
@@ -49,22 +50,28 @@ class Row(NamedTuple):
     encoder: str = ""
 
 
-PACS_LOSS = [
-    Row("ERM, linear head", "ERM", "Linear", "erm", "source"),
-    *(Row(f"ERM + AdaNPC, k {k}", "ERM", f"k={k}", "erm", "adanpc", {}, {"k": k}) for k in KS),
-    *(
-        Row(
-            f"KNN loss, k {k}, memory {size}",
-            "L_KNN",
-            f"k={k}, M={size}",
-            "knn",
-            "adanpc",
-            {"k": k, "size": size},
-            {"k": k},
-        )
-        for k, size in MEMORIES
-    ),
-]
+def _pacs_loss() -> list[Row]:
+    """The head, votes over ERM, and votes over the KNN loss."""
+    rows = [Row("ERM, linear head", "ERM", "Linear", "erm", "source")]
+    for k in KS:
+        rows.append(Row(f"ERM + AdaNPC, k {k}", "ERM", f"k={k}", "erm", "adanpc", settings={"k": k}))
+    for k, size in MEMORIES:
+        label = f"KNN loss, k {k}, memory {size}"
+        hyper = {"k": k, "size": size}
+        rows.append(Row(label, "L_KNN", f"k={k}, M={size}", "knn", "adanpc", hyper, settings={"k": k}))
+    return rows
+
+
+def _encoders() -> list[Row]:
+    """Each encoder with its head and with two votes."""
+    rows = []
+    for name, encoder in BACKBONES.items():
+        rows.append(Row(f"{name}, linear head", name, name, "erm", "source", encoder=encoder))
+        rows.append(Row(f"{name}, AdaNPC", name, "AdaNPC", "erm", "adanpc", encoder=encoder))
+        rows.append(Row(f"{name}, AdaNPC+BN", name, "AdaNPC+BN", "erm", "adanpc-bn", encoder=encoder))
+    return rows
+
+
 DIGITS_LOSS = [
     Row("ERM, linear head", "", "", "erm", "source"),
     Row("ERM, frozen vote", "all", "ERM", "erm", "knn"),
@@ -72,48 +79,47 @@ DIGITS_LOSS = [
     Row("KNN loss, frozen vote", "all", "L_KNN", "knn", "knn"),
     Row("KNN loss + AdaNPC", "all", "L_KNN + AdaNPC", "knn", "adanpc"),
 ]
-ENCODERS = [
-    Row(f"{name}, {label}", name, name if method == "source" else label, "erm", method, encoder=encoder)
-    for name, encoder in BACKBONES.items()
-    for label, method in (("linear head", "source"), ("AdaNPC", "adanpc"), ("AdaNPC+BN", "adanpc-bn"))
-]
 
 
-def _asked_for(row: Row) -> str:
-    """What --only calls it: its encoder where those are compared, or else what is trained."""
+def _choice(row: Row) -> str:
+    """What ``only`` calls a row: its encoder where those are compared, or else what is trained."""
     return row.encoder or row.algorithm
 
 
-def task(benchmark: Benchmark, scale: Scale, row: Row, target: str, seed: int) -> Adapt:
+def task_for(benchmark: Benchmark, scale: Scale, row: Row, target: str, seed: int) -> Adapt:
     """One row on one target."""
-    scale = replace(scale, encoder=row.encoder or scale.encoder)
+    if row.encoder:
+        scale = replace(scale, encoder=row.encoder)
     spec = replace(scale.spec(benchmark.data, (target,), row.algorithm, seed), hyper=dict(row.hyper))
     return Adapt(Trained(spec), row.method, settings=row.settings, seed=seed)
 
 
-def plan(benchmark: Benchmark, rows: list[Row], scale: Scale) -> list[Task]:
+def plan(benchmark: Benchmark, rows: Sequence[Row], scale: Scale) -> list[Task]:
     """Every row on every target."""
     return [
-        task(benchmark, scale, row, target, seed)
+        task_for(benchmark, scale, row, target, seed)
         for row in rows
-        if scale.wants(_asked_for(row))
+        if scale.wants(_choice(row))
         for target in benchmark.domains
         for seed in range(scale.seeds)
     ]
 
 
-def show(name: str, benchmark: Benchmark, rows: list[Row], found: Found) -> tuple[Parts, list[str]]:
+def show(name: str, benchmark: Benchmark, rows: Sequence[Row], results: Results) -> tuple[Parts, list[str]]:
     """Rows by targets."""
-    headings, made = paper.columns(name), []
+    scale = results.scale
+    headings = paper.columns(name)
+    shown = []
     for row in rows:
-        seeds = range(found.scale.seeds)
-        tasks = [[task(benchmark, found.scale, row, target, seed) for target in benchmark.domains] for seed in seeds]
-        each, mean = averages(found, tasks)
+        tasks = []
+        for seed in range(scale.seeds):
+            tasks.append([task_for(benchmark, scale, row, target, seed) for target in benchmark.domains])
+        each, mean = averages(results, tasks)
         ours = dict(zip(headings, [*each, mean], strict=True))
         theirs = {heading: printed(name, row.group, row.printed, heading) for heading in headings}
-        if any(ours.values()) or not found.scale.only:
-            made.append((row.label, cells(ours, theirs)))
-    return (Sheet(benchmark.title, headings, tuple(made)),), remarks(name)
+        if any(ours.values()) or not scale.only:
+            shown.append((row.label, cells(ours, theirs)))
+    return (Sheet(benchmark.title, headings, tuple(shown)),), remarks(name)
 
 
 def curve_steps(scale: Scale) -> list[int]:
@@ -132,37 +138,49 @@ def curves_plan(scale: Scale) -> list[Task]:
     return [
         curve_task(scale, steps, method, seed)
         for steps in curve_steps(scale)
-        for method in ("source", "knn", "adanpc")
+        for method in CURVES
         for seed in range(scale.seeds)
     ]
 
 
-def curves(found: Found) -> tuple[Parts, list[str]]:
+def curves(results: Results) -> tuple[Parts, list[str]]:
     """Accuracy on target and held-out source against steps."""
-    steps, sheets, charts = curve_steps(found.scale), [], []
-    names = {"source": "linear head", "knn": "frozen vote", "adanpc": "AdaNPC"}
-    for part in ("target (0 degrees)", "held-out source"):
-        rows = {label: [_point(found, step, method, part) for step in steps] for method, label in names.items()}
+    steps = curve_steps(results.scale)
+    sheets = []
+    charts = []
+    for part, read in (("target (0 degrees)", _on_target), ("held-out source", _on_source)):
         title = f"Convergence on Rotated MNIST, {part}"
-        cells = tuple((label, tuple(map(Cell, values))) for label, values in rows.items())
-        sheets.append(Sheet(f"{title}: after as many steps", tuple(map(str, steps)), cells))
-        series = tuple(line(label, steps, values) for label, values in rows.items())
-        charts.append(Chart(title, "steps", "accuracy in %", series))
+        rows = []
+        series = []
+        for method, label in CURVES.items():
+            values = [_point(results, step, method, read) for step in steps]
+            rows.append((label, tuple(Cell(ours) for ours in values)))
+            series.append(line(label, steps, values))
+        headings = tuple(str(step) for step in steps)
+        sheets.append(Sheet(f"{title}: after as many steps", headings, tuple(rows)))
+        charts.append(Chart(title, "steps", "accuracy in %", tuple(series)))
     return (*sheets, *charts), []
 
 
-def _point(found: Found, steps: int, method: str, part: str) -> Value | None:
-    records = [found(curve_task(found.scale, steps, method, seed)) for seed in range(found.scale.seeds)]
-    return seeds_of([_curve(record, part) for record in records])
+def _point(
+    results: Results, steps: int, method: str, read: Callable[[Mapping[str, Any]], float | None]
+) -> Value | None:
+    """What is read of the records of a model after so many steps, over seeds."""
+    tasks = [curve_task(results.scale, steps, method, seed) for seed in range(results.scale.seeds)]
+    return over_seeds([read(record) for record in results.all_of(tasks)])
 
 
-def _curve(record: Mapping[str, Any] | None, part: str) -> float | None:
-    if record is None:
-        return None
-    return float(record["average"] if part.startswith("target") else record["source"]["before"])
+def _on_target(record: Mapping[str, Any]) -> float | None:
+    accuracy: float = record["average"]
+    return accuracy
 
 
-def _table(name: str, title: str, source: str, data: str, rows: list[Row]) -> Table:
+def _on_source(record: Mapping[str, Any]) -> float | None:
+    accuracy: float | None = record["source"]["before"]
+    return accuracy
+
+
+def _table(name: str, title: str, source: str, data: str, rows: Sequence[Row]) -> Table:
     benchmark = BENCHMARKS[data]
     about = "Each domain in turn is the target; the last model, default settings but for those named, nothing selected."
     return Table(
@@ -173,13 +191,13 @@ def _table(name: str, title: str, source: str, data: str, rows: list[Row]) -> Ta
         partial(plan, benchmark, rows),
         partial(show, name, benchmark, rows),
         (data,),
-        rows=tuple(dict.fromkeys(map(_asked_for, rows))),
+        rows=tuple(dict.fromkeys(_choice(row) for row in rows)),
     )
 
 
 TABLES = [
-    _table("backbones", "PACS with several encoders", "Table 2 (tab:backbons)", "pacs", ENCODERS),
-    _table("loss-pacs", "Training loss, k and memory on PACS", "Table 5 (tab:knn-training-pacs)", "pacs", PACS_LOSS),
+    _table("backbones", "PACS with several encoders", "Table 2 (tab:backbons)", "pacs", _encoders()),
+    _table("loss-pacs", "Training loss, k and memory on PACS", "Table 5 (tab:knn-training-pacs)", "pacs", _pacs_loss()),
     _table(
         "loss-rotated-mnist",
         "Training loss on Rotated MNIST",

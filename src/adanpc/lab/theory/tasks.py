@@ -10,8 +10,8 @@ from torch import Tensor
 
 from adanpc import core
 from adanpc.core import MemoryBank
-from adanpc.lab.sweep.cost import Ruler
-from adanpc.lab.sweep.subjects import ALL, Extent, Subject, Trained, Workshop
+from adanpc.lab.sweep.cost import CostModel
+from adanpc.lab.sweep.subjects import ALL, Extent, Subject, Trained, Workspace
 from adanpc.lab.sweep.task import STARTING, Task, Train
 from adanpc.lab.theory.bank import split_of_bank
 from adanpc.lab.theory.simulate import measure
@@ -37,11 +37,11 @@ class Simulate(Task):
         """Every field."""
         return {"parameters": dict(self.parameters), "seeds": self.seeds}
 
-    def run(self, shop: Workshop) -> dict[str, Any]:
+    def run(self, workspace: Workspace) -> dict[str, Any]:
         """One entry for each seed."""
         return {"draws": [measure({**self.parameters, "seed": seed}) for seed in range(self.seeds)]}
 
-    def effort(self, ruler: Ruler) -> float:
+    def effort(self, costs: CostModel) -> float:
         """By rows and queries."""
         rows: int = self.parameters["n_s"] + self.parameters["n_u"]
         return SECONDS_PER_ROW * self.seeds * rows
@@ -71,9 +71,9 @@ class SplitOfBank(Task):
         """Those of the subject."""
         return self.subject.reads()
 
-    def run(self, shop: Workshop) -> dict[str, Any]:
+    def run(self, workspace: Workspace) -> dict[str, Any]:
         """The split with its constants, and how right the votes were with it and without."""
-        scene = self.subject.scene(shop, self.extent)
+        scene = self.subject.scene(workspace, self.extent)
         stream = scene.seen(scene.targets[0], "features")
         held_out = scene.seen(scene.held[0], "features")
         bank = MemoryBank(scene.source.model.dim, scene.source.model.classes)
@@ -88,9 +88,9 @@ class SplitOfBank(Task):
             accuracy["split"] = _accuracy(split_vote, queries, held_out.labels)
         return {**asdict(split), "accuracy": accuracy, "queries": len(held_out)}
 
-    def effort(self, ruler: Ruler) -> float:
+    def effort(self, costs: CostModel) -> float:
         """Features of all images."""
-        return STARTING + ruler.features(self.subject.reading(), self.extent)
+        return STARTING + costs.features(self.subject.reading(), self.extent)
 
     def first(self) -> Task | None:
         """Training, if the model is not published."""

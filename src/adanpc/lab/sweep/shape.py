@@ -1,0 +1,206 @@
+"""The shape of what is read back from a folder of records: anybody may have written there.
+
+A check takes a value as JSON has it and says whether it can be used. Checks are put together: ``listed(number)`` is
+the check of a list of numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from math import inf, isnan
+from pathlib import Path
+from typing import Any
+
+from adanpc.errors import UnavailableError
+
+Check = Callable[[Any], bool]
+HUGE = 1e12  # no number that is recorded comes near it, and sums and powers of smaller ones do not overflow
+MOST_NEIGHBORS = 10_000  # that a chart is drawn over
+
+
+class RecordsError(UnavailableError):
+    """A file in a folder of records that is damaged, or that is a link to somewhere else."""
+
+    code = "bad-records"
+
+
+def number(value: Any) -> bool:
+    """Whether it is a finite number of reasonable size."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -HUGE <= value <= HUGE
+
+
+def measured(value: Any) -> bool:
+    """Whether it is what a measurement can give: a number, NaN if there was nothing to measure, or infinity."""
+    return isinstance(value, float) or number(value)
+
+
+def score(value: Any) -> bool:
+    """Whether it is what settings can be selected by: a number, or NaN or nothing where it was not measured."""
+    return value is None or number(value) or (isinstance(value, float) and isnan(value))
+
+
+def count(value: Any) -> bool:
+    """Whether it is a whole number from 0."""
+    return isinstance(value, int) and number(value) and value >= 0
+
+
+def positive(value: Any) -> bool:
+    """Whether it is a number greater than 0."""
+    return number(value) and value > 0
+
+
+def text(value: Any) -> bool:
+    """Whether it is a text."""
+    return isinstance(value, str)
+
+
+def optional(check: Check) -> Check:
+    """Nothing, or what passes the check."""
+    return lambda value: value is None or check(value)
+
+
+def listed(check: Check, *, least: int = 0) -> Check:
+    """A list of at least so many values that all pass the check."""
+
+    def passes(value: Any) -> bool:
+        return isinstance(value, list) and len(value) >= least and all(check(each) for each in value)
+
+    return passes
+
+
+def named(check: Check) -> Check:
+    """Names with values that all pass the check."""
+
+    def passes(value: Any) -> bool:
+        return isinstance(value, dict) and all(check(each) for each in value.values())
+
+    return passes
+
+
+def fields(**checks: Check) -> Check:
+    """A mapping that has all these fields, each as its check wants it; others do not matter."""
+
+    def passes(value: Any) -> bool:
+        if not isinstance(value, dict):
+            return False
+        return all(name in value and check(value[name]) for name, check in checks.items())
+
+    return passes
+
+
+def both(one: Check, other: Check) -> Check:
+    """What passes two checks."""
+    return lambda value: one(value) and other(value)
+
+
+def read_checked(path: Path, check: Check, remedy: str) -> Any:
+    """The contents of a JSON file, or None if there is no file; refuses one that does not pass the check.
+
+    Args:
+        path: of the file.
+        check: of its contents.
+        remedy: what to do if it is damaged; the end of a sentence.
+    """
+    refuse_link(path)
+    if not path.exists():
+        return None
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise RecordsError(f"{path} is damaged ({error}): {remedy}") from None
+    if not check(value):
+        raise RecordsError(f"{path} is damaged (it is not what adanpc writes): {remedy}")
+    return value
+
+
+def refuse_link(path: Path) -> None:
+    """Refuses a symbolic link, which could make a write end up anywhere."""
+    if path.is_symlink():
+        raise RecordsError(f"{path} is a symbolic link, which is not followed: remove it, or choose another `out`")
+
+
+def anything(value: Any) -> bool:
+    """True: it is not looked at."""
+    return True
+
+
+def _split(value: Any) -> bool:
+    """Whether it is the record of a split, with no more neighbors than there are rows."""
+    rows = fields(k_s=count, k_u=count, n_s=count, n_u=count, joint=number, accuracy=fields(joint=score))
+    constants = fields(
+        dim=positive,
+        source_overlap=positive,
+        target_overlap=positive,
+        density=lambda density: isinstance(density, float) and 0 < density < inf,  # may well be huge
+        smoothness=number,
+    )
+    if not rows(value) or not fields(known=constants)(value):
+        return False
+    few = value["k_s"] + value["k_u"] <= MOST_NEIGHBORS
+    return bool(few and value["k_s"] <= value["n_s"] and value["k_u"] <= value["n_u"])
+
+
+ENTRY = fields(  # one line of the records
+    id=text,
+    kind=text,
+    task=named(anything),
+    record=named(anything),
+    seconds=lambda value: number(value) and value >= 0,
+    environment=fields(machine=text, commit=text, versions=named(text)),
+)
+DATA = named(count)  # data sets by name, with the number of their images
+REFUSED = fields(error=text)  # the record of a task that could not be done
+
+VOTES = ("source", "joint", "split", "half", "joint pseudo", "split pseudo", "half pseudo")
+QUESTION = fields(
+    row=count,
+    label=count,
+    probs=listed(number, least=1),
+    neighbors=listed(fields(id=count, label=count, similarity=number)),
+    removed=listed(count),
+    after=optional(listed(number, least=1)),
+)
+DRAW = fields(
+    sweep=text,
+    shift=text,
+    problem=named(number),
+    k=count,
+    n_s=count,
+    n_u=count,
+    queries=count,
+    seed=count,
+    excess=fields(**dict.fromkeys(VOTES, measured)),
+    worst=measured,
+    bound=fields(**dict.fromkeys(("2", "3", "3 half"), measured)),
+    divergence=fields(
+        mean=measured, within=measured, radius=measured, wasserstein=measured, error=measured, bound=measured
+    ),
+    pseudo_bias=optional(measured),
+)
+
+# What tables read of the records of each kind of task.
+RECORDS: Mapping[str, Check] = {
+    "train": fields(evaluations=listed(named(anything))),
+    "adapt": fields(
+        average=number,
+        domains=named(number),
+        source=fields(before=score, after=named(score)),
+        scores=fields(source=score, target=score, snd=score, diversity=score, agreement=score),
+    ),
+    "time": fields(methods=named(fields(ms=number, total_ms=number, mb=number))),
+    "witness": fields(accuracy=number, queries=count, questions=listed(QUESTION)),
+    "simulate": fields(draws=listed(both(DRAW, fields(problem=fields(dim=count, gap=number, overlap=number))))),
+    "split": _split,
+}
+
+
+def usable(entry: Mapping[str, Any]) -> bool:
+    """Whether a line of the records has all that is read of it."""
+    if not ENTRY(entry) or not DATA(entry.get("data", {})):
+        return False
+    record = entry["record"]
+    if "error" in record:
+        return REFUSED(record)
+    check = RECORDS.get(entry["kind"], anything)
+    return check(record)

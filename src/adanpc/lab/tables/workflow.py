@@ -1,0 +1,156 @@
+"""From the name of a table to what it shows: choose its scale, run what is missing, show what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from adanpc import files, require
+from adanpc.errors import AdaNPCError
+from adanpc.lab.data.domain import DataError
+from adanpc.lab.data.loading import cores
+from adanpc.lab.show import report
+from adanpc.lab.show.exhibit import Exhibit
+from adanpc.lab.sweep.records import Records
+from adanpc.lab.sweep.subjects import Workspace
+from adanpc.lab.sweep.sweep import sweep
+from adanpc.lab.tables.choice import Request, available, check_rows, choices, choose, describe, note_choice
+from adanpc.lab.tables.registry import TABLES, table_of
+from adanpc.lab.tables.scale import Scale
+from adanpc.lab.tables.table import Results, Table
+from adanpc.lab.train.team import known_device
+
+SMALLEST = {"steps": 1, "images": 5, "trials": 1, "seeds": 1}  # of each domain, one image in five is held out
+
+
+def make(
+    name: str,
+    *,
+    data_dir: str | Path = "data",
+    out: str | Path = "runs/tables",
+    scale: str = "",
+    budget: str = "",
+    only: Sequence[str] = (),
+    encoder: str = "",
+    steps: int | None = None,
+    images: int | None = None,
+    trials: int | None = None,
+    seeds: int | None = None,
+    workers: int | None = None,
+    device: str = "cpu",
+    ray: str = "",
+    notify: Callable[[str], None] = lambda message: None,
+) -> Exhibit:
+    """A table or figure of the paper, ours beside the paper's.
+
+    Whatever is finished is recorded at once: the same call continues after an interruption, and runs nothing twice.
+    ``adanpc.lab.show.report.write`` writes the result as files.
+
+    Args:
+        name: one of ``TABLES``.
+        data_dir: the folder that holds the data sets.
+        out: where records and models are kept.
+        scale: the size by name, see ``SCALES``; by default the paper's, which takes weeks on two cores.
+        budget: instead of a scale, a time such as 30m or 2h: the largest scale that fits is taken.
+        only: the rows to make; by default all.
+        encoder: instead of the paper's, for photos.
+        steps: of training, instead of the scale's.
+        images: of each domain at most, instead of the scale's.
+        trials: settings to select from, instead of the scale's.
+        seeds: repetitions, instead of the scale's.
+        workers: processes; by default one for each core.
+        device: where models compute, such as cpu or cuda.
+        ray: the address of a Ray cluster to run on, such as auto; by default this machine is used.
+        notify: is called with messages on the way: the estimate before the work begins, and what had to be left out.
+    """
+    table = table_of(name)
+    check_rows(table, only, encoder)
+    sizes = _checked_sizes(steps=steps, images=images, trials=trials, seeds=seeds)
+    if encoder:
+        sizes["encoder"] = encoder
+    if only:
+        sizes["only"] = tuple(only)
+    request = Request(budget, scale, sizes)
+    request.check()
+    workspace = Workspace(Path(data_dir), Path(out), known_device(device))
+    processes = cores() if workers is None else require.whole("workers", workers, least=1)
+    if table.alone:  # it shows times, which other processes would lengthen
+        processes = 1
+        ray = ""
+    absent = absent_data(table, workspace)
+    if table.data and len(absent) == len(table.data):
+        workspace.data(table.data[0], 0)  # raises the error that says where the data is published
+    estimate = choose(table, request, workspace, processes, absent)
+    notify(describe(table, estimate, budget, processes))
+    records = Records(workspace.folder)
+    with records.writing():
+        note_choice(workspace.folder, name, estimate.scale, budget)
+        tasks = available(table, estimate.scale, absent)
+        for reason in sweep(tasks, workspace, records, ray=ray, workers=processes):
+            notify(f"Left out: {reason}")
+    return table.exhibit(Results(Records(workspace.folder), estimate.scale, workspace, absent))
+
+
+def _checked_sizes(**sizes: int | None) -> dict[str, Any]:
+    """The sizes that are given, each large enough."""
+    given = {name: size for name, size in sizes.items() if size is not None}
+    return {name: require.whole(name, size, least=SMALLEST[name]) for name, size in given.items()}
+
+
+def absent_data(table: Table, workspace: Workspace) -> tuple[str, ...]:
+    """The table's data sets that are not here."""
+    return tuple(name for name in table.data if not _is_here(name, workspace))
+
+
+def _is_here(name: str, workspace: Workspace) -> bool:
+    try:
+        workspace.data(name, 0)
+    except DataError:
+        return False
+    return True
+
+
+def exhibit(name: str, workspace: Workspace, scale: Scale) -> Exhibit:
+    """What the records of a folder show of a table."""
+    table = table_of(name)
+    return table.exhibit(Results(Records(workspace.folder), scale, workspace, absent_data(table, workspace)))
+
+
+def exhibits(workspace: Workspace) -> list[Exhibit]:
+    """Every table that was made in a folder, as it was made the last time."""
+    noted = choices(workspace.folder)
+    if not noted:
+        folder = workspace.folder
+        raise AdaNPCError(f"{folder} holds no tables: make one with adanpc table NAME --out {folder}")
+    return [exhibit(name, workspace, noted[name].scale) for name in TABLES if name in noted]
+
+
+def measured_with(workspace: Workspace) -> dict[str, str]:
+    """What the records of the tables of a folder were made with; several values where it was not always the same."""
+    records = Records(workspace.folder)
+    noted = choices(workspace.folder)
+    seen: dict[str, dict[str, None]] = {"machine": {}, "commit": {}, "versions": {}}  # in order of appearance
+    for name in TABLES:
+        if name not in noted:
+            continue
+        for task in TABLES[name].plan(noted[name].scale):
+            if task in records:
+                environment = records.entries[task.id]["environment"]
+                packages = [f"{package} {version}" for package, version in environment["versions"].items()]
+                seen["machine"][environment["machine"] or "unknown"] = None
+                seen["commit"][environment["commit"] or "unknown"] = None
+                seen["versions"][", ".join(packages) or "unknown"] = None
+    return {name: "; ".join(values) for name, values in seen.items() if values}
+
+
+def write_report(workspace: Workspace) -> Path:
+    """Writes one page with everything that a folder holds; its path."""
+    path = workspace.folder / "report.html"
+    text = report.page(exhibits(workspace), measured_with(workspace), "AdaNPC: tables and figures made again")
+
+    def write(new: Path) -> None:
+        new.write_text(text, encoding="utf-8")
+
+    files.replace(path, write)
+    return path
