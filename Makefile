@@ -55,7 +55,7 @@ fuzz: .venv/ready
 # The pages must work where there is no network, so a tag or a style sheet that loads from another host is an error.
 docs: .venv/ready
 	$(INSTALL) --editable '.[docs]'
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@! grep -rnoE --include='*.html' '<(script|link|img|iframe|source|object)[^>]* (src|href|data)=.?(https?:)?//[^> ]*' site
 	@! grep -rnoE --include='*.css' '(url\(.?|@import .?)(https?:)?//[^) ]*' site
 	@echo "The documentation is in site/index.html; to search in it: $(BIN)/python -m http.server --directory site"

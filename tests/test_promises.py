@@ -121,7 +121,7 @@ def test_confidence_is_not_capped_by_a_second_softmax() -> None:
     assert float(answer.confidence) == 1.0  # the published code cannot exceed e / (e + 9) = 0.23 here
 
 
-def test_appending_copies_one_block_at_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_appending_copies_at_most_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "BLOCK_BYTES", 1 << 20)
     bank = MemoryBank(64, 2)
     bank.apply(Append(torch.rand(12_000, 64), torch.zeros(12_000, dtype=torch.int64)))
