@@ -136,10 +136,11 @@ def test_the_tests_that_test_fast_leaves_out_exist() -> None:
         ("method", dict.fromkeys(POLICIES)),
         ("method", dict.fromkeys(MODES)),
         ("method", Admission.__dataclass_fields__),
+        ("api/index", dict.fromkeys(adanpc.__all__)),
     ],
     ids=[
         "methods", "algorithms", "encoders", "data sets", "streams", "tables",
-        "vote rules", "eviction policies", "centering", "admission",
+        "vote rules", "eviction policies", "centering", "admission", "public names",
     ],
 )  # fmt: skip
 def test_everything_that_has_a_name_is_documented(page: str, names: Mapping[str, object]) -> None:
