@@ -1,21 +1,65 @@
-# The only commands to know. Each sets up what it needs in .venv.
-.PHONY: demo test check bench clean
+# The commands to know. Each sets up what it needs in .venv; `make` alone prints this list.
+#
+#   make demo        five thousand rotated digits: a table and a picture
+#   make check       format, lint, types and import layers; changes nothing
+#   make test        make check, then every test with coverage: what must pass before a change lands
+#   make test-fast   the product's tests without the slow ones, for the inner loop: under a minute on two cores
+#   make fuzz        damaged and forged files, 200 times as many as in make test; FUZZ=1000 for 1000 times
+#   make docs        the documentation as a web site in site/, which loads nothing from other hosts
+#   make bench       the bank beside faiss, hnswlib, scikit-learn and the published code
+#   make clean       removes .venv and everything that was built
+
+.PHONY: help demo check test test-fast fuzz docs bench clean
 PYTHON ?= python3
+FUZZ ?= 200
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# What test-fast runs, and what it leaves out of that: tests of a second or more, which start processes, kill them, or
+# fill memory. Measured with --durations; a test of these lists fails if one of the names is gone.
+FAST := tests/core tests/index tests/store tests/models \
+	tests/test_estimator.py tests/test_files.py tests/test_losses.py tests/test_require.py
+SLOW := tests/core/test_classifier.py::test_batch_size_never_changes_an_answer \
+	tests/core/test_classifier.py::test_answers_are_those_of_the_oracle \
+	tests/index/test_exact.py::test_a_forked_process_can_search_too \
+	tests/store/test_file.py::test_the_limit_of_texts_is_what_the_library_reads \
+	tests/store/test_file.py::test_two_writing_processes_and_a_reader \
+	tests/store/test_file.py::test_memory_stays_within_twice_the_bank \
+	tests/store/test_file.py::test_killed_at_random_moments \
+	tests/store/test_file.py::test_killed_before_every_line_of_the_replacement \
+	tests/test_files.py::test_what_was_added_is_read_back_and_a_line_cut_off_by_a_crash_hides_no_other \
+	tests/test_files.py::test_a_lock_is_held_against_other_processes_until_they_are_killed
+
+help:
+	@sed -n 's/^#   \(make .*\)/\1/p' Makefile
+
 demo: .venv/ready
 	$(BIN)/adanpc demo
-
-test: check
-	$(BIN)/pytest -n auto --dist worksteal --cov --cov-report=term
-	$(BIN)/coverage report --include='src/adanpc/core/*,src/adanpc/index/*,src/adanpc/store/*' --fail-under=100
 
 check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/pytest -n auto --dist worksteal --cov --cov-report=term
+	$(BIN)/coverage report --include='src/adanpc/core/*,src/adanpc/index/*,src/adanpc/store/*' --fail-under=100
+
+test-fast: .venv/ready
+	$(BIN)/pytest -q -n auto --dist worksteal $(FAST) $(addprefix --deselect=,$(SLOW))
+
+fuzz: .venv/ready
+	ADANPC_FUZZ=$(FUZZ) $(BIN)/pytest -n auto --dist worksteal tests/attacks
+
+# The pages must work where there is no network, so a tag or a style sheet that loads from another host is an error.
+# No --quiet: it drops the warnings that --strict counts.
+docs: .venv/ready
+	$(INSTALL) --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@! grep -rnoE --include='*.html' '<(script|link|img|iframe|source|object)[^>]* (src|href|data)=.?(https?:)?//[^> ]*' site
+	@! grep -rnoE --include='*.css' '(url\(.?|@import .?)(https?:)?//[^) ]*' site
+	@echo "The documentation is in site/index.html; to search in it: $(BIN)/python -m http.server --directory site"
 
 bench: .venv/ready
 	$(INSTALL) --editable '.[bench]'
@@ -31,4 +75,4 @@ bench: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv build dist .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv build dist site .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
