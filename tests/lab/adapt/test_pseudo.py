@@ -198,7 +198,7 @@ def test_an_encoder_without_weights_is_refused() -> None:
 
 def test_a_loss_that_is_not_finite_is_refused_before_the_step() -> None:
     weight = nn.Parameter(torch.ones(2))
-    with pytest.raises(AdaNPCError, match="the loss is inf: reset the adapter, and take a smaller learning rate"):
+    with pytest.raises(AdaNPCError, match="the loss is inf: reset the adapter, and use a smaller learning rate"):
         descend((weight / 0).sum(), torch.optim.SGD([weight], lr=1.0))
     assert weight.tolist() == [1, 1]
 
