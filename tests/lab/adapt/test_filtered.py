@@ -232,7 +232,7 @@ def test_without_weight_eata_is_eta_and_with_more_it_moves_less() -> None:
 @pytest.mark.parametrize(
     ("kind", "chosen", "message"),
     [
-        (ETA, {"margin": 0.0}, "margin must be positive, got 0.0"),
+        (ETA, {"margin": 0.0}, "margin must be a finite number greater than 0, got 0.0"),
         (EATA, {"weight": -1.0}, "weight must be 0 or more, got -1.0"),
         (EATA, {"samples": 0}, "samples must be at least 1, got 0"),
     ],

@@ -196,10 +196,10 @@ def test_deyo_without_anybody_chosen_moves_nothing(chosen: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("kind", "chosen", "message"),
     [
-        (SAR, {"margin": 0.0}, "margin must be positive, got 0.0"),
-        (SAR, {"radius": -0.1}, "radius must be positive, got -0.1"),
-        (DeYO, {"margin": 0.0}, "margin must be positive, got 0.0"),
-        (DeYO, {"patches": 1}, "patches must be at least 2 along each side, got 1"),
+        (SAR, {"margin": 0.0}, "margin must be a finite number greater than 0, got 0.0"),
+        (SAR, {"radius": -0.1}, "radius must be a finite number greater than 0, got -0.1"),
+        (DeYO, {"margin": 0.0}, "margin must be a finite number greater than 0, got 0.0"),
+        (DeYO, {"patches": 1}, "patches must be at least 2, got 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(kind: type[Adapter], chosen: dict[str, Any], message: str) -> None:

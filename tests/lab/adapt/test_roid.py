@@ -181,7 +181,7 @@ def test_batches_of_one_leave_everything_finite() -> None:
 
 def test_a_model_without_scales_is_refused_with_a_remedy() -> None:
     with pytest.raises(
-        AdaNPCError, match="ROID trains scale and shift of normalization layers, and the model has none"
+        AdaNPCError, match="ROID trains the scales and shifts of normalization layers, and the model has none"
     ):
         ROID(sources.source("none"))
 

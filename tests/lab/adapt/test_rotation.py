@@ -134,7 +134,7 @@ def test_online_the_rotations_of_a_stream_are_learned() -> None:
 def test_online_a_descent_into_nowhere_is_refused_and_not_kept() -> None:
     adapter = TTTOnline(rotating(), copies=2, lr=torch.inf)
     before = {name: value.clone() for name, value in adapter.named_parameters()}
-    with pytest.raises(AdaNPCError, match="its probabilities are not finite: reset, and take a smaller lr"):
+    with pytest.raises(AdaNPCError, match="its probabilities are not finite: reset, and use a smaller lr"):
         adapter.step(images(1))
     assert all(torch.equal(value, before[name]) for name, value in adapter.named_parameters())
 

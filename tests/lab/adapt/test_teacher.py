@@ -164,7 +164,7 @@ def test_scales_and_shifts_of_every_kind_of_norm_can_be_trained(norm: str, count
 
 def test_a_model_without_scales_is_refused_with_a_remedy() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False))
-    with pytest.raises(AdaNPCError, match="X trains scale and shift .* the model has none: take PLFull or CoTTA"):
+    with pytest.raises(AdaNPCError, match="X trains the scales and shifts .* the model has none: use PLFull or CoTTA"):
         trainable_scales(model, "X")
 
 

@@ -164,7 +164,7 @@ def test_log_mean_holds_for_logits_of_any_size() -> None:
 
 def test_a_descent_into_nowhere_is_refused() -> None:
     adapter = MEMO(source("none"), copies=2, lr=math.inf)
-    with pytest.raises(AdaNPCError, match="its probabilities are not finite: reset, and take a smaller lr"):
+    with pytest.raises(AdaNPCError, match="its probabilities are not finite: reset, and use a smaller lr"):
         adapter.step(images(1))
 
 
