@@ -243,7 +243,7 @@ def test_settings_that_make_no_sense_are_named(kind: type[Adapter], chosen: dict
 
 
 def test_eata_says_that_it_needs_source_images() -> None:
-    with pytest.raises(AdaNPCError, match="EATA looks at source images: .* or take ETA"):
+    with pytest.raises(AdaNPCError, match="EATA looks at source images: .* or use ETA"):
         EATA(replace(toy_source(), images=None))
 
 

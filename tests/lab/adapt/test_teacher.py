@@ -91,7 +91,7 @@ def test_by_default_the_threshold_is_what_nearly_all_source_samples_exceed() -> 
 def test_without_source_features_the_threshold_must_be_given() -> None:
     source = sources.source("batch2d")
     empty = replace(source, features=source.features[:0], labels=source.labels[:0])
-    with pytest.raises(AdaNPCError, match="no source features to take the threshold from: give a threshold"):
+    with pytest.raises(AdaNPCError, match="no source features to derive the threshold from: give a threshold"):
         CoTTA(empty)
     assert CoTTA(empty, threshold=0.5).step(sources.images(3)).isfinite().all()
 

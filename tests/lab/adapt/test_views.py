@@ -174,7 +174,7 @@ def test_a_descent_into_nowhere_is_refused() -> None:
         (TTAug, {"copies": 0}, "copies must be at least 1, got 0"),
         (MEMO, {"copies": 0}, "copies must be at least 1, got 0"),
         (MEMO, {"steps": 0}, "steps must be at least 1, got 0"),
-        (MEMO, {"prior": 0}, "prior must be above 0 images, got 0"),
+        (MEMO, {"prior": 0}, "prior must be greater than 0, got 0"),
     ],
 )
 def test_useless_numbers_are_refused(kind: type[Adapter], hypers: dict[str, Any], message: str) -> None:

@@ -35,7 +35,9 @@ def climbed(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], rad
 
 
 class SAR(EntropyDescent):
-    """Does what Tent does on sure answers, with the gradient from nearby where entropy is highest; undoes a collapse.
+    """Does what Tent does on sure answers, with the gradient from where entropy is highest nearby.
+
+    When the average loss announces a collapse, it starts anew from the source model.
 
     Paper:
         Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023.
