@@ -186,7 +186,9 @@ def test_images_of_another_size_are_refused_until_reset(kind: type[Any]) -> None
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_model_without_scales_and_a_wrong_setting_are_refused(kind: type[Any]) -> None:
-    with pytest.raises(AdaNPCError, match=f"{kind.__name__} trains the scales and shifts .* the model has none: use PLFull"):
+    with pytest.raises(
+        AdaNPCError, match=f"{kind.__name__} trains the scales and shifts .* the model has none: use PLFull"
+    ):
         kind(sources.source("none"))
     with pytest.raises(AdaNPCError, match="every must be at least 1, got 0"):
         kind(sources.source("batch2d"), every=0)

@@ -192,7 +192,7 @@ def test_no_step_is_refused(kind: type[Any]) -> None:
 def test_an_encoder_without_weights_is_refused() -> None:
     source = sources.source("none")
     model = SourceModel(nn.Flatten(), 64, 3).eval()
-    with pytest.raises(AdaNPCError, match="SHOT trains the encoder, and this one has no weights: take PLClf"):
+    with pytest.raises(AdaNPCError, match="SHOT trains the encoder, and this one has no weights: use PLClf"):
         SHOT(replace(source, model=model))
 
 

@@ -141,7 +141,9 @@ def test_online_a_descent_into_nowhere_is_refused_and_not_kept() -> None:
 
 def test_a_source_without_rotations_is_refused() -> None:
     for kind in (TTT, TTTOnline):
-        with pytest.raises(AdaNPCError, match="the source has no rotation head: train its model with the algorithm 'rotation'"):
+        with pytest.raises(
+            AdaNPCError, match="the source has no rotation head: train its model with the algorithm 'rotation'"
+        ):
             kind(source("none"))
 
 

@@ -160,7 +160,7 @@ def test_a_single_image_has_statistics_but_a_single_vector_has_none() -> None:
     assert BNAdapt(toy_source(), prior=0).step(toy_images(1, seed=5)[0]).isfinite().all()
     source = source_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), 4, norm=True)
     adapter, image = BNAdapt(source, prior=0), toy_images(1, seed=5)[0]
-    with pytest.raises(BatchError, match="BatchNorm1d has one value for each channel"):
+    with pytest.raises(BatchError, match="BatchNorm1d gets one value for each channel"):
         adapter.step(image)
     two = toy_images(2, seed=5)[0]
     assert torch.equal(adapter.step(two), BNAdapt(source, prior=0).step(two))
@@ -246,9 +246,9 @@ def test_a_layer_without_running_statistics_is_left_alone() -> None:
 def test_bn_adapt_names_what_it_cannot_use() -> None:
     torch.manual_seed(0)
     group = Source(SourceModel(ConvNet(), 128, 3), torch.randn(6, 128), torch.arange(6) % 3)
-    with pytest.raises(AdaNPCError, match="no BatchNorm layer.* take NEO or T3A"):
+    with pytest.raises(AdaNPCError, match="no BatchNorm layer.* use NEO or T3A"):
         BNAdapt(group)
-    with pytest.raises(AdaNPCError, match="prior must be 0 or more images, got -1"):
+    with pytest.raises(AdaNPCError, match="prior must be 0 or more, got -1"):
         BNAdapt(toy_source(), prior=-1)
 
 

@@ -97,12 +97,16 @@ def test_tast_is_the_published_one_by_loops(keep: int, k: int, steps: int) -> No
 
 def test_heads_learn_the_prediction_of_the_neighbors() -> None:
     """The same batch again and again: queries come to be predicted as their supports are."""
-    adapter, batch = TAST(source(), heads=4, lr=1e-2), features(30, 0)
+    adapter = TAST(source(), heads=4, lr=1e-2)
+    batch = features(30, 0)
 
     def disagreement() -> float:
-        asked, means = adapter._asked(batch)
+        supports, labels = adapter.supports.rows()
+        nearest = adapter._nearest(batch, supports)
+        means = adapter._means(supports, labels)
         with torch.no_grad():
-            queries, near = (adapter._logits(rows, means) for rows in (batch, asked))
+            queries = adapter._logits(batch, means)
+            near = adapter._logits(nearest, means)
         targets = one_hot(near.unflatten(1, (len(batch), -1)).argmax(3), CLASSES).float().mean(2)
         return float(kl_div(queries.log_softmax(2), targets, reduction="sum"))
 
@@ -127,7 +131,7 @@ def test_the_seed_decides_the_heads() -> None:
     assert not torch.allclose(one, other)
 
 
-def test_fewer_supports_than_are_asked_are_all_asked() -> None:
+def test_fewer_supports_than_k_are_all_used() -> None:
     assert TAST(source(), k=50).step(features(1, 0)).isfinite().all()
 
 
