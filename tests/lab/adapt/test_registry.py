@@ -93,6 +93,14 @@ def test_the_example_is_found() -> None:
     check_adapter(find(f"{EXAMPLE}:ClassPrior"))
 
 
+WITHOUT_PAPER = ("source", "knn", "adanpc-published")  # the source model, its frozen bank, and public code
+
+
+@pytest.mark.parametrize("name", [name for name in ADAPTERS if name not in WITHOUT_PAPER])
+def test_every_method_names_its_paper(name: str) -> None:
+    assert "Paper:" in (ADAPTERS[name].__doc__ or "")
+
+
 CASES = {
     "tnet": "there is no method 'tnet'; there are: source, .*, or module:Class; did you mean 'tent'?",
     "wholly-unlike": "there is no method 'wholly-unlike'; .*, or module:Class",
