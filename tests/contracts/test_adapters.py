@@ -1,16 +1,97 @@
-"""Every registered test-time method meets the shipped contract."""
+"""Every registered test-time method meets the shipped contract, and the contract notices those that do not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from adanpc.lab.adapt import ADAPTERS
-from adanpc.testing import ADAPTER_CHECKS
+from adanpc.lab.adapt import ADAPTERS, Adapter, Source
+from adanpc.testing import ADAPTER_CHECKS, check_adapter
 
 
 @pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_contract(name: str, check: Callable[..., None]) -> None:
     check(ADAPTERS[name])
+
+
+class Counting(Adapter):
+    """Counts the batches, and shifts its answers by that; meets the contract."""
+
+    sees = "features"
+    count: Tensor
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self.register_buffer("count", torch.zeros(1))
+        self.history = [0]
+
+    def moving(self) -> set[str]:
+        return {"count"}
+
+    def answer(self, batch: Tensor) -> Tensor:
+        self.count += 1
+        self.history.append(self.history[-1] + 1)
+        logits: Tensor = self.model.head(batch)
+        logits[:, 0] += self.count + self.history[-1]
+        return logits.softmax(1)
+
+    def extra(self) -> dict[str, Any]:
+        return {"history": list(self.history)}
+
+    def take_extra(self, extra: Mapping[str, Any]) -> None:
+        self.history = list(extra["history"])
+
+
+class SharesItsExtra(Counting):
+    def extra(self) -> dict[str, Any]:
+        return {"history": self.history}
+
+
+class MovesInSecret(Counting):
+    def moving(self) -> set[str]:
+        return set()
+
+
+class ForgetsItsExtra(Counting):
+    def take_extra(self, extra: Mapping[str, Any]) -> None:
+        pass
+
+
+class CopiesEverything(Counting):
+    def predict(self, batch: Tensor) -> Tensor:
+        before = deepcopy(self.state_dict())
+        try:
+            return self.step(batch)
+        finally:
+            self.load_state_dict(before)
+
+
+class PredictsSomethingElse(Counting):
+    def predict(self, batch: Tensor) -> Tensor:
+        probs: Tensor = self.model.head(batch).softmax(1)
+        return probs
+
+
+def test_a_method_that_keeps_the_contract_passes() -> None:
+    check_adapter(Counting)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (SharesItsExtra, "predict changes"),
+        (MovesInSecret, r"MovesInSecret moves \['count'\], which it does not declare"),
+        (ForgetsItsExtra, "after reset the answers differ"),
+        (CopiesEverything, r"predict copies \['model.encoder.*, which never change"),
+        (PredictsSomethingElse, "predict does not answer as step would"),
+    ],
+)
+def test_a_method_that_breaks_the_contract_is_named(kind: type[Adapter], sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        check_adapter(kind)

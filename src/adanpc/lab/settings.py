@@ -1,4 +1,4 @@
-"""Settings that come from outside, against what takes them: names and types."""
+"""Checks of settings that are typed by users, against the signatures of the classes that take them."""
 
 from __future__ import annotations
 
@@ -8,42 +8,61 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from adanpc.errors import AdaNPCError
+from adanpc.require import did_you_mean
 
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
+DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}
 
 
 def check_settings(
-    name: str, takers: Collection[Callable[..., Any]], given: Mapping[str, Any], own: Collection[str]
+    name: str, takers: Collection[Callable[..., Any]], given: Mapping[str, Any], ignored: Collection[str]
 ) -> None:
-    """Refuses settings that no taker has, and values that are not what is annotated there.
+    """Refuses settings that no class takes, and values that are not of the annotated type.
 
     Args:
-        name: of what is set, for the message.
-        takers: classes that take the settings, the most special first.
-        given: names and values.
-        own: parameters that are no settings.
+        name: of what is set, for the messages.
+        takers: classes whose constructors take the settings; where several have one, the first decides its type.
+        given: settings by name.
+        ignored: parameters of the constructors that are not settings.
     """
-    known: dict[str, Any] = {}
+    types = _annotated_types(takers, ignored)
+    for setting, value in given.items():
+        if setting not in types:
+            choices = ", ".join(types) or "none"
+            hint = did_you_mean(setting, types)
+            raise AdaNPCError(f"{name} has no setting {setting!r}; it has: {choices}{hint}")
+        allowed = _members(types[setting])
+        if not allowed <= DESCRIPTIONS.keys():
+            continue  # a type without a short description: the class itself must check the value
+        if not any(_fits(value, kind) for kind in allowed):
+            description = " or ".join(text for kind, text in DESCRIPTIONS.items() if kind in allowed)
+            raise AdaNPCError(f"{setting} of {name} must be {description}, got {value!r}")
+
+
+def _annotated_types(takers: Collection[Callable[..., Any]], ignored: Collection[str]) -> dict[str, Any]:
+    """Returns the annotation of every setting; Any where there is none."""
+    types: dict[str, Any] = {}
     for taker in takers:
-        hints = get_type_hints(getattr(taker, "__init__", taker))
-        for key in signature(taker).parameters:
-            if key not in own:
-                known.setdefault(key, hints.get(key, Any))
-    for key, value in given.items():
-        if key not in known:
-            raise AdaNPCError(f"{name} has no setting {key!r}; it has: {', '.join(known) or 'none'}")
-        kinds = _kinds(known[key])
-        if kinds <= WORDS.keys() and not any(_fits(value, kind) for kind in kinds):
-            said = " or ".join(words for kind, words in WORDS.items() if kind in kinds)
-            raise AdaNPCError(f"{key} of {name} must be {said}, got {value!r}")
+        try:
+            hints = get_type_hints(getattr(taker, "__init__", taker))
+        except NameError:  # an annotation that is only imported for type checkers
+            hints = {}
+        for parameter in signature(taker).parameters:
+            if parameter not in ignored:
+                types.setdefault(parameter, hints.get(parameter, Any))
+    return types
 
 
-def _kinds(hint: Any) -> set[Any]:
-    """The types that an annotation names."""
-    return set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint}
+def _members(annotation: Any) -> set[Any]:
+    """Returns the types that an annotation allows: those of a union, or the annotation itself."""
+    if get_origin(annotation) in (Union, UnionType):
+        return set(get_args(annotation))
+    return {annotation}
 
 
 def _fits(value: Any, kind: type) -> bool:
+    """Returns whether a value is of a type; true and false are not numbers here, and whole numbers are numbers."""
+    if isinstance(value, bool):
+        return kind is bool
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+        return isinstance(value, int | float)
+    return isinstance(value, kind)

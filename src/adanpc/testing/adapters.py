@@ -1,9 +1,9 @@
-"""What every test-time method promises."""
+"""The contract of test-time methods, as checks that run on any class."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any
@@ -11,15 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.overrides import TorchFunctionMode
 
 from adanpc.lab.adapt.adapter import Adapter, BatchError, Source
 from adanpc.lab.networks.source import SourceModel
 
-CLASSES, SIDE, ROWS = 3, 8, 6
+CLASSES = 3
+SIDE = 8  # pixels
+DIM = 16  # of the features
+ROWS = 6  # of a batch
 
 
 def check_adapter(kind: type[Adapter], **settings: Any) -> None:
-    """Runs every check on a test-time method.
+    """Runs every check on a test-time method; the first that fails raises AssertionError with a sentence.
 
     Args:
         kind: the class.
@@ -29,40 +33,64 @@ def check_adapter(kind: type[Adapter], **settings: Any) -> None:
         check(kind, **settings)
 
 
+# What the checks are run on --------------------------------------------------------------------------------------
+
+
 @lru_cache
 def toy_source() -> Source:
-    """A small trained model with BatchNorm and a rotation head, and the features of its 60 training images."""
+    """Returns a small trained model with BatchNorm and a rotation head, and the features of its 60 training images."""
+    # Whatever mode the caller is in, and without touching the caller's random numbers.
     with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         encoder = nn.Sequential(
-            nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 16)
+            nn.Conv2d(1, 8, 3, stride=2, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(128, DIM),
         )
-        model, rotation = SourceModel(encoder, 16, CLASSES), nn.Linear(16, 4)
+        model = SourceModel(encoder, DIM, CLASSES)
+        rotation_head = nn.Linear(DIM, 4)
         images, labels = toy_images(60, seed=1)
-        optimizer = torch.optim.Adam([*model.parameters(), *rotation.parameters()], lr=1e-2)
+        optimizer = torch.optim.Adam([*model.parameters(), *rotation_head.parameters()], lr=1e-2)
         for _ in range(40):
             turns = torch.randint(4, (60,))
             turned = torch.stack([image.rot90(int(turn), (1, 2)) for image, turn in zip(images, turns, strict=True)])
-            loss = cross_entropy(model(images), labels) + cross_entropy(rotation(model.features(turned)), turns)
+            loss = cross_entropy(model(images), labels) + cross_entropy(rotation_head(model.features(turned)), turns)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         model.eval()
         with torch.no_grad():
             features = model.features(images)
-    return Source(model, features, labels, None, lambda rows: images[rows], 1e-2, rotation)
+    return Source(
+        model,
+        features,
+        labels,
+        images=lambda rows: images[rows],
+        lr=1e-2,
+        rotation_head=rotation_head,
+    )
 
 
 def toy_images(count: int, seed: int, shift: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Images (n, 1, 8, 8) of three patterns with noise, brighter by the shift, and their labels."""
+    """Returns images (n, 1, 8, 8) of three patterns with noise, brighter by ``shift``, and their labels (n,)."""
     patterns = torch.rand(CLASSES, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(99))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (count,), generator=generator)
-    return patterns[labels] + shift + 0.1 * torch.randn(count, 1, SIDE, SIDE, generator=generator), labels
+    noise = torch.randn(count, 1, SIDE, SIDE, generator=generator)
+    return patterns[labels] + shift + 0.1 * noise, labels
 
 
 def toy_stream(kind: type[Adapter], batches: int, rows: int = ROWS, first: int = 0) -> list[Tensor]:
-    """Batches of a shifted domain, as the method wants them."""
+    """Returns batches of a shifted domain, as images or features, whichever the method sees.
+
+    Args:
+        kind: the method.
+        batches: how many.
+        rows: of each batch.
+        first: the number of the first batch; batches of other numbers hold other images.
+    """
     images = [toy_images(rows, seed=100 + first + number, shift=0.3)[0] for number in range(batches)]
     if kind.sees == "images":
         return images
@@ -70,8 +98,8 @@ def toy_stream(kind: type[Adapter], batches: int, rows: int = ROWS, first: int =
         return [toy_source().model.features(batch) for batch in images]
 
 
-def run(adapter: Adapter, batches: list[Tensor], first: int = 0) -> list[Tensor]:
-    """The answers to a stream; what is random is seeded by the position."""
+def run(adapter: Adapter, batches: Sequence[Tensor], first: int = 0) -> list[Tensor]:
+    """Returns the answers to a stream; each batch is seeded by its number, which starts at ``first``."""
     answers = []
     for number, batch in enumerate(batches):
         torch.manual_seed(first + number)
@@ -79,34 +107,33 @@ def run(adapter: Adapter, batches: list[Tensor], first: int = 0) -> list[Tensor]
     return answers
 
 
-def assert_equal(one: list[Tensor], other: list[Tensor], sentence: str) -> None:
+def assert_equal(one: Sequence[Tensor], other: Sequence[Tensor], sentence: str) -> None:
     """Fails with the sentence unless both are the same to the bit."""
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), sentence
 
 
+# The checks ------------------------------------------------------------------------------------------------------
+
+
 def check_probabilities(kind: type[Adapter], **settings: Any) -> None:
-    """Answers are probabilities: one row for each query, finite, none negative, sums of 1; without gradient."""
+    """Answers are probabilities, one row for each query: finite, none negative, sums of 1; without gradients."""
     adapter = kind(toy_source(), **settings)
+    row = toy_stream(kind, 1)[0][:1]
     streams = {
         "a stream": toy_stream(kind, 4),
-        "equal rows": [toy_stream(kind, 1)[0][:1].expand(ROWS, *[-1] * (3 if kind.sees == "images" else 1))] * 2,
+        "equal rows": [torch.cat([row] * ROWS)] * 2,
     }
     if kind.sees == "images":
         streams["constant images"] = [torch.full((ROWS, 1, SIDE, SIDE), 0.5)] * 2
     for name, batches in streams.items():
         for probs, batch in zip(run(adapter, batches), batches, strict=True):
             assert probs.shape == (len(batch), CLASSES), f"{kind.__name__}: shape {tuple(probs.shape)} on {name}"
-            good = (
-                probs.isfinite().all()
-                and (probs >= 0).all()
-                and torch.allclose(probs.sum(1), torch.ones(len(batch)), atol=1e-4)
-            )
-            assert good, f"{kind.__name__}: no probabilities on {name}: {probs}"
+            assert _are_probabilities(probs), f"{kind.__name__}: no probabilities on {name}: {probs}"
     assert not adapter.step(toy_stream(kind, 1)[0]).requires_grad, f"{kind.__name__}: answers carry gradients"
 
 
 def check_one_row(kind: type[Adapter], **settings: Any) -> None:
-    """A batch of one is answered, or refused by name if the class says that it needs more; none is answered by none."""
+    """A batch of one is answered, or refused if ``least`` says that more are needed; an empty batch is answered."""
     adapter = kind(toy_source(), **settings)
     batch = toy_stream(kind, 1, rows=1)[0]
     try:
@@ -114,21 +141,23 @@ def check_one_row(kind: type[Adapter], **settings: Any) -> None:
         assert kind.least == 1, f"{kind.__name__} says that it needs {kind.least} rows, but takes one"
     except BatchError:
         assert kind.least > 1, f"{kind.__name__} refuses a batch of one without saying so in `least`"
-    assert adapter.step(batch[:0]).shape == (0, CLASSES), f"{kind.__name__}: a batch of none has no answer"
+    assert adapter.step(batch[:0]).shape == (0, CLASSES), f"{kind.__name__}: an empty batch has no answer"
 
 
 def check_reset(kind: type[Adapter], **settings: Any) -> None:
     """After ``reset`` the same stream gets the same answers, to the bit."""
-    adapter, batches = kind(toy_source(), **settings), toy_stream(kind, 5)
+    adapter = kind(toy_source(), **settings)
+    batches = toy_stream(kind, 5)
     before = run(adapter, batches)
     adapter.reset()
     assert_equal(before, run(adapter, batches), f"{kind.__name__}: after reset the answers differ")
 
 
 def check_state(kind: type[Adapter], **settings: Any) -> None:
-    """The state goes through a file in mid-stream, without running code, and a new adapter continues identically."""
-    whole, batches = kind(toy_source(), **settings), toy_stream(kind, 8)
-    expected = run(whole, batches)
+    """The state passes through a file in mid-stream, without running code, and a new adapter continues identically."""
+    batches = toy_stream(kind, 8)
+    expected = run(kind(toy_source(), **settings), batches)
+
     first = kind(toy_source(), **settings)
     run(first, batches[:4])
     file = io.BytesIO()
@@ -138,6 +167,7 @@ def check_state(kind: type[Adapter], **settings: Any) -> None:
     run(second, toy_stream(kind, 2, first=50))  # its own past must not matter
     second.load_state_dict(torch.load(file, weights_only=True))
     assert_equal(expected[4:], run(second, batches[4:], first=4), f"{kind.__name__} does not continue from its state")
+
     third = kind(toy_source(), **settings)
     third.load_state_dict(first.state_dict())
     run(third, batches[:2])
@@ -147,40 +177,76 @@ def check_state(kind: type[Adapter], **settings: Any) -> None:
 
 
 def check_moves(kind: type[Adapter], **settings: Any) -> None:
-    """Only declared tensors move, and the source model is left alone."""
+    """Only the tensors that ``moving`` names change, and the source model is left alone."""
     source = toy_source()
     before = deepcopy(source.model.state_dict())
     adapter = kind(source, **settings)
-    start = {name: value.clone() for name, value in adapter.state_dict().items() if isinstance(value, Tensor)}
+    start = {name: value.clone() for name, value in _tensors(adapter).items()}
     run(adapter, toy_stream(kind, 5))
-    moved = {
-        name
-        for name, value in adapter.state_dict().items()
-        if isinstance(value, Tensor) and not _same(value, start.get(name))
-    }
+    moved = {name for name, value in _tensors(adapter).items() if not _same(value, start.get(name))}
     declared = adapter.moving()
     assert moved <= declared, f"{kind.__name__} moves {sorted(moved - declared)}, which it does not declare"
-    assert declared <= set(adapter.state_dict()), (
-        f"{kind.__name__} declares {sorted(declared - set(start))}: no such tensors"
-    )
-    same = all(torch.equal(value, before[name]) for name, value in source.model.state_dict().items())
-    assert same, f"{kind.__name__} changes the source model"
+    unknown = sorted(declared - set(adapter.state_dict()))
+    assert not unknown, f"{kind.__name__} declares {unknown}: no such tensors"
+    assert _same(source.model.state_dict(), before), f"{kind.__name__} changes the source model"
 
 
-def _same(value: Tensor, before: Tensor | None) -> bool:
-    return before is not None and value.shape == before.shape and torch.equal(value, before)
+def check_predict(kind: type[Adapter], **settings: Any) -> None:
+    """``predict`` answers as ``step`` would, and changes nothing, to the bit: neither the state nor later answers."""
+    batches = toy_stream(kind, 4)
+    expected = run(kind(toy_source(), **settings), batches)
+    adapter = kind(toy_source(), **settings)
+    answers = []
+    for number, batch in enumerate(batches):
+        before = deepcopy(adapter.state_dict())
+        probs = adapter.predict(batch)
+        assert probs.shape == (len(batch), CLASSES), f"{kind.__name__}: predict gives shape {tuple(probs.shape)}"
+        assert _are_probabilities(probs), f"{kind.__name__}: predict gives no probabilities: {probs}"
+        after = adapter.state_dict()
+        changed = [name for name in before if not _same(after.get(name), before[name])]
+        assert not changed, f"{kind.__name__}: predict changes {changed}"
+        answers += run(adapter, [batch], first=number)
+    assert_equal(expected, answers, f"{kind.__name__}: predict changes later answers")
+    # Of a larger batch, a method may answer each row as if it came first; of the smallest, both must agree.
+    smallest = toy_stream(kind, 1, rows=kind.least, first=10)[0]
+    torch.manual_seed(0)
+    predicted = adapter.predict(smallest).clone()
+    assert_equal([predicted], run(adapter, [smallest]), f"{kind.__name__}: predict does not answer as step would")
+
+
+def check_predict_copies_only_what_moves(kind: type[Adapter], **settings: Any) -> None:
+    """``predict`` copies no tensor that stays as it is: a method that never moves copies nothing at all."""
+    adapter = kind(toy_source(), **settings)
+    batch = toy_stream(kind, 1)[0]
+    run(adapter, [batch])  # the first step copies everything once, for reset
+    fixed = {}
+    for name, value in _tensors(adapter).items():
+        if name not in adapter.moving():
+            fixed[value.data_ptr()] = name
+    with _Copies() as by_predict:
+        adapter.predict(batch)
+    with _Copies() as by_step:
+        adapter.step(batch)
+    places = (by_predict.places - by_step.places) & fixed.keys()
+    names = sorted(fixed[place] for place in places)
+    assert not names, f"{kind.__name__}: predict copies {names}, which never change"
+    if not adapter.moving() and not adapter.optimizers and not adapter.extra():
+        count = by_predict.count - by_step.count
+        assert count <= 0, f"{kind.__name__} never moves, but predict makes {count} copies more than step"
 
 
 def check_is_deterministic(kind: type[Adapter], **settings: Any) -> None:
     """The same stream and seeds give the same answers."""
     batches = toy_stream(kind, 4)
-    one, other = (run(kind(toy_source(), **settings), batches) for _ in range(2))
-    assert_equal(one, other, f"{kind.__name__} is not decided by its stream and seed")
+    one = run(kind(toy_source(), **settings), batches)
+    other = run(kind(toy_source(), **settings), batches)
+    assert_equal(one, other, f"{kind.__name__} does more than its stream and seed decide")
 
 
 def check_bad_batches(kind: type[Adapter], **settings: Any) -> None:
-    """NaN is refused by name, and changes nothing."""
-    adapter, batches = kind(toy_source(), **settings), toy_stream(kind, 4)
+    """NaN is refused with a BatchError, which changes nothing."""
+    adapter = kind(toy_source(), **settings)
+    batches = toy_stream(kind, 4)
     expected = run(kind(toy_source(), **settings), batches)
     bad = batches[0].clone()
     bad[0] = torch.nan
@@ -195,14 +261,18 @@ def check_bad_batches(kind: type[Adapter], **settings: Any) -> None:
 
 
 def check_surroundings(kind: type[Adapter], **settings: Any) -> None:
-    """The answers do not depend on whether the caller computes gradients, or switched them off for good."""
+    """Neither ``torch.no_grad`` nor ``torch.inference_mode`` around the calls makes a difference."""
     batches = toy_stream(kind, 3)
     expected = run(kind(toy_source(), **settings), batches)
     for mode in (torch.no_grad, torch.inference_mode):
         adapter = kind(toy_source(), **settings)
         with mode():
             answers = run(adapter, [batch.clone() for batch in batches])
+            adapter.predict(batches[0])
+            adapter.reset()
         assert_equal(expected, answers, f"{kind.__name__}: answers differ under {mode.__name__}")
+        again = run(adapter, batches)
+        assert_equal(expected, again, f"{kind.__name__}: answers differ after predict and reset under {mode.__name__}")
 
 
 ADAPTER_CHECKS: tuple[Callable[..., None], ...] = (
@@ -211,7 +281,53 @@ ADAPTER_CHECKS: tuple[Callable[..., None], ...] = (
     check_reset,
     check_state,
     check_moves,
+    check_predict,
+    check_predict_copies_only_what_moves,
     check_is_deterministic,
     check_bad_batches,
     check_surroundings,
 )
+
+
+class _Copies(TorchFunctionMode):
+    """Notes every copy of a tensor that is made inside a ``with``: how many, and where the originals lie in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.places: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.clone, Tensor.__deepcopy__):
+            self.count += 1
+            self.places.add(args[0].data_ptr())
+        return func(*args, **(kwargs or {}))
+
+
+def _are_probabilities(probs: Tensor) -> bool:
+    sums = probs.sum(1)
+    right = torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+    return right and bool(probs.isfinite().all()) and bool((probs >= 0).all())
+
+
+def _tensors(adapter: Adapter) -> dict[str, Tensor]:
+    """Returns the parameters and buffers by name, without the extra states, which are other values."""
+    return {name: value for name, value in adapter.state_dict().items() if isinstance(value, Tensor)}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Returns whether two states are the same to the bit: tensors, and mappings and sequences of them."""
+    if isinstance(one, Tensor):
+        if not isinstance(other, Tensor) or one.dtype != other.dtype or one.shape != other.shape:
+            return False
+        return _bytes(one) == _bytes(other)  # NaN equals itself this way
+    if isinstance(one, Mapping):
+        return isinstance(other, Mapping) and one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(_same(a, b) for a, b in pairs)
+    return bool(one == other)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().numpy().tobytes()

@@ -1,3 +1,5 @@
+"""Random views of images against SciPy and NumPy."""
+
 from __future__ import annotations
 
 import math
@@ -47,7 +49,8 @@ def test_the_range_of_values_does_not_matter(
 ) -> None:
     """Views of images in other units are the views in other units."""
     images = pictures(4).double()
-    made, expected = seeded(view, gain * images + offset, seed), gain * seeded(view, images, seed) + offset
+    made = seeded(view, gain * images + offset, seed)
+    expected = gain * seeded(view, images, seed) + offset
     torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -61,7 +64,8 @@ def test_the_seed_decides(view: Callable[[Tensor], Tensor]) -> None:
 @EACH
 def test_every_image_draws_its_own_change(view: Callable[[Tensor], Tensor]) -> None:
     made = seeded(view, pictures(1, height=16, width=16).expand(16, -1, -1, -1))
-    assert len(torch.unique(made, dim=0)) > (1 if view is flip else 8)
+    least = 2 if view is flip else 9
+    assert len(torch.unique(made, dim=0)) >= least
 
 
 @EACH
@@ -87,7 +91,8 @@ def test_flip_mirrors_about_half_of_the_images_and_leaves_the_others() -> None:
 
 
 def test_shift_is_a_crop_after_padding_by_the_edge() -> None:
-    images, found = pictures(60, height=16, width=8), set()
+    images = pictures(60, height=16, width=8)
+    found = set()
     for image, made in zip(images.numpy(), seeded(shift, images).numpy(), strict=True):
         padded = np.pad(image, ((0, 0), (2, 2), (1, 1)), mode="edge")
         places = [(y, x) for y in range(5) for x in range(3) if np.array_equal(made, padded[:, y : y + 16, x : x + 8])]
@@ -104,7 +109,8 @@ def test_warp_is_scipy_s_affine_transform(height: int, width: int) -> None:
     draws = (2 * torch.rand(5, 4) - 1).double().numpy()
     center = np.array([(height - 1) / 2, (width - 1) / 2])
     for image, result, (turn, right, down, grow) in zip(images.numpy(), made, draws, strict=True):
-        angle, size = math.radians(40 * turn), 1 + 0.3 * grow
+        angle = math.radians(40 * turn)
+        size = 1 + 0.3 * grow
         matrix = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]) / size
         move = np.array([0.2 * down * height, 0.2 * right * width])
         offset = center - matrix @ center + move
@@ -139,10 +145,14 @@ def test_changes_of_no_strength_change_nothing(view: Callable[[Tensor], Tensor])
 def test_augmix_is_stronger_with_strength_and_mild_by_default() -> None:
     rows = torch.linspace(-1, 1, 32)
     images = (rows[:, None] * 2 + rows[None]).sin().expand(200, 3, 32, 32)
-    weak, default, strong = (
-        float((seeded(lambda x, s=s: augmix(x, strength=s), images) - images).square().mean())  # type: ignore[misc]
-        for s in (0.1, 0.3, 1.0)
-    )
+
+    def change(strength: float) -> float:
+        changed = seeded(lambda batch: augmix(batch, strength=strength), images)
+        return float((changed - images).square().mean())
+
+    weak = change(0.1)
+    default = change(0.3)
+    strong = change(1.0)
     assert weak < default < strong
     assert default < 0.2 * float(images.var())
 

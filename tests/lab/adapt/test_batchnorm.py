@@ -42,7 +42,8 @@ def inputs_of(shape: tuple[int, ...], seed: int = 0) -> Tensor:
     """Inputs whose rows have different means and spreads."""
     generator = torch.Generator().manual_seed(seed)
     rows = (shape[0], shape[1], *[1] * (len(shape) - 2))
-    offset, spread = (3 * torch.rand(rows, dtype=torch.float64, generator=generator) for _ in range(2))
+    offset = 3 * torch.rand(rows, dtype=torch.float64, generator=generator)
+    spread = 3 * torch.rand(rows, dtype=torch.float64, generator=generator)
     return offset + spread * torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
@@ -62,9 +63,12 @@ def instance_aware(values: Array, layer: _BatchNorm, mean: Array, variance: Arra
     outputs = np.empty_like(values)
     _, _, scale, shift = numbers(layer)
     for row, channel in np.ndindex(values.shape[:2]):
-        seen, near, spread = values[row, channel], float(mean[channel]), float(variance[channel])
+        seen = values[row, channel]
+        near = float(mean[channel])
+        spread = float(variance[channel])
         if seen.size > 1:
-            size, error = seen.size, spread + layer.eps
+            size = seen.size
+            error = spread + layer.eps
             near += shrink(float(seen.mean()) - near, k * math.sqrt(error / size))
             spread += shrink(float(seen.var(ddof=1)) - spread, k * error * math.sqrt(2 / (size - 1)))
         outputs[row, channel] = (seen - near) / math.sqrt(max(spread, 0.0) + layer.eps) * scale[channel] + shift[
@@ -83,7 +87,8 @@ def channels(values: Array, ddof: int) -> tuple[Array, Array]:
 @pytest.mark.parametrize("k", [0.0, 0.5, 4.0])
 @pytest.mark.parametrize("affine", [True, False])
 def test_instance_aware_is_that_of_loops(shape: tuple[int, ...], k: float, affine: bool) -> None:
-    layer, inputs = norm_of(shape, affine), inputs_of(shape)
+    layer = norm_of(shape, affine)
+    inputs = inputs_of(shape)
     mean, variance, *_ = numbers(layer)
     wrapped = InstanceAware(deepcopy(layer), k=k, share=0.1)
     np.testing.assert_allclose(
@@ -94,7 +99,8 @@ def test_instance_aware_is_that_of_loops(shape: tuple[int, ...], k: float, affin
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_instance_aware_learns_by_the_statistics_of_the_batch_and_remembers_a_share(shape: tuple[int, ...]) -> None:
-    layer, inputs = norm_of(shape), inputs_of(shape)
+    layer = norm_of(shape)
+    inputs = inputs_of(shape)
     old_mean, old_variance, *_ = numbers(layer)
     wrapped = InstanceAware(deepcopy(layer), k=0.5, share=0.1)
     with learning(wrapped):
@@ -107,7 +113,8 @@ def test_instance_aware_learns_by_the_statistics_of_the_batch_and_remembers_a_sh
 
 
 def test_instance_aware_learns_nothing_from_a_single_value() -> None:
-    layer, inputs = norm_of((1, 4)), inputs_of((1, 4))
+    layer = norm_of((1, 4))
+    inputs = inputs_of((1, 4))
     wrapped = InstanceAware(deepcopy(layer), k=4.0, share=0.1)
     with learning(wrapped):
         torch.testing.assert_close(wrapped(inputs), layer(inputs))
@@ -115,7 +122,8 @@ def test_instance_aware_learns_nothing_from_a_single_value() -> None:
 
 
 def test_instance_aware_is_batchnorm_for_images_like_the_rest_and_instance_norm_without_margin() -> None:
-    layer, inputs = norm_of((5, 4, 3, 3)), inputs_of((5, 4, 3, 3))
+    layer = norm_of((5, 4, 3, 3))
+    inputs = inputs_of((5, 4, 3, 3))
     torch.testing.assert_close(InstanceAware(deepcopy(layer), k=1e9, share=0.1)(inputs), layer(inputs))
     own = (inputs - inputs.mean((2, 3), True)) / (inputs.var((2, 3), keepdim=True) + layer.eps).sqrt()
     expected = own * layer.weight[:, None, None] + layer.bias[:, None, None]
@@ -132,11 +140,13 @@ def test_a_constant_image_stays_finite() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_robust_is_that_of_loops(shape: tuple[int, ...]) -> None:
     layer = norm_of(shape)
-    wrapped, (mean, variance, scale, shift) = Robust(deepcopy(layer), share=0.2), numbers(layer)
+    wrapped = Robust(deepcopy(layer), share=0.2)
+    (mean, variance, scale, shift) = numbers(layer)
     for seed in range(3):
         inputs = inputs_of(shape, seed)
         new_mean, new_variance = channels(inputs.numpy(), ddof=0)
-        mean, variance = 0.8 * mean + 0.2 * new_mean, 0.8 * variance + 0.2 * new_variance
+        mean = 0.8 * mean + 0.2 * new_mean
+        variance = 0.8 * variance + 0.2 * new_variance
         with learning(wrapped):
             learned = wrapped(inputs).detach()
         normed = (np.moveaxis(inputs.numpy(), 1, -1) - mean) / np.sqrt(variance + layer.eps) * scale + shift
@@ -149,7 +159,8 @@ def test_robust_is_that_of_loops(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("kind", [Robust, InstanceAware])
 def test_gradients_flow_through_the_statistics_that_are_learned(kind: type[Any]) -> None:
-    layer, inputs = norm_of((2, 3, 2, 2)), inputs_of((2, 3, 2, 2))
+    layer = norm_of((2, 3, 2, 2))
+    inputs = inputs_of((2, 3, 2, 2))
     settings = {"share": 0.3} if kind is Robust else {"share": 0.3, "k": 0.2}
 
     def outputs(values: Tensor) -> Tensor:
@@ -170,7 +181,8 @@ def test_what_a_layer_does_beside_normalizing_stays() -> None:
 
 @pytest.mark.parametrize("norm", ["batch2d", "batch1d"])
 def test_a_replaced_model_answers_as_before_and_then_learns_on_its_own(norm: str) -> None:
-    model, images = sources.source(norm).model, sources.images(5)
+    model = sources.source(norm).model
+    images = sources.images(5)
     replaced = deepcopy(model)
     replace_batchnorm(replaced, lambda layer: Robust(layer, share=0.1))
     torch.testing.assert_close(replaced(images), model(images))

@@ -83,8 +83,8 @@ def test_entropy_of_sure_and_of_even_answers() -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"alpha": 0.0}, "alpha must be positive, got 0.0"),
-        ({"alpha": float("nan")}, "alpha must be positive, got nan"),
+        ({"alpha": 0.0}, "alpha must be a finite number greater than 0, got 0.0"),
+        ({"alpha": float("nan")}, "alpha must be a finite number greater than 0, got nan"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"optimizer": "rmsprop"}, "optimizer must be one of adam, sgd, got 'rmsprop'"),
     ],
@@ -102,21 +102,22 @@ def test_a_part_that_is_not_there_is_named() -> None:
 @pytest.mark.parametrize("layer", [nn.ReLU(), nn.BatchNorm1d(4, affine=False)])
 def test_a_model_without_scale_and_shift_is_refused_with_a_remedy(layer: nn.Module) -> None:
     model = SourceModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 4), layer), 4, 3)
-    with pytest.raises(AdaNPCError, match="Tent trains scale and shift.* the model has none: take .* TentClf"):
+    with pytest.raises(AdaNPCError, match="Tent trains the scales and shifts.* the model has none: use .* TentClf"):
         Tent(Source(model, torch.randn(6, 4), torch.arange(6) % 3))
 
 
 def test_a_loss_that_is_not_finite_moves_nothing_and_is_named() -> None:
     adapter = Tent(toy_source())
     before = [value.detach().clone() for value in adapter.trained]
-    with pytest.raises(AdaNPCError, match="Tent: the loss is nan: reset, and take a smaller alpha"):
+    with pytest.raises(AdaNPCError, match="Tent: the loss is nan: reset, and use a smaller alpha"):
         adapter.descend(adapter.trained[0].sum() * torch.nan)
     assert all(torch.equal(now, then) for now, then in zip(adapter.trained, before, strict=True))
 
 
 def test_a_parameter_that_plays_no_part_stays() -> None:
     adapter = Tent(toy_source())
-    scale, shift = (value.detach().clone() for value in adapter.trained)
+    scale = adapter.trained[0].detach().clone()
+    shift = adapter.trained[1].detach().clone()
     adapter.descend(adapter.trained[0].sum())
     assert not torch.equal(adapter.trained[0], scale)
     assert torch.equal(adapter.trained[1], shift)
@@ -124,9 +125,11 @@ def test_a_parameter_that_plays_no_part_stays() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_recovery_is_to_the_source_even_after_a_resumed_stream(optimizer: str) -> None:
-    images, fresh = mixtures(6, seed=1), Tent(toy_source(), optimizer=optimizer)
+    images = mixtures(6, seed=1)
+    fresh = Tent(toy_source(), optimizer=optimizer)
     expected = [fresh.step(images) for _ in range(3)]
-    moved, resumed = Tent(toy_source(), optimizer=optimizer), Tent(toy_source(), optimizer=optimizer)
+    moved = Tent(toy_source(), optimizer=optimizer)
+    resumed = Tent(toy_source(), optimizer=optimizer)
     for batch in stream():
         moved.step(batch)
     resumed.load_state_dict(moved.state_dict())
@@ -141,7 +144,8 @@ def test_another_method_may_use_one_for_its_encoder(kind: type[Adapter]) -> None
 
 
 def test_an_encoder_moved_by_another_vote_makes_that_vote_surer() -> None:
-    adapter, images = ETAOnAnotherVote(toy_source()), mixtures(12, seed=1)
+    adapter = ETAOnAnotherVote(toy_source())
+    images = mixtures(12, seed=1)
     answers = [adapter.step(images) for _ in range(20)]
     assert entropy(answers[-1].log()).mean() < entropy(answers[0].log()).mean() - 0.01
 

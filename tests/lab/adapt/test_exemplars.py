@@ -31,7 +31,9 @@ class SlowTimely:
     """The paper's Algorithm 1, with one list of items for each class."""
 
     def __init__(self, capacity: int, classes: int, timeliness: float, uncertainty: float) -> None:
-        self.capacity, self.classes, self.weights = capacity, classes, (timeliness, uncertainty)
+        self.capacity = capacity
+        self.classes = classes
+        self.weights = (timeliness, uncertainty)
         self.lists: list[list[dict[str, float]]] = [[] for _ in range(classes)]
 
     def score(self, item: dict[str, float]) -> float:
@@ -40,11 +42,13 @@ class SlowTimely:
 
     def dropped(self, classes: list[int], new: dict[str, float]) -> bool:
         """Drops the item with the highest score in these classes, if it is higher than the new one's."""
-        place, highest = (-1, -1), -math.inf
+        place = (-1, -1)
+        highest = -math.inf
         for label in classes:
             for index, item in enumerate(self.lists[label]):
                 if self.score(item) >= highest:
-                    place, highest = (label, index), self.score(item)
+                    place = (label, index)
+                    highest = self.score(item)
         if highest > self.score(new):
             self.lists[place[0]].pop(place[1])
             return True
@@ -98,9 +102,11 @@ def test_timely_memory_gives_no_class_more_than_its_share() -> None:
 @given(offers=OFFERS, capacity=st.integers(1, 9), seed=st.integers(0, 9))
 def test_the_reservoir_is_as_balanced_as_its_stream_allows(offers: list[Offer], capacity: int, seed: int) -> None:
     torch.manual_seed(seed)
-    memory, came = BalancedReservoir(capacity, 4), [0] * 4
+    memory = BalancedReservoir(capacity, 4)
+    came = [0] * 4
     for number, (label, uncertainty) in enumerate(offers):
-        before, largest = memory.held(), memory.largest()
+        before = memory.held()
+        largest = memory.largest()
         offer(memory, [(label, uncertainty)], first=number)
         came[label] += 1
         after = memory.held()
@@ -127,7 +133,9 @@ def test_a_full_reservoir_comes_to_hold_equally_many_of_each_class() -> None:
 
 def test_of_one_class_every_moment_is_kept_equally_often() -> None:
     torch.manual_seed(0)
-    runs, length, capacity = 1200, 12, 3
+    runs = 1200
+    length = 12
+    capacity = 3
     counts = [0] * length
     for _ in range(runs):
         memory = BalancedReservoir(capacity, 2)
@@ -142,9 +150,11 @@ def test_of_one_class_every_moment_is_kept_equally_often() -> None:
 @pytest.mark.parametrize("kind", [BalancedReservoir, TimelyMemory])
 def test_a_memory_goes_on_from_its_state(kind: type[BalancedReservoir | TimelyMemory]) -> None:
     torch.manual_seed(3)
-    labels, unsure = torch.randint(4, (80,)).tolist(), torch.rand(80).tolist()
+    labels = torch.randint(4, (80,)).tolist()
+    unsure = torch.rand(80).tolist()
     offers = list(zip(labels, unsure, strict=True))
-    whole, file = kind(7, 4), io.BytesIO()
+    whole = kind(7, 4)
+    file = io.BytesIO()
     offer(whole, offers[:50])
     torch.save(whole.state(), file)
     file.seek(0)

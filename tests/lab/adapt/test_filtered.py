@@ -21,7 +21,8 @@ from adanpc.lab.networks.source import SourceModel
 from adanpc.testing import check_adapter
 from adanpc.testing.adapters import toy_source
 
-RATE, CLASSES = 1e-2, 3
+RATE = 1e-2
+CLASSES = 3
 MILD: dict[str, Any] = {"margin": 0.8, "similarity": 0.9}  # keeps some of a batch of mixtures, and not others
 
 
@@ -29,7 +30,9 @@ def chosen_by_loop(
     logits: Tensor, average: list[float] | None, margin: float, similarity: float
 ) -> tuple[list[int], list[float], list[float] | None]:
     """Rows, their weights, and the average afterwards: one answer after another, in plain numbers."""
-    rows, weights, probs = [], [], logits.double().softmax(1).tolist()
+    rows = []
+    weights = []
+    probs = logits.double().softmax(1).tolist()
     for row, answer in enumerate(probs):
         surprise = -sum(p * log(p) for p in answer if p > 0)
         if surprise >= margin:
@@ -66,7 +69,8 @@ def by_the_batch() -> SourceModel:
 
 @pytest.mark.parametrize(("margin", "similarity"), [(0.4, None), (0.8, 0.9), (0.9, 0.7), (0.7, 2.0)])
 def test_selection_is_that_of_a_loop(margin: float, similarity: float | None) -> None:
-    selection, average = Selection(CLASSES, margin, similarity), None
+    selection = Selection(CLASSES, margin, similarity)
+    average = None
     limit = usual_similarity(CLASSES) if similarity is None else similarity
     kept = []
     for number in range(8):
@@ -84,7 +88,7 @@ def test_selection_is_that_of_a_loop(margin: float, similarity: float | None) ->
     assert 0 < sum(kept) < 160
 
 
-def test_nobody_chosen_leaves_the_average() -> None:
+def test_the_average_stays_if_no_answer_is_selected() -> None:
     selection = Selection(CLASSES, 0.4, None)
     even = torch.zeros(5, CLASSES)
     assert selection.loss(even) is None
@@ -118,10 +122,14 @@ def test_margins_grow_with_the_number_of_classes() -> None:
 
 
 def test_eta_is_sgd_on_the_chosen() -> None:
-    adapter, model = ETA(toy_source(), **MILD), by_the_batch()
-    average, speed, steps = None, [torch.zeros(8), torch.zeros(8)], 0
+    adapter = ETA(toy_source(), **MILD)
+    model = by_the_batch()
+    average = None
+    speed = [torch.zeros(8), torch.zeros(8)]
+    steps = 0
     for batch in stream(6):
-        got, logits = adapter.step(batch), model(batch)
+        got = adapter.step(batch)
+        logits = model(batch)
         assert torch.allclose(got, logits.softmax(1), atol=1e-4)
         rows, weights, average = chosen_by_loop(logits.detach(), average, 0.8 * log(CLASSES), 0.9)
         if not rows:
@@ -148,7 +156,8 @@ def test_a_batch_without_sure_answers_moves_nothing(kind: type[ETA | EATA]) -> N
 
 
 def test_the_head_alone_can_be_trained_by_source_statistics() -> None:
-    adapter, batch = ETA(toy_source(), trains="head", **MILD), mixtures(12, seed=70)
+    adapter = ETA(toy_source(), trains="head", **MILD)
+    batch = mixtures(12, seed=70)
     with torch.no_grad():
         expected = toy_source().model(batch).softmax(1)
     assert torch.allclose(adapter.step(batch), expected, atol=1e-6)
@@ -158,7 +167,8 @@ def test_the_head_alone_can_be_trained_by_source_statistics() -> None:
 
 @pytest.mark.parametrize("samples", [2000, 60, 37])
 def test_fisher_weights_are_mean_squares_of_batch_gradients(samples: int) -> None:
-    source, model = toy_source(), by_the_batch()
+    source = toy_source()
+    model = by_the_batch()
     assert source.images is not None
     adapter = EATA(source, samples=samples)
     rows = source.mixed()[:samples]
@@ -175,7 +185,8 @@ def test_fisher_weights_are_averaged_over_batches() -> None:
     assert source.images is not None
     images = mixtures(150, seed=9)
     many = replace(source, images=lambda rows: images[rows], features=torch.zeros(150, 16), labels=torch.arange(150))
-    model, total = by_the_batch(), [torch.zeros(8), torch.zeros(8)]
+    model = by_the_batch()
+    total = [torch.zeros(8), torch.zeros(8)]
     mixed = images[many.mixed()]
     for part in (mixed[:50], mixed[50:100], mixed[100:]):  # three batches of 64 at most
         logits = model(part)
@@ -197,8 +208,11 @@ def test_the_penalty_is_the_weighted_square_of_every_move() -> None:
 
 def test_eata_is_eta_with_the_gradient_of_the_penalty() -> None:
     source = replace(toy_source(), images=lambda rows: mixtures(60, seed=9)[rows])  # in doubt: the penalty pulls
-    adapter, model = EATA(source, weight=50.0, optimizer="sgd", **MILD), by_the_batch()
-    begin, average, speed = [value.clone() for value in adapter.start], None, [torch.zeros(8), torch.zeros(8)]
+    adapter = EATA(source, weight=50.0, optimizer="sgd", **MILD)
+    model = by_the_batch()
+    begin = [value.clone() for value in adapter.start]
+    average = None
+    speed = [torch.zeros(8), torch.zeros(8)]
     for batch in stream(6):
         adapter.step(batch)
         logits = model(batch)
@@ -223,7 +237,9 @@ def moved(adapter: EntropyDescent, batches: list[Tensor]) -> float:
 def test_without_weight_eata_is_eta_and_with_more_it_moves_less() -> None:
     source = replace(toy_source(), images=lambda rows: mixtures(60, seed=9)[rows])
     free = ETA(source, **MILD)
-    none, some, much = (EATA(source, weight=weight, **MILD) for weight in (0.0, 20.0, 200.0))
+    none = EATA(source, weight=0.0, **MILD)
+    some = EATA(source, weight=20.0, **MILD)
+    much = EATA(source, weight=200.0, **MILD)
     distances = [moved(adapter, stream(8)) for adapter in (free, none, some, much)]
     assert distances[0] == distances[1]
     assert distances[1] > distances[2] > distances[3] > 0
@@ -232,7 +248,7 @@ def test_without_weight_eata_is_eta_and_with_more_it_moves_less() -> None:
 @pytest.mark.parametrize(
     ("kind", "chosen", "message"),
     [
-        (ETA, {"margin": 0.0}, "margin must be positive, got 0.0"),
+        (ETA, {"margin": 0.0}, "margin must be a finite number greater than 0, got 0.0"),
         (EATA, {"weight": -1.0}, "weight must be 0 or more, got -1.0"),
         (EATA, {"samples": 0}, "samples must be at least 1, got 0"),
     ],
@@ -243,7 +259,7 @@ def test_settings_that_make_no_sense_are_named(kind: type[Adapter], chosen: dict
 
 
 def test_eata_says_that_it_needs_source_images() -> None:
-    with pytest.raises(AdaNPCError, match="EATA looks at source images: .* or take ETA"):
+    with pytest.raises(AdaNPCError, match="EATA looks at source images: .* or use ETA"):
         EATA(replace(toy_source(), images=None))
 
 

@@ -1,3 +1,5 @@
+"""T3A against a slow one of lists, and its supports."""
+
 from __future__ import annotations
 
 import io
@@ -17,7 +19,8 @@ from adanpc.lab.adapt.prototypes import T3A, Supports, T3APublished
 from adanpc.lab.networks.source import SourceModel
 from adanpc.testing.adapters import ADAPTER_CHECKS
 
-DIM, CLASSES = 6, 4
+DIM = 6
+CLASSES = 4
 METHODS: list[tuple[type[Adapter], dict[str, Any]]] = [
     (T3A, {}),
     (T3A, {"keep": 1}),
@@ -61,7 +64,10 @@ class Oracle:
         logits = []
         for rows in self.supports:
             total = sum((row / np.linalg.norm(row) for _, row in rows), np.zeros_like(row))
-            logits.append(row @ total / np.linalg.norm(total) if rows else 0.0)
+            if rows:
+                logits.append(row @ total / np.linalg.norm(total))
+            else:
+                logits.append(0.0)
         powers = np.exp(np.array(logits) - max(logits))
         return np.asarray(powers / powers.sum())
 
@@ -70,7 +76,8 @@ class Oracle:
 @pytest.mark.parametrize("size", [1, 7])
 def test_t3a_is_the_paper_s_by_loops(keep: int | None, size: int) -> None:
     start = source()
-    adapter, oracle = T3A(start, keep=keep), Oracle(start, lambda rows: rows[:keep])
+    adapter = T3A(start, keep=keep)
+    oracle = Oracle(start, lambda rows: rows[:keep])
     for number in range(20):
         batch = features(size, number)
         np.testing.assert_allclose(adapter.step(batch), oracle.step(batch), atol=1e-5)
@@ -79,7 +86,8 @@ def test_t3a_is_the_paper_s_by_loops(keep: int | None, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 3, 30])
 def test_published_t3a_drops_the_worst_of_every_class_at_every_batch(size: int) -> None:
     start = source()
-    adapter, oracle = T3APublished(start), Oracle(start, lambda rows: rows[:-1])
+    adapter = T3APublished(start)
+    oracle = Oracle(start, lambda rows: rows[:-1])
     for number in range(12):
         batch = features(size, number)
         np.testing.assert_allclose(adapter.step(batch), oracle.step(batch), atol=1e-5)
@@ -87,10 +95,12 @@ def test_published_t3a_drops_the_worst_of_every_class_at_every_batch(size: int) 
 
 def test_keep_all_keeps_all_where_the_public_code_empties_the_classes() -> None:
     """The public code's "-1 = keep all" is overwritten, and its slice [:-1] drops one support of each class a call."""
-    mine, theirs = T3A(source(), keep=None), T3APublished(source())
+    mine = T3A(source(), keep=None)
+    theirs = T3APublished(source())
     for number in range(10):
         batch = features(1, number)
-        mine_probs, their_probs = mine.step(batch), theirs.step(batch)
+        mine_probs = mine.step(batch)
+        their_probs = theirs.step(batch)
     assert int(mine.prototypes.counts.sum()) == CLASSES + 10
     assert int(theirs.prototypes.counts.sum()) == 0
     assert torch.equal(their_probs, torch.full((1, CLASSES), 1 / CLASSES))
@@ -98,8 +108,10 @@ def test_keep_all_keeps_all_where_the_public_code_empties_the_classes() -> None:
 
 
 def test_a_batch_enters_the_supports_before_it_is_answered() -> None:
-    row, others = features(1, 1), features(9, 2)
-    alone, together = T3A(source()).step(row), T3A(source()).step(torch.cat([row, others]))[:1]
+    row = features(1, 1)
+    others = features(9, 2)
+    alone = T3A(source()).step(row)
+    together = T3A(source()).step(torch.cat([row, others]))[:1]
     assert not torch.allclose(alone, together)
 
 
@@ -110,7 +122,8 @@ def test_a_class_that_the_head_gives_no_row_has_logit_0() -> None:
         assert isinstance(head, nn.Linear)
         head.weight.copy_(torch.eye(CLASSES, DIM))
         head.bias.copy_(torch.tensor([0.0, 0.0, 0.0, 9.0]))  # every row is predicted to be of the last class
-    adapter, row = T3A(start), torch.eye(DIM)[3:4]
+    adapter = T3A(start)
+    row = torch.eye(DIM)[3:4]
     direction = torch.eye(CLASSES, DIM).sum(0) + row[0]
     expected = torch.tensor([0.0, 0.0, 0.0, float(row[0] @ direction / direction.norm())]).softmax(0)
     torch.testing.assert_close(adapter.step(row)[0], expected)
@@ -147,7 +160,8 @@ def test_keep_all_stores_no_rows() -> None:
 def test_supports_keep_the_lowest_entropies_and_of_equal_ones_the_earliest(
     arrivals: list[tuple[int, float]], keep: int
 ) -> None:
-    supports, kept = Supports(3, keep), set(range(len(arrivals)))
+    supports = Supports(3, keep)
+    kept = set(range(len(arrivals)))
     for number, (label, entropy) in enumerate(arrivals):
         left, classes = supports.add(torch.tensor([[float(number)]]), torch.tensor([label]), torch.tensor([entropy]))
         assert classes == [arrivals[int(row)][0] for row in left]
@@ -164,7 +178,8 @@ def test_supports_keep_the_lowest_entropies_and_of_equal_ones_the_earliest(
 def test_two_adapters_from_one_state_go_their_own_ways() -> None:
     first = T3A(source(), keep=2)
     first.step(features(20, 0))
-    state, twins = first.state_dict(), [T3A(source(), keep=2) for _ in range(2)]
+    state = first.state_dict()
+    twins = [T3A(source(), keep=2) for _ in range(2)]
     for twin in twins:
         twin.load_state_dict(state)
     twins[0].step(features(20, 1))

@@ -32,7 +32,9 @@ def random_logits(rows: int, classes: int, seed: int, spread: float = 3.0) -> Te
 def input_of(kind: type[Any], source: Source, count: int, seed: int = 0) -> Tensor:
     images = sources.images(count, seed=seed)
     with torch.no_grad():
-        return images if kind.sees == "images" else source.model.features(images)
+        if kind.sees == "images":
+            return images
+        return source.model.features(images)
 
 
 def moved(adapter: Adapter, batch: Tensor) -> set[str]:
@@ -73,7 +75,9 @@ def test_information_maximization_is_that_of_loops(rows: int, classes: int, seed
 
 
 def test_information_maximization_is_lowest_for_sure_and_varied_rows() -> None:
-    varied, same, unsure = 50 * torch.eye(3), 50 * torch.eye(3)[[0, 0, 0]], torch.zeros(3, 3)
+    varied = 50 * torch.eye(3)
+    same = 50 * torch.eye(3)[[0, 0, 0]]
+    unsure = torch.zeros(3, 3)
     assert information_maximization(varied) < information_maximization(unsure)
     assert information_maximization(varied) < information_maximization(same)
 
@@ -85,16 +89,19 @@ def adam_steps(weights: list[Array], gradients: list[list[Array]], lr: float) ->
         for i, value in enumerate(gradient):
             moments[0][i] = 0.9 * moments[0][i] + 0.1 * value
             moments[1][i] = 0.999 * moments[1][i] + 0.001 * value**2
-            first, second = moments[0][i] / (1 - 0.9**step), moments[1][i] / (1 - 0.999**step)
+            first = moments[0][i] / (1 - 0.9**step)
+            second = moments[1][i] / (1 - 0.999**step)
             weights[i] = weights[i] - lr * first / (np.sqrt(second) + 1e-8)
     return weights
 
 
 def test_plclf_descends_the_cross_entropy_of_sure_rows_by_adam() -> None:
     source = sources.source("batch2d")
-    adapter, features = PLClf(source, alpha=0.5, threshold=0.7), input_of(PLClf, source, 12)
+    adapter = PLClf(source, alpha=0.5, threshold=0.7)
+    features = input_of(PLClf, source, 12)
     head = source.model.head.state_dict()
-    weight, bias = head["weight"].double().numpy(), head["bias"].double().numpy()
+    weight = head["weight"].double().numpy()
+    bias = head["bias"].double().numpy()
     rows = features.double().numpy()
     probs = softmax(rows @ weight.T + bias, axis=1)
     sure = probs.max(1) > 0.7
@@ -144,7 +151,9 @@ def test_a_norm_before_the_head_is_part_of_what_makes_features(kind: type[Any]) 
 @pytest.mark.parametrize("kind", [PLClf, PLFull])
 def test_a_batch_of_unsure_rows_changes_nothing(kind: type[Any]) -> None:
     source = sources.source("batch2d", spread=0.5)
-    adapter, first, second = kind(source), input_of(kind, source, 9), input_of(kind, source, 9, seed=1)
+    adapter = kind(source)
+    first = input_of(kind, source, 9)
+    second = input_of(kind, source, 9, seed=1)
     expected = kind(source).step(second)
     assert float(adapter.step(first).max()) <= 0.9
     assert torch.equal(adapter.step(second), expected)
@@ -152,8 +161,10 @@ def test_a_batch_of_unsure_rows_changes_nothing(kind: type[Any]) -> None:
 
 
 def test_shot_without_sure_rows_is_shot_im() -> None:
-    source, batches = sources.source("batch2d"), [sources.images(9, seed=seed) for seed in range(3)]
-    one, other = SHOT(source, threshold=1.0, steps=2), SHOTIM(source, steps=2)
+    source = sources.source("batch2d")
+    batches = [sources.images(9, seed=seed) for seed in range(3)]
+    one = SHOT(source, threshold=1.0, steps=2)
+    other = SHOTIM(source, steps=2)
     for batch in batches:
         assert torch.equal(one.step(batch), other.step(batch))
 
@@ -162,7 +173,8 @@ def test_shot_without_sure_rows_is_shot_im() -> None:
 def test_three_steps_are_three_times_one(kind: type[Any]) -> None:
     source = sources.source("batch2d")
     settings = {} if kind is SHOTIM else {"threshold": 0.4}
-    batch, single = input_of(kind, source, 9), kind(source, **settings)
+    batch = input_of(kind, source, 9)
+    single = kind(source, **settings)
     answers = [single.step(batch) for _ in range(3)]
     assert torch.equal(kind(source, steps=3, **settings).step(batch), answers[2])
     assert not torch.equal(answers[0], answers[2])
@@ -171,7 +183,8 @@ def test_three_steps_are_three_times_one(kind: type[Any]) -> None:
 @pytest.mark.parametrize("kind", LEARNERS)
 def test_alpha_multiplies_the_rate_of_the_source(kind: type[Any]) -> None:
     source = sources.source("batch2d")
-    one, other = kind(source, alpha=10.0), kind(replace(source, lr=10 * source.lr), alpha=1.0)
+    one = kind(source, alpha=10.0)
+    other = kind(replace(source, lr=10 * source.lr), alpha=1.0)
     batch = input_of(kind, source, 9)
     for _ in range(2):
         assert torch.equal(one.step(batch), other.step(batch))
@@ -192,13 +205,13 @@ def test_no_step_is_refused(kind: type[Any]) -> None:
 def test_an_encoder_without_weights_is_refused() -> None:
     source = sources.source("none")
     model = SourceModel(nn.Flatten(), 64, 3).eval()
-    with pytest.raises(AdaNPCError, match="SHOT trains the encoder, and this one has no weights: take PLClf"):
+    with pytest.raises(AdaNPCError, match="SHOT trains the encoder, and this one has no weights: use PLClf"):
         SHOT(replace(source, model=model))
 
 
 def test_a_loss_that_is_not_finite_is_refused_before_the_step() -> None:
     weight = nn.Parameter(torch.ones(2))
-    with pytest.raises(AdaNPCError, match="the loss is inf: reset the adapter, and take a smaller learning rate"):
+    with pytest.raises(AdaNPCError, match="the loss is inf: reset the adapter, and use a smaller learning rate"):
         descend((weight / 0).sum(), torch.optim.SGD([weight], lr=1.0))
     assert weight.tolist() == [1, 1]
 

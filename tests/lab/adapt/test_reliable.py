@@ -20,7 +20,8 @@ from adanpc.lab.networks.source import SourceModel
 from adanpc.testing import check_adapter
 from adanpc.testing.adapters import toy_source
 
-RATE, CLASSES = 1e-2, 3
+RATE = 1e-2
+CLASSES = 3
 
 
 def trained(model: SourceModel) -> list[nn.Parameter]:
@@ -64,11 +65,14 @@ def test_a_climb_is_undone_after_an_error_and_stays_where_nothing_rises() -> Non
 
 
 def test_sar_steps_by_the_gradient_at_the_top_of_the_climb() -> None:
-    adapter, model = SAR(toy_source(), margin=0.6, radius=0.2, floor=0.0), by_the_batch()
-    margin, average = 0.6 * log(CLASSES), None
+    adapter = SAR(toy_source(), margin=0.6, radius=0.2, floor=0.0)
+    model = by_the_batch()
+    margin = 0.6 * log(CLASSES)
+    average = None
     speed = [torch.zeros(8), torch.zeros(8)]
     for batch in stream(5):
-        got, logits = adapter.step(batch), model(batch)
+        got = adapter.step(batch)
+        logits = model(batch)
         assert torch.allclose(got, logits.softmax(1), atol=1e-4)
         here = entropies(logits)
         sure = below(here, margin)
@@ -100,7 +104,8 @@ def test_sar_without_sure_answers_here_or_there_moves_nothing(chosen: dict[str, 
 
 
 def test_sar_recovers_when_its_average_loss_is_too_low() -> None:
-    adapter, batches = SAR(toy_source(), margin=1.0, floor=0.0, alpha=10.0), stream(3)
+    adapter = SAR(toy_source(), margin=1.0, floor=0.0, alpha=10.0)
+    batches = stream(3)
     for batch in batches:
         adapter.step(batch)
     assert not torch.equal(adapter.trained[0], adapter.start[0])
@@ -115,7 +120,8 @@ def test_sar_recovers_when_its_average_loss_is_too_low() -> None:
 
 
 def patches_by_loop(image: Tensor, grid: int) -> list[Tensor]:
-    high, wide = image.shape[1] // grid, image.shape[2] // grid
+    high = image.shape[1] // grid
+    wide = image.shape[2] // grid
     return [
         image[:, row * high : (row + 1) * high, column * wide : (column + 1) * wide]
         for row in range(grid)
@@ -135,12 +141,15 @@ def test_shuffling_moves_whole_patches_and_leaves_the_rest(
 ) -> None:
     torch.manual_seed(seed)
     images = torch.rand(3, channels, *sides)
-    before, shuffled = images.clone(), shuffled_patches(images, grid)
+    before = images.clone()
+    shuffled = shuffled_patches(images, grid)
     assert torch.equal(images, before)
     for image, other in zip(images, shuffled, strict=True):
-        ours, theirs = (sorted(p.flatten().tolist() for p in patches_by_loop(x, grid)) for x in (image, other))
+        ours = sorted(patch.flatten().tolist() for patch in patches_by_loop(image, grid))
+        theirs = sorted(patch.flatten().tolist() for patch in patches_by_loop(other, grid))
         assert ours == theirs
-        high, wide = (side // grid * grid for side in sides)
+        high = sides[0] // grid * grid
+        wide = sides[1] // grid * grid
         assert torch.equal(image[:, high:], other[:, high:])
         assert torch.equal(image[:, :, wide:], other[:, :, wide:])
 
@@ -160,11 +169,15 @@ def test_what_has_no_patches_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_deyo_is_sgd_on_sure_answers_that_fall_under_shuffling() -> None:
-    adapter, model = DeYO(toy_source(), margin=0.9, drop=0.3), by_the_batch()
-    speed, kept, met = [torch.zeros(8), torch.zeros(8)], 0, 0
+    adapter = DeYO(toy_source(), margin=0.9, drop=0.3)
+    model = by_the_batch()
+    speed = [torch.zeros(8), torch.zeros(8)]
+    kept = 0
+    met = 0
     for number, batch in enumerate(stream(5)):
         torch.manual_seed(number)
-        got, logits = adapter.step(batch), model(batch)
+        got = adapter.step(batch)
+        logits = model(batch)
         assert torch.allclose(got, logits.softmax(1), atol=1e-4)
         torch.manual_seed(number)
         shuffled = model(shuffled_patches(batch, 4)).softmax(1)
@@ -175,7 +188,8 @@ def test_deyo_is_sgd_on_sure_answers_that_fall_under_shuffling() -> None:
             fall = probs[answer].item() - shuffled[row, answer].item()
             if surprise.item() < 0.9 * log(CLASSES) and fall > 0.3:
                 terms.append((exp(0.4 * log(CLASSES) - surprise.item()) + exp(fall)) * surprise)
-        kept, met = kept + len(terms), met + len(batch)
+        kept = kept + len(terms)
+        met = met + len(batch)
         gradients = torch.autograd.grad(sum(terms, torch.zeros(())) / len(terms), trained(model))
         for i, (value, gradient) in enumerate(zip(trained(model), gradients, strict=True)):
             speed[i] = 0.9 * speed[i] + gradient
@@ -196,10 +210,10 @@ def test_deyo_without_anybody_chosen_moves_nothing(chosen: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("kind", "chosen", "message"),
     [
-        (SAR, {"margin": 0.0}, "margin must be positive, got 0.0"),
-        (SAR, {"radius": -0.1}, "radius must be positive, got -0.1"),
-        (DeYO, {"margin": 0.0}, "margin must be positive, got 0.0"),
-        (DeYO, {"patches": 1}, "patches must be at least 2 along each side, got 1"),
+        (SAR, {"margin": 0.0}, "margin must be a finite number greater than 0, got 0.0"),
+        (SAR, {"radius": -0.1}, "radius must be a finite number greater than 0, got -0.1"),
+        (DeYO, {"margin": 0.0}, "margin must be a finite number greater than 0, got 0.0"),
+        (DeYO, {"patches": 1}, "patches must be at least 2, got 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(kind: type[Adapter], chosen: dict[str, Any], message: str) -> None:

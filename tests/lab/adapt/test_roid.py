@@ -32,7 +32,8 @@ def random_logits(rows: int, classes: int, seed: int, spread: float = 3.0) -> Te
 
 def slow_weights(logits: Tensor, trend: list[float], temperature: float) -> list[float]:
     """Certainty times diversity, row by row."""
-    distances, certainties = [], []
+    distances = []
+    certainties = []
     for row in logits.numpy():
         probs = softmax(row)
         norms = math.sqrt(sum(p * p for p in probs)) * math.sqrt(sum(t * t for t in trend))
@@ -40,8 +41,12 @@ def slow_weights(logits: Tensor, trend: list[float], temperature: float) -> list
         certainties.append(-float(entropy(probs)))
     scaled = []
     for values in (distances, certainties):
-        low, high = min(values), max(values)
-        scaled.append([(value - low) / (high - low) if high > low else 0.0 for value in values])
+        low = min(values)
+        high = max(values)
+        width = high - low
+        if width == 0:
+            width = 1.0  # all are equal, and become 0
+        scaled.append([(value - low) / width for value in values])
     mean = sum(scaled[0]) / len(scaled[0])
     return [0.0 if d < mean else math.exp(d * c / temperature) for d, c in zip(*scaled, strict=True)]
 
@@ -49,7 +54,8 @@ def slow_weights(logits: Tensor, trend: list[float], temperature: float) -> list
 @settings(max_examples=50, deadline=None)
 @given(**SIZES)
 def test_weights_are_certainty_times_diversity(rows: int, classes: int, seed: int) -> None:
-    logits, trend = random_logits(rows, classes, seed), random_logits(1, classes, seed + 100)[0].softmax(0)
+    logits = random_logits(rows, classes, seed)
+    trend = random_logits(1, classes, seed + 100)[0].softmax(0)
     weights = diversity_weights(logits, trend, 1 / 3)
     if rows > 1:
         np.testing.assert_allclose(weights, slow_weights(logits, trend.tolist(), 1 / 3), rtol=1e-6, atol=1e-9)
@@ -77,15 +83,19 @@ def test_weights_and_losses_of_saturated_logits_are_finite() -> None:
 @settings(max_examples=50, deadline=None)
 @given(**SIZES)
 def test_losses_are_those_of_loops(rows: int, classes: int, seed: int) -> None:
-    one, other = random_logits(rows, classes, seed), random_logits(rows, classes, seed + 100)
-    ratio, symmetric = likelihood_ratio(one), symmetric_cross_entropy(one, other)
+    one = random_logits(rows, classes, seed)
+    other = random_logits(rows, classes, seed + 100)
+    ratio = likelihood_ratio(one)
+    symmetric = symmetric_cross_entropy(one, other)
     for row in range(rows):
-        first, second = softmax(one[row].numpy()), softmax(other[row].numpy())
+        first = softmax(one[row].numpy())
+        second = softmax(other[row].numpy())
         total = 0.0
         for p in np.minimum(first, 0.99):
             total -= p * math.log(p / (1 - p) + 1e-5)
         assert float(ratio[row]) == pytest.approx(total, rel=1e-9, abs=1e-9)
-        forth, back = -(second * np.log(first)).sum(), -(first * np.log(second)).sum()
+        forth = -(second * np.log(first)).sum()
+        back = -(first * np.log(second)).sum()
         assert float(symmetric[row]) == pytest.approx((forth + back) / 2, rel=1e-9)
 
 
@@ -109,9 +119,11 @@ def test_a_class_that_is_frequent_in_the_batch_gains() -> None:
 
 @pytest.mark.parametrize("norm", sources.NORMS)
 def test_steps_are_those_made_by_hand(norm: str) -> None:
-    source, batches = sources.source(norm), [sources.images(count, seed=count) for count in (9, 20)]
+    source = sources.source(norm)
+    batches = [sources.images(count, seed=count) for count in (9, 20)]
     adapter = ROID(source, lr=0.05, momentum=0.9)
-    model, trend = deepcopy(source.model).requires_grad_(False), torch.full((3,), 1 / 3)
+    model = deepcopy(source.model).requires_grad_(False)
+    trend = torch.full((3,), 1 / 3)
     use_batch_statistics(model)
     scales = affine(model)
     start = [scale.clone() for scale in scales]
@@ -181,7 +193,7 @@ def test_batches_of_one_leave_everything_finite() -> None:
 
 def test_a_model_without_scales_is_refused_with_a_remedy() -> None:
     with pytest.raises(
-        AdaNPCError, match="ROID trains scale and shift of normalization layers, and the model has none"
+        AdaNPCError, match="ROID trains the scales and shifts of normalization layers, and the model has none"
     ):
         ROID(sources.source("none"))
 

@@ -1,3 +1,5 @@
+"""Test-time training by rotation against training written out."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -36,10 +38,12 @@ def rotating(norm: str = "group") -> Source:
 
 def by_hand(start: Source, batch: Tensor, copies: int, lr: float, steps: int, online: bool) -> Tensor:
     """Test-time training with torch's SGD on copies of model and head; the class head is not part of the loss."""
-    model, head = deepcopy(start.model).eval(), deepcopy(start.rotation_head)
+    model = deepcopy(start.model).eval()
+    head = deepcopy(start.rotation_head)
     assert head is not None
     pair = nn.ModuleList([model, head])
-    first, answers = deepcopy(pair.state_dict()), []
+    first = deepcopy(pair.state_dict())
+    answers = []
     for image in batch.split(1):
         if not online:
             pair.load_state_dict(first)
@@ -63,7 +67,8 @@ def by_hand(start: Source, batch: Tensor, copies: int, lr: float, steps: int, on
 def test_ttt_is_gradient_descent_on_the_loss_of_rotations(
     kind: type[Adapter], online: bool, norm: str, steps: int
 ) -> None:
-    start, batch = rotating(norm), images(4)
+    start = rotating(norm)
+    batch = images(4)
     torch.manual_seed(2)
     made = kind(start, copies=5, lr=0.2, steps=steps).step(batch)  # type: ignore[call-arg]
     torch.manual_seed(2)
@@ -83,7 +88,8 @@ def test_images_are_turned_as_in_training() -> None:
 @EACH
 def test_a_batch_is_its_images_one_by_one(kind: type[Adapter], hypers: dict[str, Any]) -> None:
     batch = images(5)
-    together, alone = (kind(rotating("batch2d"), **hypers) for _ in range(2))
+    together = kind(rotating("batch2d"), **hypers)
+    alone = kind(rotating("batch2d"), **hypers)
     torch.manual_seed(1)
     expected = together.step(batch)
     torch.manual_seed(1)
@@ -91,7 +97,8 @@ def test_a_batch_is_its_images_one_by_one(kind: type[Adapter], hypers: dict[str,
 
 
 def test_ttt_is_itself_again_after_every_image() -> None:
-    adapter, new = (TTT(rotating("batch2d"), copies=3, lr=0.5, steps=2) for _ in range(2))
+    adapter = TTT(rotating("batch2d"), copies=3, lr=0.5, steps=2)
+    new = TTT(rotating("batch2d"), copies=3, lr=0.5, steps=2)
     batch = images(3)
     before = {name: value.clone() for name, value in adapter.state_dict().items() if isinstance(value, Tensor)}
     for _ in range(3):
@@ -116,7 +123,8 @@ def test_online_all_but_the_class_head_and_the_statistics_moves() -> None:
 
 
 def test_online_the_rotations_of_a_stream_are_learned() -> None:
-    start, batch = rotating(), images(6)
+    start = rotating()
+    batch = images(6)
     views, turns = turned_in_training(batch)
 
     def loss(adapter: TTTOnline) -> float:
@@ -134,14 +142,16 @@ def test_online_the_rotations_of_a_stream_are_learned() -> None:
 def test_online_a_descent_into_nowhere_is_refused_and_not_kept() -> None:
     adapter = TTTOnline(rotating(), copies=2, lr=torch.inf)
     before = {name: value.clone() for name, value in adapter.named_parameters()}
-    with pytest.raises(AdaNPCError, match="its probabilities are not finite: reset, and take a smaller lr"):
+    with pytest.raises(AdaNPCError, match="its probabilities are not finite: reset, and use a smaller lr"):
         adapter.step(images(1))
     assert all(torch.equal(value, before[name]) for name, value in adapter.named_parameters())
 
 
 def test_a_source_without_rotations_is_refused() -> None:
     for kind in (TTT, TTTOnline):
-        with pytest.raises(AdaNPCError, match="the source has no rotation head: train with --algorithm rotation"):
+        with pytest.raises(
+            AdaNPCError, match="the source has no rotation head: train its model with the algorithm 'rotation'"
+        ):
             kind(source("none"))
 
 

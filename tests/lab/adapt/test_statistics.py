@@ -58,7 +58,8 @@ def source_of(encoder: nn.Module, dim: int, norm: bool = False) -> Source:
 
 def numpy_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor, prior: float) -> np.ndarray[Any, Any]:
     """Schneider's formula, channel by channel."""
-    values, outputs = inputs.double().numpy(), np.empty(inputs.shape)
+    values = inputs.double().numpy()
+    outputs = np.empty(inputs.shape)
     assert layer.running_mean is not None
     assert layer.running_var is not None
     n = len(values)
@@ -66,7 +67,8 @@ def numpy_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor, prior: fl
         seen = values[:, channel]
         mean = (prior * layer.running_mean[channel].item() + n * seen.mean()) / (prior + n)
         variance = (prior * layer.running_var[channel].item() + n * seen.var()) / (prior + n)
-        scale, shift = layer.weight[channel].item(), layer.bias[channel].item()
+        scale = layer.weight[channel].item()
+        shift = layer.bias[channel].item()
         outputs[:, channel] = (seen - mean) / np.sqrt(variance + layer.eps) * scale + shift
     return outputs
 
@@ -97,7 +99,8 @@ def test_a_layer_without_scale_and_shift_gives_none() -> None:
 def test_mixed_statistics_are_weighted_means_by_rows(shape: list[int], prior: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(shape, generator=generator, dtype=torch.float64)
-    mean, variance = torch.randn(shape[1], dtype=torch.float64), torch.rand(shape[1], dtype=torch.float64)
+    mean = torch.randn(shape[1], dtype=torch.float64)
+    variance = torch.rand(shape[1], dtype=torch.float64)
     mixed = mixed_statistics(inputs, mean, variance, prior)
     axes = tuple(axis for axis in range(len(shape)) if axis != 1)
     for got, source, batch in (
@@ -122,7 +125,8 @@ def test_bn_adapt_answers_by_the_formula(prior: float, rows: int) -> None:
 
 
 def test_a_large_prior_is_the_source_model_and_none_is_training_mode() -> None:
-    source, images = toy_source(), toy_images(6, seed=5, shift=0.4)[0]
+    source = toy_source()
+    images = toy_images(6, seed=5, shift=0.4)[0]
     with torch.no_grad():
         kept = source.model(images).softmax(1)
         batch = deepcopy(source.model).train()(images).softmax(1)
@@ -132,7 +136,8 @@ def test_a_large_prior_is_the_source_model_and_none_is_training_mode() -> None:
 
 
 def test_a_batch_normed_by_itself_undoes_a_scale_and_a_shift() -> None:
-    layer, inputs = random_norm(nn.BatchNorm2d(8)), torch.randn(6, 8, 4, 4)
+    layer = random_norm(nn.BatchNorm2d(8))
+    inputs = torch.randn(6, 8, 4, 4)
     use_batch_statistics(layer)
     assert torch.allclose(layer(inputs), layer(inputs * 5 + 3), atol=1e-4)
 
@@ -150,7 +155,8 @@ def test_running_statistics_and_names_stay(prior: float) -> None:
 
 
 def test_one_batch_leaves_no_trace_in_the_next() -> None:
-    adapter, images = BNAdapt(toy_source()), toy_images(6, seed=5)[0]
+    adapter = BNAdapt(toy_source())
+    images = toy_images(6, seed=5)[0]
     first = adapter.step(images)
     adapter.step(toy_images(6, seed=6, shift=2.0)[0])
     assert torch.equal(adapter.step(images), first)
@@ -159,8 +165,9 @@ def test_one_batch_leaves_no_trace_in_the_next() -> None:
 def test_a_single_image_has_statistics_but_a_single_vector_has_none() -> None:
     assert BNAdapt(toy_source(), prior=0).step(toy_images(1, seed=5)[0]).isfinite().all()
     source = source_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), 4, norm=True)
-    adapter, image = BNAdapt(source, prior=0), toy_images(1, seed=5)[0]
-    with pytest.raises(BatchError, match="BatchNorm1d has one value for each channel"):
+    adapter = BNAdapt(source, prior=0)
+    image = toy_images(1, seed=5)[0]
+    with pytest.raises(BatchError, match="BatchNorm1d gets one value for each channel"):
         adapter.step(image)
     two = toy_images(2, seed=5)[0]
     assert torch.equal(adapter.step(two), BNAdapt(source, prior=0).step(two))
@@ -180,8 +187,10 @@ def test_a_forward_that_fails_leaves_the_running_statistics() -> None:
 
 @pytest.mark.parametrize("prior", [0.0, 4.0])
 def test_an_interrupted_forward_is_mended_by_the_next(prior: float) -> None:
-    layer, inputs = random_norm(Interrupted(2)), torch.randn(5, 2, 3, 3)
-    before, expected = deepcopy(layer.state_dict()), numpy_norm(layer, inputs, prior)
+    layer = random_norm(Interrupted(2))
+    inputs = torch.randn(5, 2, 3, 3)
+    before = deepcopy(layer.state_dict())
+    expected = numpy_norm(layer, inputs, prior)
     use_batch_statistics(layer, prior)
     with pytest.raises(KeyboardInterrupt):
         layer(inputs)
@@ -193,14 +202,16 @@ def test_an_interrupted_forward_is_mended_by_the_next(prior: float) -> None:
 
 @pytest.mark.parametrize("prior", [0.0, 4.0])
 def test_a_layer_that_also_activates_still_does(prior: float) -> None:
-    layer, inputs = random_norm(NormThenReLU(2)), torch.randn(5, 2, 3, 3)
+    layer = random_norm(NormThenReLU(2))
+    inputs = torch.randn(5, 2, 3, 3)
     expected = numpy_norm(layer, inputs, prior).clip(min=0)
     assert use_batch_statistics(layer, prior) == 1
     np.testing.assert_allclose(layer(inputs).detach().numpy(), expected, atol=1e-5)
 
 
 def test_a_copy_does_the_same_by_its_own_statistics() -> None:
-    layer, inputs = random_norm(nn.BatchNorm2d(2)), torch.randn(5, 2, 3, 3)
+    layer = random_norm(nn.BatchNorm2d(2))
+    inputs = torch.randn(5, 2, 3, 3)
     use_batch_statistics(layer, 4.0)
     copy = deepcopy(layer)
     assert torch.equal(copy(inputs), layer(inputs))
@@ -212,9 +223,11 @@ def test_a_copy_does_the_same_by_its_own_statistics() -> None:
 
 @pytest.mark.parametrize(("first", "second"), [(4.0, 0.0), (0.0, 4.0)])
 def test_another_call_changes_the_prior_and_a_copy_has_its_own(first: float, second: float) -> None:
-    layer, inputs = random_norm(nn.BatchNorm2d(2)), torch.randn(5, 2, 3, 3)
+    layer = random_norm(nn.BatchNorm2d(2))
+    inputs = torch.randn(5, 2, 3, 3)
     use_batch_statistics(layer, first)
-    copy, before = deepcopy(layer), deepcopy(layer.state_dict())
+    copy = deepcopy(layer)
+    before = deepcopy(layer.state_dict())
     use_batch_statistics(copy, second)
     for _ in range(2):
         np.testing.assert_allclose(layer(inputs).detach().numpy(), numpy_norm(layer, inputs, first), atol=1e-5)
@@ -224,9 +237,12 @@ def test_another_call_changes_the_prior_and_a_copy_has_its_own(first: float, sec
 
 def test_gradients_flow_through_the_statistics_of_a_batch_as_in_training() -> None:
     layer = random_norm(nn.BatchNorm2d(2))
-    trained, inputs, target = deepcopy(layer).train(), torch.randn(5, 2, 3, 3), torch.randn(5, 2, 3, 3)
+    trained = deepcopy(layer).train()
+    inputs = torch.randn(5, 2, 3, 3)
+    target = torch.randn(5, 2, 3, 3)
     use_batch_statistics(layer)
-    one, other = inputs.clone().requires_grad_(), inputs.clone().requires_grad_()
+    one = inputs.clone().requires_grad_()
+    other = inputs.clone().requires_grad_()
     (layer(one) * target).sum().backward()
     (trained(other) * target).sum().backward()
     assert one.grad is not None
@@ -246,16 +262,17 @@ def test_a_layer_without_running_statistics_is_left_alone() -> None:
 def test_bn_adapt_names_what_it_cannot_use() -> None:
     torch.manual_seed(0)
     group = Source(SourceModel(ConvNet(), 128, 3), torch.randn(6, 128), torch.arange(6) % 3)
-    with pytest.raises(AdaNPCError, match="no BatchNorm layer.* take NEO or T3A"):
+    with pytest.raises(AdaNPCError, match="no BatchNorm layer.* use NEO or T3A"):
         BNAdapt(group)
-    with pytest.raises(AdaNPCError, match="prior must be 0 or more images, got -1"):
+    with pytest.raises(AdaNPCError, match="prior must be 0 or more, got -1"):
         BNAdapt(toy_source(), prior=-1)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 1, 5), (8, 2)])
 def test_neo_subtracts_the_mean_of_all_features_so_far(sizes: tuple[int, ...]) -> None:
     source = toy_source()
-    adapter, head = NEO(source), source.model.head
+    adapter = NEO(source)
+    head = source.model.head
     stream = torch.randn(sum(sizes), 16, generator=torch.Generator().manual_seed(4)) + 7
     met = 0
     for batch in stream.split(sizes):
@@ -270,7 +287,8 @@ def test_neo_subtracts_the_mean_of_all_features_so_far(sizes: tuple[int, ...]) -
 
 def test_neo_undoes_a_shift_of_all_features() -> None:
     source = toy_source()
-    still, moved = NEO(source), NEO(source)
+    still = NEO(source)
+    moved = NEO(source)
     for seed in range(3):
         batch = torch.randn(5, 16, generator=torch.Generator().manual_seed(seed))
         assert torch.allclose(still.step(batch), moved.step(batch + 100), atol=1e-3)

@@ -1,3 +1,5 @@
+"""TAST against loops over heads, queries and supports."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,7 +16,8 @@ from adanpc.lab.adapt.tast import TAST
 from adanpc.lab.networks.source import SourceModel
 from adanpc.testing.adapters import ADAPTER_CHECKS
 
-DIM, CLASSES = 12, 3
+DIM = 12
+CLASSES = 3
 
 
 def source() -> Source:
@@ -30,7 +33,10 @@ class Oracle:
     """TAST by loops over heads, rows and classes: all supports are mapped by every head."""
 
     def __init__(self, adapter: TAST, source: Source, keep: int, k: int, steps: int) -> None:
-        self.head, self.keep, self.k, self.steps = source.model.head, keep, k, steps
+        self.head = source.model.head
+        self.keep = keep
+        self.k = k
+        self.steps = steps
         self.weights = {
             name: value.detach().clone().requires_grad_() for name, value in adapter.heads.named_parameters()
         }
@@ -48,16 +54,19 @@ class Oracle:
         self.supports = [support for supports in kept for support in supports]
 
     def mapped(self, head: int, row: Tensor) -> Tensor:
-        inner, outer, bias = (self.weights[name][head] for name in ("inner", "outer", "bias"))
+        inner = self.weights["inner"][head]
+        outer = self.weights["outer"][head]
+        bias = self.weights["bias"][head]
         return outer * (self.weights["matrix"] @ (inner * row)) + bias
 
     def logits(self, head: int, row: Tensor) -> Tensor:
         cosines = []
         for label in range(CLASSES):
             mine = [self.mapped(head, support) for _, of, support in self.supports if of == label]
-            cosines.append(
-                cosine_similarity(self.mapped(head, row), torch.stack(mine).mean(0), 0) if mine else torch.zeros(())
-            )
+            if mine:
+                cosines.append(cosine_similarity(self.mapped(head, row), torch.stack(mine).mean(0), 0))
+            else:
+                cosines.append(torch.zeros(()))
         return 10 * torch.stack(cosines)
 
     def step(self, batch: Tensor) -> Tensor:
@@ -67,10 +76,13 @@ class Oracle:
         return probs
 
     def update(self, batch: Tensor) -> Tensor:
-        heads, loss, answers = len(self.weights["inner"]), torch.zeros(()), []
+        heads = len(self.weights["inner"])
+        loss = torch.zeros(())
+        answers = []
         for row in batch:
             ranked = sorted(self.supports, key=lambda s: -float(cosine_similarity(row, s[2], 0)))
-            near, answer = [support for _, _, support in ranked[: self.k]], torch.zeros(CLASSES)
+            near = [support for _, _, support in ranked[: self.k]]
+            answer = torch.zeros(CLASSES)
             for head in range(heads):
                 predictions = [self.logits(head, support).detach() for support in near]
                 target = sum((one_hot(p.argmax(), CLASSES) for p in predictions), torch.zeros(CLASSES)) / len(near)
@@ -97,12 +109,16 @@ def test_tast_is_the_published_one_by_loops(keep: int, k: int, steps: int) -> No
 
 def test_heads_learn_the_prediction_of_the_neighbors() -> None:
     """The same batch again and again: queries come to be predicted as their supports are."""
-    adapter, batch = TAST(source(), heads=4, lr=1e-2), features(30, 0)
+    adapter = TAST(source(), heads=4, lr=1e-2)
+    batch = features(30, 0)
 
     def disagreement() -> float:
-        asked, means = adapter._asked(batch)
+        supports, labels = adapter.supports.rows()
+        nearest = adapter._nearest(batch, supports)
+        means = adapter._means(supports, labels)
         with torch.no_grad():
-            queries, near = (adapter._logits(rows, means) for rows in (batch, asked))
+            queries = adapter._logits(batch, means)
+            near = adapter._logits(nearest, means)
         targets = one_hot(near.unflatten(1, (len(batch), -1)).argmax(3), CLASSES).float().mean(2)
         return float(kl_div(queries.log_softmax(2), targets, reduction="sum"))
 
@@ -122,12 +138,14 @@ def test_without_a_bound_every_row_is_a_support() -> None:
 
 def test_the_seed_decides_the_heads() -> None:
     batch = features(8, 0)
-    one, same, other = (TAST(source(), seed=seed).step(batch) for seed in (1, 1, 2))
+    one = TAST(source(), seed=1).step(batch)
+    same = TAST(source(), seed=1).step(batch)
+    other = TAST(source(), seed=2).step(batch)
     assert torch.equal(one, same)
     assert not torch.allclose(one, other)
 
 
-def test_fewer_supports_than_are_asked_are_all_asked() -> None:
+def test_fewer_supports_than_k_are_all_used() -> None:
     assert TAST(source(), k=50).step(features(1, 0)).isfinite().all()
 
 

@@ -42,19 +42,22 @@ def student_step(source: Source, batch: Tensor, answers: Tensor, lr: float) -> l
 
 @pytest.mark.parametrize("norm", [*sources.NORMS, "none"])
 def test_a_sure_batch_is_answered_by_the_teacher(norm: str) -> None:
-    source, batch = sources.source(norm), sources.images(9)
+    source = sources.source(norm)
+    batch = sources.images(9)
     answers = CoTTA(source, threshold=0.0).step(batch)
     torch.testing.assert_close(answers, by_the_batch(source)(batch).detach().softmax(1))
 
 
 @pytest.mark.parametrize("norm", [*sources.NORMS, "none"])
 def test_the_student_learns_and_the_teacher_follows(norm: str) -> None:
-    source, batch = sources.source(norm), sources.images(9)
+    source = sources.source(norm)
+    batch = sources.images(9)
     # With views: without them the first student and teacher agree, and the gradient is nothing but rounding.
     adapter = CoTTA(source, lr=0.05, momentum=0.9, restore=0.0, threshold=1.1, views=1)
     torch.manual_seed(7)
     answers = adapter.step(batch)
-    start, student = weights(source.model), student_step(source, batch, answers.detach(), 0.05)
+    start = weights(source.model)
+    student = student_step(source, batch, answers.detach(), 0.05)
     teacher = [0.9 * old + 0.1 * new for old, new in zip(start, student, strict=True)]
     torch.testing.assert_close(weights(adapter.model), student, rtol=0, atol=2e-4)
     torch.testing.assert_close(weights(adapter.teacher), teacher, rtol=0, atol=2e-5)
@@ -63,7 +66,8 @@ def test_the_student_learns_and_the_teacher_follows(norm: str) -> None:
 
 
 def test_an_unsure_batch_is_answered_by_the_mean_logits_of_its_views() -> None:
-    source, batch = sources.source("batch2d"), sources.images(9)
+    source = sources.source("batch2d")
+    batch = sources.images(9)
     model = by_the_batch(source)
     torch.manual_seed(7)
     logits = torch.stack([model(view(batch)) for _ in range(4)]).mean(0)
@@ -74,7 +78,8 @@ def test_an_unsure_batch_is_answered_by_the_mean_logits_of_its_views() -> None:
 
 
 def test_the_source_model_decides_whether_views_are_made() -> None:
-    source, batch = sources.source("group"), sources.images(9)
+    source = sources.source("group")
+    batch = sources.images(9)
     plain = source.model(batch).detach().softmax(1)
     confidence = float(plain.amax(1).mean())
     torch.testing.assert_close(CoTTA(source, threshold=confidence - 1e-4).step(batch), plain)
@@ -91,7 +96,7 @@ def test_by_default_the_threshold_is_what_nearly_all_source_samples_exceed() -> 
 def test_without_source_features_the_threshold_must_be_given() -> None:
     source = sources.source("batch2d")
     empty = replace(source, features=source.features[:0], labels=source.labels[:0])
-    with pytest.raises(AdaNPCError, match="no source features to take the threshold from: give a threshold"):
+    with pytest.raises(AdaNPCError, match="no source features to derive the threshold from: give a threshold"):
         CoTTA(empty)
     assert CoTTA(empty, threshold=0.5).step(sources.images(3)).isfinite().all()
 
@@ -107,7 +112,8 @@ def test_weights_fall_back_to_the_source_with_the_given_probability(restore: flo
         for one, other in zip(weights(adapter.model), weights(source.model), strict=True)
         if one.numel() > 20
     ]
-    share, count = float(torch.cat(same).float().mean()), len(torch.cat(same))
+    share = float(torch.cat(same).float().mean())
+    count = len(torch.cat(same))
     assert abs(share - restore) <= 4 * (restore * (1 - restore) / count) ** 0.5
 
 
@@ -133,8 +139,10 @@ def test_views_are_made_of_small_gray_and_odd_images(shape: tuple[int, ...]) -> 
 
 
 def test_one_row_without_statistics_is_refused_by_name_and_changes_nothing() -> None:
-    source, batch = sources.source("batch1d"), sources.images(9)
-    adapter, expected = CoTTA(source), CoTTA(source)
+    source = sources.source("batch1d")
+    batch = sources.images(9)
+    adapter = CoTTA(source)
+    expected = CoTTA(source)
     with pytest.raises(BatchError, match="wait for more rows"):
         adapter.step(batch[:1])
     for one in (adapter, expected):
@@ -164,7 +172,7 @@ def test_scales_and_shifts_of_every_kind_of_norm_can_be_trained(norm: str, count
 
 def test_a_model_without_scales_is_refused_with_a_remedy() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False))
-    with pytest.raises(AdaNPCError, match="X trains scale and shift .* the model has none: take PLFull or CoTTA"):
+    with pytest.raises(AdaNPCError, match="X trains the scales and shifts .* the model has none: use PLFull or CoTTA"):
         trainable_scales(model, "X")
 
 

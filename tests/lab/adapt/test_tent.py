@@ -47,8 +47,10 @@ def adam_by_hand(
     forward: Callable[..., Tensor], batches: Sequence[Tensor], values: list[Tensor], rate: float, steps: int = 1
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The logits before each last step on a batch, and where the values end: Adam as in its paper."""
-    first, second = [torch.zeros_like(v) for v in values], [torch.zeros_like(v) for v in values]
-    answers, time = [], 0
+    first = [torch.zeros_like(v) for v in values]
+    second = [torch.zeros_like(v) for v in values]
+    answers = []
+    time = 0
     for batch in batches:
         for _ in range(steps):
             time += 1
@@ -88,7 +90,8 @@ def test_tent_is_adam_on_the_mean_entropy_of_scale_and_shift(alpha: float, steps
 
 
 def test_tent_by_sgd_has_momentum() -> None:
-    adapter, values = Tent(toy_source(), optimizer="sgd"), scale_and_shift(toy_source().model)
+    adapter = Tent(toy_source(), optimizer="sgd")
+    values = scale_and_shift(toy_source().model)
     speed = [torch.zeros_like(value) for value in values]
     for batch in stream():
         adapter.step(batch)
@@ -118,7 +121,8 @@ def test_only_scale_and_shift_move_and_running_statistics_stay() -> None:
 
 
 def test_tent_makes_answers_surer() -> None:
-    adapter, batch = Tent(toy_source()), stream(1)[0]
+    adapter = Tent(toy_source())
+    batch = stream(1)[0]
     before = [entropy(adapter.step(batch).log()).mean().item() for _ in range(15)]
     assert before[-1] < 0.9 * before[0]
 
@@ -136,7 +140,8 @@ def test_episodic_tent_is_a_new_one_for_every_batch(optimizer: str) -> None:
 
 def test_one_episodic_step_changes_the_answer() -> None:
     batch = stream(1)[0]
-    surer, plain = Tent(toy_source(), episodic=True).step(batch), BNAdapt(toy_source(), prior=0).step(batch)
+    surer = Tent(toy_source(), episodic=True).step(batch)
+    plain = BNAdapt(toy_source(), prior=0).step(batch)
     assert entropy(surer.log()).mean() < entropy(plain.log()).mean()
 
 
@@ -163,7 +168,8 @@ def test_tent_refuses_one_row_where_a_batch_norm_sees_one_value() -> None:
 
 
 def test_tent_learns_where_gradients_are_switched_off() -> None:
-    one, other = Tent(toy_source()), Tent(toy_source())
+    one = Tent(toy_source())
+    other = Tent(toy_source())
     expected = [one.step(batch) for batch in stream()]
     with torch.no_grad():
         got = [other.step(batch) for batch in stream()]
@@ -172,7 +178,8 @@ def test_tent_learns_where_gradients_are_switched_off() -> None:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_tent_clf_is_adam_on_the_head(steps: int) -> None:
-    batches, head = features_of(stream()), toy_source().model.head
+    batches = features_of(stream())
+    head = toy_source().model.head
     assert isinstance(head, nn.Linear)
     adapter = TentClf(toy_source(), alpha=0.5, steps=steps)
     got = [adapter.step(batch) for batch in batches]
@@ -185,7 +192,8 @@ def test_tent_clf_is_adam_on_the_head(steps: int) -> None:
 
 
 def test_tent_pre_bn_is_adam_on_a_new_layer() -> None:
-    batches, head = features_of(stream()), toy_source().model.head
+    batches = features_of(stream())
+    head = toy_source().model.head
 
     def forward(features: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         centered = (features - features.mean(0)) / (features.var(0, correction=0) + 1e-5).sqrt()

@@ -1,3 +1,5 @@
+"""Test-time augmentation and MEMO against steps made by hand."""
+
 from __future__ import annotations
 
 import math
@@ -31,8 +33,11 @@ class Mixed(nn.Module):
         super().__init__()
         assert layer.running_mean is not None
         assert layer.running_var is not None
-        self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
-        self.mean, self.variance = layer.running_mean, layer.running_var
+        self.weight = layer.weight
+        self.bias = layer.bias
+        self.eps = layer.eps
+        self.mean = layer.running_mean
+        self.variance = layer.running_var
 
     def forward(self, inputs: Tensor) -> Tensor:
         channels = inputs.detach().transpose(0, 1).flatten(1)
@@ -71,7 +76,8 @@ def memo_by_hand(start: Source, image: Tensor, copies: int, lr: float, steps: in
 
 
 def test_ttaug_is_the_mean_over_views() -> None:
-    start, batch = source("group"), images(4)
+    start = source("group")
+    batch = images(4)
     torch.manual_seed(3)
     made = TTAug(start, copies=5).step(batch)
     torch.manual_seed(3)
@@ -84,7 +90,8 @@ def test_ttaug_is_the_mean_over_views() -> None:
 @pytest.mark.parametrize("norm", ["none", "group", "batch2d"])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_memo_is_gradient_descent_on_the_entropy_of_the_mean(norm: str, steps: int) -> None:
-    start, batch = source(norm), images(3)
+    start = source(norm)
+    batch = images(3)
     torch.manual_seed(5)
     made = MEMO(start, copies=6, lr=0.1, steps=steps).step(batch)
     torch.manual_seed(5)
@@ -95,14 +102,16 @@ def test_memo_is_gradient_descent_on_the_entropy_of_the_mean(norm: str, steps: i
 
 
 def test_memo_without_a_rate_or_a_weight_of_views_is_the_source_model() -> None:
-    start, batch = source("batch2d"), images(3)
+    start = source("batch2d")
+    batch = images(3)
     with torch.no_grad():
         expected = start.model(batch).softmax(1)
     torch.testing.assert_close(MEMO(start, copies=2, lr=0.0, prior=math.inf).step(batch), expected)
 
 
 def test_memo_makes_answers_surer() -> None:
-    start, batch = source("none", spread=0.5), images(10)
+    start = source("none", spread=0.5)
+    batch = images(10)
     torch.manual_seed(0)
     after = MEMO(start, copies=32, lr=0.5).step(batch)
     with torch.no_grad():
@@ -113,7 +122,8 @@ def test_memo_makes_answers_surer() -> None:
 @pytest.mark.parametrize(("kind", "hypers"), METHODS, ids=str)
 @pytest.mark.parametrize("norm", ["group", "batch2d"])
 def test_each_image_is_answered_on_its_own(kind: type[Adapter], hypers: dict[str, Any], norm: str) -> None:
-    adapter, batch = kind(source(norm), **hypers), images(5)
+    adapter = kind(source(norm), **hypers)
+    batch = images(5)
     torch.manual_seed(1)
     together = adapter.step(batch)
     torch.manual_seed(1)
@@ -122,7 +132,9 @@ def test_each_image_is_answered_on_its_own(kind: type[Adapter], hypers: dict[str
 
 @pytest.mark.parametrize(("kind", "hypers"), METHODS, ids=str)
 def test_nothing_is_kept(kind: type[Adapter], hypers: dict[str, Any]) -> None:
-    adapter, new, batch = kind(source("batch2d"), **hypers), kind(source("batch2d"), **hypers), images(3)
+    adapter = kind(source("batch2d"), **hypers)
+    new = kind(source("batch2d"), **hypers)
+    batch = images(3)
     before = {name: value.clone() for name, value in adapter.state_dict().items() if isinstance(value, Tensor)}
     for seed in (1, 2, 1):
         torch.manual_seed(seed)
@@ -134,7 +146,8 @@ def test_nothing_is_kept(kind: type[Adapter], hypers: dict[str, Any]) -> None:
 
 
 def test_memo_learns_where_gradients_are_off() -> None:
-    adapter, batch = MEMO(source("group"), copies=3, lr=0.5), images(2)
+    adapter = MEMO(source("group"), copies=3, lr=0.5)
+    batch = images(2)
     torch.manual_seed(1)
     expected = adapter.step(batch)
     torch.manual_seed(1)
@@ -149,7 +162,8 @@ def test_digits_need_not_be_mirrored() -> None:
     image = torch.zeros(1, 1, 8, 8)
     image[..., 6:] = 5.0
     torch.manual_seed(0)
-    straight, mirrored = (TTAug(start, copies=200, mirror=mirror).step(image) for mirror in (False, True))
+    straight = TTAug(start, copies=200, mirror=False).step(image)
+    mirrored = TTAug(start, copies=200, mirror=True).step(image)
     with torch.no_grad():
         both = torch.stack([start.model(image).softmax(1), start.model(image.flip(3)).softmax(1)])
     assert (straight - both[0]).abs().sum() < (straight - both.mean(0)).abs().sum()
@@ -164,7 +178,7 @@ def test_log_mean_holds_for_logits_of_any_size() -> None:
 
 def test_a_descent_into_nowhere_is_refused() -> None:
     adapter = MEMO(source("none"), copies=2, lr=math.inf)
-    with pytest.raises(AdaNPCError, match="its probabilities are not finite: reset, and take a smaller lr"):
+    with pytest.raises(AdaNPCError, match="its probabilities are not finite: reset, and use a smaller lr"):
         adapter.step(images(1))
 
 
@@ -174,7 +188,7 @@ def test_a_descent_into_nowhere_is_refused() -> None:
         (TTAug, {"copies": 0}, "copies must be at least 1, got 0"),
         (MEMO, {"copies": 0}, "copies must be at least 1, got 0"),
         (MEMO, {"steps": 0}, "steps must be at least 1, got 0"),
-        (MEMO, {"prior": 0}, "prior must be above 0 images, got 0"),
+        (MEMO, {"prior": 0}, "prior must be greater than 0, got 0"),
     ],
 )
 def test_useless_numbers_are_refused(kind: type[Adapter], hypers: dict[str, Any], message: str) -> None:

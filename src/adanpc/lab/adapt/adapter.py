@@ -1,4 +1,4 @@
-"""What every test-time method is: batches in, probabilities out, and never a label."""
+"""The interface of every test-time method: batches in, probabilities out, and never a label."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from torch.optim import Optimizer
 from adanpc.errors import AdaNPCError
 from adanpc.lab.networks.source import SourceModel
 
+EXTRA_STATE = "_extra_state"  # how torch names, in a state dict, what get_extra_state returns
+
 
 class BatchError(AdaNPCError):
-    """A batch that a method cannot use, such as a single image where statistics of a batch are needed."""
+    """A batch that a method cannot use, such as a single image where the statistics of a batch are needed."""
+
+    code = "bad-batch"
 
 
 @dataclass(frozen=True)
@@ -25,13 +29,13 @@ class Source:
     """What is known before the stream begins.
 
     Args:
-        model: the trained model; adapters copy it and leave it as it is.
+        model: the trained model; adapters copy it and never change it.
         features: (n, D) of the source training samples, made by the model in evaluation mode.
         labels: (n,) of these samples.
-        domains: (n,) which source domain each is from; by default all are from one.
-        images: the same samples by row, as inputs of the model; for methods that look at source images again.
-        lr: the learning rate of source training; the paper's methods scale it.
-        rotation_head: features to four logits, if the model was trained with rotations.
+        domains: (n,) which source domain each sample is from; by default all are from one.
+        images: returns these samples by row, as inputs of the model; for methods that look at source images again.
+        lr: the learning rate of source training; some methods scale it.
+        rotation_head: maps features to four logits, if the model was trained with rotations.
     """
 
     model: SourceModel
@@ -43,26 +47,30 @@ class Source:
     rotation_head: nn.Module | None = None
 
     def mixed(self, count: int | None = None) -> Tensor:
-        """Rows (n,) in a fixed random order, at most ``count``: for batches whose statistics are those of the source.
+        """Row numbers (n,) in a fixed random order, at most ``count``: for batches with the statistics of the source.
 
-        Data sets are often sorted by class; a batch of one class, normalized by itself, looks like any other.
+        Data sets are often sorted by class, and a batch of one class, normalized by itself, looks like any other.
         """
-        return torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(0))[:count]
+        generator = torch.Generator().manual_seed(0)
+        return torch.randperm(len(self.labels), generator=generator)[:count]
 
 
 class Adapter(nn.Module, ABC):
-    """A classifier that may change while it is used; ``step`` answers a batch, in order, and may learn from it.
+    """A classifier that may change while it is used: ``step`` answers a batch and may learn from it.
 
-    All that changes on the way is a parameter, a buffer, an entry of ``optimizers``, or part of ``extra``:
-    ``state_dict`` has it all, ``reset`` puts it all back.
+    Everything that changes along the way is a parameter or buffer named by ``moving``, one of the ``optimizers``, or
+    part of ``extra``. So ``state_dict`` holds all of it, ``reset`` puts all of it back, and ``predict`` answers
+    without changing any of it.
+
+    A method of your own is a subclass with an ``answer``; ``adanpc.testing.check_adapter`` checks it.
 
     Args:
         source: what is known before the stream begins.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "images"  # what ``step`` takes
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {}  # what the paper, or the method's own, searched
-    least: ClassVar[int] = 1  # rows that a batch needs; fewer raise BatchError
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {}  # settings that the paper, or the method's own paper, searched
+    least: ClassVar[int] = 1  # how many rows a batch needs; fewer raise BatchError
     in_paper: ClassVar[str] = ""  # the method's name in the tables of the AdaNPC paper; empty if it is not there
     one_by_one: ClassVar[bool] = False  # each image is answered by itself, so that the batch size changes nothing
     passes: ClassVar[int] = 1  # about how many forward passes an answer costs
@@ -71,88 +79,118 @@ class Adapter(nn.Module, ABC):
     def __init__(self, source: Source) -> None:
         super().__init__()
         if torch.is_inference_mode_enabled():
-            raise AdaNPCError("an adapter must be made outside of torch.inference_mode(): it could never learn in it")
+            raise AdaNPCError("an adapter made inside torch.inference_mode() could never learn: make it outside")
         self.model = deepcopy(source.model).eval().requires_grad_(False)
         self.optimizers: dict[str, Optimizer] = {}
         self._start: dict[str, Any] | None = None
 
     @abstractmethod
     def answer(self, batch: Tensor) -> Tensor:
-        """Probabilities (B, C) of a batch that was checked; may learn from it."""
+        """Returns the probabilities (B, C) of a batch that was checked by ``step``; may learn from it."""
 
     def moving(self) -> set[str]:
-        """The names in ``state_dict`` of the tensors that may change."""
+        """Returns the names, as in ``state_dict``, of the tensors that may change."""
         return set()
 
-    @torch.inference_mode(False)  # methods that learn by gradients could not, within it
-    def step(self, batch: Tensor) -> Tensor:
-        """Probabilities (B, C) of a batch of images (B, …) or features (B, D); rows sum to 1."""
-        self._remember()
-        if not len(batch):
-            return torch.zeros(0, self.model.classes, device=self.model.device)
-        if len(batch) < self.least:
-            name = type(self).__name__
-            raise BatchError(f"{name} needs batches of at least {self.least} rows, got {len(batch)}: wait for more")
-        if not bool(batch.isfinite().all()):
-            raise BatchError(f"the batch holds NaN or infinite values, in {int((~batch.isfinite()).sum())} places")
-        batch = batch.detach().to(self.model.device)
-        with torch.no_grad():
-            return self.answer(batch.clone() if batch.is_inference() else batch)
+    def extra(self) -> dict[str, Any]:
+        """Returns what changes besides tensors and optimizers, as plain values; ``take_extra`` puts it back.
 
+        Later steps must not change the returned values: copy here whatever a step changes in place.
+        """
+        return {}
+
+    def take_extra(self, extra: Mapping[str, Any]) -> None:  # not abstract: most methods have nothing extra
+        """Puts back what ``extra`` returned."""
+
+    # Gradients do not exist inside torch.inference_mode(), and tensors made there can never be trained. So the methods
+    # that make or change tensors leave that mode, whatever the caller does.
+
+    @torch.inference_mode(False)
+    def step(self, batch: Tensor) -> Tensor:
+        """Returns the probabilities (B, C) of a batch of images (B, …) or features (B, D), and may learn from it."""
+        self._remember_start()
+        if len(batch) == 0:
+            return torch.zeros(0, self.model.classes, device=self.model.device)
+        self._check(batch)
+        batch = batch.detach().to(self.model.device)
+        if batch.is_inference():
+            batch = batch.clone()
+        with torch.no_grad():
+            return self.answer(batch)
+
+    @torch.inference_mode(False)
     def predict(self, batch: Tensor) -> Tensor:
-        """What ``step`` would answer now; changes nothing."""
-        before = deepcopy(self.state_dict())
+        """Returns what ``step`` would answer now, and changes nothing."""
+        before = self._copy_of_what_moves()
         try:
             return self.step(batch)
         finally:
-            self.load_state_dict(before)
+            super().load_state_dict(before, strict=False)  # the tensors that do not move are not in it
 
+    @torch.inference_mode(False)
     def reset(self) -> None:
-        """Forgets all that was learned since the adapter was made, to the bit."""
+        """Forgets everything that was learned since the adapter was made, to the bit."""
         if self._start is not None:
             self.load_state_dict(deepcopy(self._start))
 
+    @torch.inference_mode(False)
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Goes on where ``state_dict`` was taken."""
-        self._remember()
+        """Continues from where ``state_dict`` was taken."""
+        self._remember_start()
         return super().load_state_dict(state_dict, strict, assign)
 
-    def _remember(self) -> None:
-        """Keeps how it all began, before anything changes."""
-        if self._start is None:
-            self._start = deepcopy(self.state_dict())
-
-    def extra(self) -> dict[str, Any]:
-        """What changes beside tensors and optimizers, as plain values; ``take_extra`` puts it back."""
-        return {}
-
-    def take_extra(self, extra: Mapping[str, Any]) -> None:  # most have none
-        """Puts back what ``extra`` gave."""
-
     def get_extra_state(self) -> dict[str, Any]:
-        """For ``state_dict``: optimizers and what the method adds."""
+        """Returns the optimizers and what the method adds, for ``state_dict``."""
         optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
         return {"optimizers": optimizers, "extra": self.extra()}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """For ``load_state_dict``."""
+        """Puts back what ``get_extra_state`` returned, for ``load_state_dict``."""
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(deepcopy(state["optimizers"][name]))  # torch would share its tensors
         self.take_extra(state["extra"])
 
     def forward(self, batch: Tensor) -> Tensor:
-        """As ``step``."""
+        """Does what ``step`` does."""
         return self.step(batch)
 
     def train(self, mode: bool = True) -> Adapter:
-        """Changes nothing: layers that must train are set so by the method itself."""
+        """Changes nothing: a method itself decides which of its layers are in training mode."""
         return self
+
+    def _check(self, batch: Tensor) -> None:
+        """Raises BatchError if the batch is too small, or not finite."""
+        if len(batch) < self.least:
+            name = type(self).__name__
+            raise BatchError(f"{name} needs batches of at least {self.least} rows, got {len(batch)}: wait for more")
+        wrong = int((~batch.isfinite()).sum())
+        if wrong:
+            raise BatchError(f"the batch holds NaN or infinite values, in {wrong} places")
+
+    def _remember_start(self) -> None:
+        """Keeps a copy of the state for ``reset``, the first time that anything may change."""
+        if self._start is None:
+            self._start = deepcopy(self.state_dict())
+
+    def _copy_of_what_moves(self) -> dict[str, Any]:
+        """Returns the part of ``state_dict`` that a step may change, as a copy; the large rest is not copied."""
+        moving = self.moving()
+        copies: dict[str, Any] = {}
+        for name, value in self.state_dict().items():
+            if name in moving:
+                copies[name] = value.clone()
+            elif name == EXTRA_STATE:
+                # A bank would be expensive to copy, and extra() promises that later steps leave it alone.
+                copies[name] = {"optimizers": deepcopy(value["optimizers"]), "extra": value["extra"]}
+            elif name.endswith(EXTRA_STATE):  # of a submodule
+                copies[name] = deepcopy(value)
+        return copies
 
 
 def descend(loss: Tensor, optimizer: Optimizer) -> None:
-    """One step of an optimizer, with gradients of this loss alone; refuses a loss that is not finite."""
+    """Makes one step of an optimizer, with the gradients of this loss alone; refuses a loss that is not finite."""
     if not bool(loss.isfinite()):
-        raise AdaNPCError(f"the loss is {float(loss.detach())}: reset the adapter, and take a smaller learning rate")
+        raise AdaNPCError(f"the loss is {float(loss.detach())}: reset the adapter, and use a smaller learning rate")
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -1,10 +1,11 @@
-"""Other views of images: random changes that should leave the class as it is.
+"""Random views of images: changes that should leave the class as it is.
 
-All take inputs of a model, (B, C, H, W) of any size and channel count, and give as many; every image draws its own
-change, from torch's global generator on the CPU, so that a seed means the same on every device. The inputs are
-normalized already and their range is unknown. So changes move pixels or are affine in their values: nothing is clipped,
-posterized, solarized or equalized, and what comes in from outside repeats the nearest edge, since the value of black is
-not known.
+All functions take inputs of a model, (B, C, H, W) of any size and channel count, and return as many. Every image draws
+its own change, from torch's global generator on the CPU, so that a seed means the same on every device.
+
+The inputs are already normalized and their range is unknown. So a change either moves pixels or is affine in their
+values: nothing is clipped, posterized, solarized or equalized. What comes into view from outside repeats the nearest
+edge, since the value of black is not known.
 """
 
 from __future__ import annotations
@@ -17,31 +18,36 @@ from torch.nn.functional import affine_grid, grid_sample, one_hot
 
 from adanpc.lab.adapt.adapter import BatchError
 
-MOVES, LIGHTS = 5, 2  # of an AugMix chain: turn, shear and move along both axes; contrast and brightness
-LARGEST = torch.tensor([math.pi / 6, 0.3, 0.3, 1 / 3, 1 / 3])  # of the moves, as in AugMix: radians, slopes, sides
+MOVES = 5  # the geometric changes of an AugMix chain: turn, shear in x, shear in y, move in x, move in y
+LIGHTS = 2  # its other changes: contrast and brightness
+LARGEST_MOVES = torch.tensor([math.pi / 6, 0.3, 0.3, 1 / 3, 1 / 3])  # as in AugMix: radians, slopes, shares of a side
 
 
 def flip(images: Tensor) -> Tensor:
-    """Images, each mirrored left to right with probability one half."""
-    chosen = torch.rand(_count(images)).to(images.device) < 0.5
-    return torch.where(chosen[:, None, None, None], images.flip(3), images)
+    """Returns images, each mirrored left to right with probability one half."""
+    draws = torch.rand(_count(images)).to(images.device)
+    mirrored = (draws < 0.5)[:, None, None, None]
+    return torch.where(mirrored, images.flip(3), images)
 
 
 def shift(images: Tensor, share: float = 1 / 8) -> Tensor:
-    """Images moved by whole pixels, up to a share of each side: a random crop after padding by the edge.
+    """Returns images moved by whole pixels: the same as a random crop after padding with the edge.
 
     Args:
         images: (B, C, H, W).
-        share: of the side; 1/8 is the usual padding by 4 of 32 pixels.
+        share: the largest move, as a share of each side; 1/8 is the usual padding by 4 of 32 pixels.
     """
-    count, (height, width) = _count(images), images.shape[2:]
-    rows, columns = (_moved(count, side, share).to(images.device) for side in (height, width))
-    every = torch.arange(count, device=images.device)[:, None, None]
-    return images[every, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+    count = _count(images)
+    height, width = images.shape[2:]
+    rows = _moved_line(count, height, share).to(images.device)  # (B, H)
+    columns = _moved_line(count, width, share).to(images.device)  # (B, W)
+    image = torch.arange(count, device=images.device)
+    moved = images[image[:, None, None], :, rows[:, :, None], columns[:, None, :]]  # (B, H, W, C)
+    return moved.permute(0, 3, 1, 2).contiguous()
 
 
 def warp(images: Tensor, degrees: float = 15.0, move: float = 1 / 16, zoom: float = 0.1) -> Tensor:
-    """Images turned, moved and zoomed about their center.
+    """Returns images turned, moved and zoomed about their center.
 
     Args:
         images: (B, C, H, W).
@@ -50,14 +56,17 @@ def warp(images: Tensor, degrees: float = 15.0, move: float = 1 / 16, zoom: floa
         zoom: sizes change by factors from 1 - zoom to 1 + zoom.
     """
     draws = _signed(_count(images), 4)
-    turns, moves = draws[:, :1] * math.radians(degrees), draws[:, 1:3] * move
-    matrices = _matrices(torch.cat([turns, torch.zeros(len(draws), 2), moves], 1))
-    matrices[:, :2, :2] /= (1 + zoom * draws[:, 3])[:, None, None]
+    turns = draws[:, :1] * math.radians(degrees)
+    shears = torch.zeros(len(draws), 2)
+    moves = draws[:, 1:3] * move
+    factors = 1 + zoom * draws[:, 3]
+    matrices = _matrices(torch.cat([turns, shears, moves], 1))
+    matrices[:, :2, :2] /= factors[:, None, None]
     return _warped(images, matrices)
 
 
 def jitter(images: Tensor, strength: float = 0.3) -> Tensor:
-    """Images with other contrast, brightness and, if they have three channels, saturation.
+    """Returns images with another contrast, brightness and, if they have three channels, saturation.
 
     Args:
         images: (B, C, H, W).
@@ -65,19 +74,20 @@ def jitter(images: Tensor, strength: float = 0.3) -> Tensor:
             this many standard deviations of the image.
     """
     draws = strength * _signed(_count(images), 3).to(images)
-    images = _lit(images, draws[:, :2])
+    images = _relit(images, draws[:, :2])
     if images.shape[1] != 3:
         return images
     gray = images.mean(1, keepdim=True)
-    return gray + (1 + draws[:, 2, None, None, None]) * (images - gray)
+    saturation = 1 + draws[:, 2, None, None, None]
+    return gray + saturation * (images - gray)
 
 
 def augmix(images: Tensor, *, width: int = 3, depth: int = 3, strength: float = 0.3) -> Tensor:
-    """Images mixed with chains of small changes of themselves, in random shares.
+    """Returns images mixed with chains of small changes of themselves, in random shares.
 
     Each chain makes 1 to ``depth`` changes: a turn, a shear or a move along one axis, another contrast or brightness.
     The shares of the chains are drawn from a Dirichlet distribution, that of the image itself is uniform. The moves of
-    a chain are one warp: pixels are interpolated once.
+    a chain are combined into one warp, so that pixels are interpolated only once.
 
     Args:
         images: (B, C, H, W).
@@ -86,72 +96,93 @@ def augmix(images: Tensor, *, width: int = 3, depth: int = 3, strength: float = 
         strength: 1 turns by up to 30 degrees, shears by 0.3, moves by a third of the side, and changes
             contrast and brightness as in ``jitter``.
 
-    Paper: Hendrycks et al., AugMix: A Simple Data Processing Method to Improve Robustness and Uncertainty, ICLR 2020.
+    Paper:
+        Hendrycks et al., AugMix: A Simple Data Processing Method to Improve Robustness and Uncertainty, ICLR 2020.
 
-    Differs from the published code: contrast and brightness stand for autocontrast, equalize, posterize and solarize,
-    which need the range of the values; a default strength of 0.3 is its severity 3 of 10.
+    Differs from the published code:
+        Contrast and brightness stand in for autocontrast, equalize, posterize and solarize, which need the range of
+        the values. A default strength of 0.3 is its severity 3 of 10.
     """
     count = _count(images)
-    shares = torch.empty(count, width).exponential_()  # divided by their sum: Dirichlet(1, …, 1)
-    shares = (shares / shares.sum(1, keepdim=True)).to(images)
-    mixed = sum(
-        (share[:, None, None, None] * _chain(images, depth, strength) for share in shares.T), torch.zeros_like(images)
-    )
-    own = torch.rand(count, 1, 1, 1).to(images)
-    return own * images + (1 - own) * mixed
+    draws = torch.empty(count, width).exponential_()
+    shares = (draws / draws.sum(1, keepdim=True)).to(images)  # (B, width), by Dirichlet(1, …, 1)
+    mixed = torch.zeros_like(images)
+    for share in shares.T:
+        mixed = mixed + share[:, None, None, None] * _chain(images, depth, strength)
+    own_share = torch.rand(count, 1, 1, 1).to(images)
+    return own_share * images + (1 - own_share) * mixed
 
 
 def _chain(images: Tensor, depth: int, strength: float) -> Tensor:
-    """Every image after its own random chain of changes."""
-    lengths = torch.randint(1, depth + 1, (len(images),))
-    matrices, light = torch.eye(3).repeat(len(images), 1, 1), torch.zeros(len(images), LIGHTS)
+    """Returns every image after its own random chain of changes."""
+    count = len(images)
+    lengths = torch.randint(1, depth + 1, (count,))
+    matrices = torch.eye(3).repeat(count, 1, 1)
+    light = torch.zeros(count, LIGHTS)
     for place in range(depth):
-        chosen = one_hot(torch.randint(MOVES + LIGHTS, (len(images),)), MOVES + LIGHTS) * (place < lengths)[:, None]
-        sizes = strength * chosen * _signed(*chosen.shape)  # one change at most for each image
-        matrices = matrices @ _matrices(LARGEST * sizes[:, :MOVES])
+        kinds = torch.randint(MOVES + LIGHTS, (count,))
+        goes_on = (place < lengths)[:, None]
+        chosen = one_hot(kinds, MOVES + LIGHTS) * goes_on  # at most one change for each image
+        sizes = strength * chosen * _signed(*chosen.shape)
+        matrices = matrices @ _matrices(LARGEST_MOVES * sizes[:, :MOVES])
         light += sizes[:, MOVES:]
-    return _lit(_warped(images, matrices), light)
+    return _relit(_warped(images, matrices), light)
 
 
 def _matrices(sizes: Tensor) -> Tensor:
-    """(B, 3, 3) from pixels of the result to pixels of the image, of turns, shears in x and y, and moves (B, 5).
+    """Returns matrices (B, 3, 3) from pixels of the result to pixels of the image.
 
-    The origin is the center; a move is a share of the side along its axis.
+    The origin is the center of the image.
+
+    Args:
+        sizes: (B, 5): turns, shears in x and y, and moves in x and y, which are shares of the side along the axis.
     """
     turn, shear_x, shear_y, move_x, move_y = sizes.T
-    one, zero = torch.ones_like(turn), torch.zeros_like(turn)
-    turned = torch.stack([turn.cos(), turn.sin(), move_x, -turn.sin(), turn.cos(), move_y, zero, zero, one], 1)
+    one = torch.ones_like(turn)
+    zero = torch.zeros_like(turn)
+    cos = turn.cos()
+    sin = turn.sin()
+    turned_and_moved = torch.stack([cos, sin, move_x, -sin, cos, move_y, zero, zero, one], 1)
     sheared = torch.stack([one, shear_x, zero, shear_y, one, zero, zero, zero, one], 1)
-    return turned.view(-1, 3, 3) @ sheared.view(-1, 3, 3)
+    return turned_and_moved.view(-1, 3, 3) @ sheared.view(-1, 3, 3)
 
 
 def _warped(images: Tensor, matrices: Tensor) -> Tensor:
-    """Images read at other places, by bilinear interpolation."""
+    """Returns images read at the places that matrices (B, 3, 3) lead to, by bilinear interpolation."""
     height, width = images.shape[2:]
-    wide = torch.tensor([[1.0, height / width, 2.0], [width / height, 1.0, 2.0]])  # to the units of the grid
-    grid = affine_grid((matrices[:, :2] * wide).to(images), list(images.shape), align_corners=False)
+    # The grid counts from -1 to 1 along each side, whatever its length: moves double, and slopes depend on the sides.
+    to_grid_units = torch.tensor([[1.0, height / width, 2.0], [width / height, 1.0, 2.0]])
+    grid = affine_grid((matrices[:, :2] * to_grid_units).to(images), list(images.shape), align_corners=False)
     return grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
-def _lit(images: Tensor, light: Tensor) -> Tensor:
-    """Images with more contrast, and brighter by so many standard deviations, (B, 2)."""
+def _relit(images: Tensor, light: Tensor) -> Tensor:
+    """Returns images with another contrast and brightness.
+
+    Args:
+        images: (B, C, H, W).
+        light: (B, 2): what is added to a contrast of 1, and to the brightness, in standard deviations of the image.
+    """
     contrast, brightness = light.to(images)[:, :, None, None, None].unbind(1)
-    mean, spread = images.mean((1, 2, 3), keepdim=True), images.std((1, 2, 3), correction=0, keepdim=True)
+    mean = images.mean((1, 2, 3), keepdim=True)
+    spread = images.std((1, 2, 3), correction=0, keepdim=True)
     return mean + (1 + contrast) * (images - mean) + brightness * spread
 
 
-def _moved(count: int, side: int, share: float) -> Tensor:
-    """(count, side) where each pixel of a line is read, if the line is moved by whole pixels."""
+def _moved_line(count: int, side: int, share: float) -> Tensor:
+    """Returns where each pixel of a line is read from (count, side), if the line is moved by whole pixels."""
     most = round(share * side)
-    return (torch.arange(side) + torch.randint(-most, most + 1, (count, 1))).clamp(0, side - 1)
+    moves = torch.randint(-most, most + 1, (count, 1))
+    return (torch.arange(side) + moves).clamp(0, side - 1)
 
 
 def _signed(*shape: int) -> Tensor:
-    """Draws between -1 and 1."""
+    """Returns random numbers between -1 and 1."""
     return 2 * torch.rand(*shape) - 1
 
 
 def _count(images: Tensor) -> int:
+    """Returns how many images there are, or raises BatchError if they are not images."""
     if images.ndim != 4:
         raise BatchError(f"views are made of images (B, C, H, W), got a batch of shape {tuple(images.shape)}")
     return len(images)

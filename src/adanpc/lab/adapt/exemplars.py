@@ -1,4 +1,4 @@
-"""Images kept from a stream: few, and of all classes, however the stream is ordered."""
+"""Memories of a few images of the stream, with all classes in them, however the stream is ordered."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adanpc.errors import AdaNPCError
+from adanpc import require
 
 
 @dataclass
 class Exemplar:
-    """An image of the stream, and what was thought of it when it came.
+    """An image of the stream, with what the model predicted when it came.
 
     Args:
         image: (C, H, W), or whatever a row of the stream is.
@@ -35,83 +35,91 @@ class Exemplars(ABC):
     """At most ``capacity`` images, balanced by predicted class.
 
     Args:
-        capacity: how many.
-        classes: how many there are.
+        capacity: how many images.
+        classes: how many classes there are.
     """
 
     def __init__(self, capacity: int, classes: int) -> None:
-        if capacity < 1:
-            raise AdaNPCError(f"capacity must be at least 1, got {capacity}")
-        self.capacity, self.classes = capacity, classes
+        self.capacity = require.whole("capacity", capacity, least=1)
+        self.classes = classes
         self.kept: list[Exemplar] = []
 
     @abstractmethod
     def add(self, new: Exemplar) -> None:
-        """Takes the next image of the stream, or not, and may drop another for it."""
+        """Offers the next image of the stream: it may be kept or not, and another may be dropped for it."""
 
     def images(self) -> Tensor:
-        """All images (n, …), the longest kept first."""
-        return torch.stack([one.image for one in self.kept])
+        """Returns all images (n, …), the one that was kept longest first."""
+        return torch.stack([exemplar.image for exemplar in self.kept])
 
     def held(self) -> list[int]:
-        """How many there are of each class."""
-        labels = [one.label for one in self.kept]
-        return [labels.count(label) for label in range(self.classes)]
+        """Returns how many images there are of each class."""
+        counts = [0] * self.classes
+        for exemplar in self.kept:
+            counts[exemplar.label] += 1
+        return counts
 
     def largest(self) -> list[int]:
-        """The classes of which most are kept."""
-        held = self.held()
-        return [label for label in range(self.classes) if held[label] == max(held)]
+        """Returns the classes that have the most images."""
+        counts = self.held()
+        most = max(counts)
+        return [label for label, count in enumerate(counts) if count == most]
 
     def state(self) -> dict[str, Any]:
-        """All that ``load`` needs, as plain values."""
-        columns = ("image", "label", "uncertainty", "age")
-        return {column: [getattr(one, column) for one in self.kept] for column in columns}
+        """Returns all that ``load`` needs, as plain values."""
+        return {
+            "image": [exemplar.image for exemplar in self.kept],
+            "label": [exemplar.label for exemplar in self.kept],
+            "uncertainty": [exemplar.uncertainty for exemplar in self.kept],
+            "age": [exemplar.age for exemplar in self.kept],
+        }
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Puts back what ``state`` gave."""
+        """Puts back what ``state`` returned."""
+        self.kept = []
         columns = (state["image"], state["label"], state["uncertainty"], state["age"])
-        self.kept = [Exemplar(image.to(device), *rest) for image, *rest in zip(*columns, strict=True)]
+        for image, label, uncertainty, age in zip(*columns, strict=True):
+            self.kept.append(Exemplar(image.to(device), label, uncertainty, age))
 
 
 class BalancedReservoir(Exemplars):
-    """Prediction-balanced reservoir: equally many of each class, and of each class a uniform sample in time.
+    """Prediction-balanced reservoir: equally many images of each class, and within a class a uniform sample in time.
 
-    When it is full, an image of a class that is not among the largest drops a random one of the largest; an image of a
-    largest class replaces a random one of its own, with the probability that keeps the sample uniform.
+    When it is full, an image of a class that is not among the largest displaces a random one of the largest; an image
+    of a largest class displaces a random one of its own, with the probability that keeps the sample uniform.
 
     Args:
-        capacity: how many.
-        classes: how many there are.
+        capacity: how many images.
+        classes: how many classes there are.
     """
 
     def __init__(self, capacity: int, classes: int) -> None:
         super().__init__(capacity, classes)
-        self.seen = [0] * classes  # images of each class that came
+        self.seen = [0] * classes  # images of each class in the stream so far
 
     def add(self, new: Exemplar) -> None:
-        """Takes the next image of the stream, or not, and may drop another for it."""
+        """Offers the next image of the stream: it may be kept or not, and another may be dropped for it."""
         self.seen[new.label] += 1
         if len(self.kept) == self.capacity:
             largest = self.largest()
             if new.label not in largest:
-                self._drop(largest[_draw(len(largest))])
+                self._drop_one_of(largest[_draw(len(largest))])
             elif float(torch.rand(())) < self.held()[new.label] / self.seen[new.label]:
-                self._drop(new.label)
+                self._drop_one_of(new.label)
             else:
                 return
         self.kept.append(new)
 
-    def _drop(self, label: int) -> None:
-        places = [place for place, one in enumerate(self.kept) if one.label == label]
+    def _drop_one_of(self, label: int) -> None:
+        places = [place for place, exemplar in enumerate(self.kept) if exemplar.label == label]
         del self.kept[places[_draw(len(places))]]
 
     def state(self) -> dict[str, Any]:
-        """All that ``load`` needs, as plain values."""
+        """Returns all that ``load`` needs, as plain values."""
         return {**super().state(), "seen": list(self.seen)}
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Puts back what ``state`` gave."""
+        """Puts back what ``state`` returned."""
         super().load(state, device)
         self.seen = list(state["seen"])
 
@@ -119,46 +127,55 @@ class BalancedReservoir(Exemplars):
 class TimelyMemory(Exemplars):
     """Category-balanced sampling with timeliness and uncertainty (CSTU): recent, certain images, balanced by class.
 
-    A class may have capacity / classes images. A new image must drop one if its class has its share, then of its own
-    class, or if the memory is full, then of the largest classes: that with the highest ``score``, unless the new one's
-    is as high.
+    Each class has room for capacity / classes images. If the class of a new image is full, the new one competes with
+    those of its own class; if the memory is full, with those of the largest classes. The one with the highest ``score``
+    goes, which may be the new one.
 
     Args:
-        capacity: how many.
-        classes: how many there are, at least 2.
+        capacity: how many images.
+        classes: how many classes there are, at least 2.
         timeliness: how much age counts.
         uncertainty: how much entropy counts.
     """
 
     def __init__(self, capacity: int, classes: int, timeliness: float = 1.0, uncertainty: float = 1.0) -> None:
         super().__init__(capacity, classes)
-        self.timeliness, self.uncertainty = timeliness, uncertainty
+        self.timeliness = timeliness
+        self.uncertainty = uncertainty
 
     def add(self, new: Exemplar) -> None:
-        """Takes the next image of the stream, or not, and may drop another for it; all grow older by one."""
-        if self._makes_room(new):
+        """Offers the next image of the stream, which may displace another; all that are kept grow older by one."""
+        if self._make_room(new):
             self.kept.append(new)
-        for one in self.kept:
-            one.age += 1
+        for exemplar in self.kept:
+            exemplar.age += 1
 
-    def score(self, one: Exemplar) -> float:
-        """How dispensable an image is: the older and the less certain, the more."""
-        age = 1 / (1 + math.exp(-one.age / self.capacity))
-        return self.timeliness * age + self.uncertainty * one.uncertainty / math.log(self.classes)
+    def score(self, exemplar: Exemplar) -> float:
+        """Returns how dispensable an image is: the older and the less certain, the more."""
+        age = 1 / (1 + math.exp(-exemplar.age / self.capacity))
+        return self.timeliness * age + self.uncertainty * exemplar.uncertainty / math.log(self.classes)
 
-    def _makes_room(self, new: Exemplar) -> bool:
-        share_is_full = self.held()[new.label] >= self.capacity / self.classes
-        if not share_is_full and len(self.kept) < self.capacity:
+    def _make_room(self, new: Exemplar) -> bool:
+        """Drops an image for the new one if it must, and returns whether there is room now."""
+        class_is_full = self.held()[new.label] >= self.capacity / self.classes
+        memory_is_full = len(self.kept) >= self.capacity
+        if class_is_full:
+            labels = [new.label]
+        elif memory_is_full:
+            labels = self.largest()
+        else:
             return True
-        labels = [new.label] if share_is_full else self.largest()
-        rivals = [(self.score(one), one.label, place) for place, one in enumerate(self.kept) if one.label in labels]
-        score, _, place = max(rivals)  # of equal scores the last of the highest class
-        if score <= self.score(new):
+        rivals = []
+        for place, exemplar in enumerate(self.kept):
+            if exemplar.label in labels:
+                rivals.append((self.score(exemplar), exemplar.label, place))
+        highest, _, place = max(rivals)  # of equal scores, the last one of the highest class
+        if highest <= self.score(new):
             return False
         del self.kept[place]
         return True
 
 
 def _draw(count: int) -> int:
-    """A random whole number below count."""
+    """Returns a random whole number below ``count``."""
     return int(torch.randint(count, ()))

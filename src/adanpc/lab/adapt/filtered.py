@@ -1,4 +1,4 @@
-"""Entropy is descended on chosen answers only: ETA, and EATA, which also holds on to what the source model knew."""
+"""Entropy is lowered on selected answers only: ETA, and EATA, which also protects what the source model knew."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
+from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Source
 from adanpc.lab.adapt.entropy import EntropyDescent, entropy
 
 GRID: Mapping[str, Sequence[Any]] = {"alpha": (0.1, 1.0, 10.0), "optimizer": ("sgd", "adam")}
-ROWS = 64  # of a batch of source images, as published: Fisher weights depend on it
+FISHER_BATCH = 64  # source images in a batch, as published: the Fisher weights depend on it
 
 
 def usual_similarity(classes: int) -> float:
-    """The largest cosine to the average answer that ETA tolerates, by the number of classes.
+    """Returns the largest cosine to the average answer that ETA tolerates, by the number of classes.
 
-    A sure answer and an even average of C classes have the cosine C ** -0.5, so that no limit fits all: 0.05, published
-    for 1,000 classes, would refuse every sure answer of 10. This is the power of C through both published values, 0.4
-    for 10 classes and 0.05 for 1,000, and lies above that cosine for every C.
+    A sure answer and an even average of C classes have the cosine C ** -0.5, so no single limit fits all: 0.05,
+    published for 1,000 classes, would refuse every sure answer of 10. This is the power of C through both published
+    values, 0.4 for 10 classes and 0.05 for 1,000, and lies above that cosine for every C.
     """
-    return float(0.4 * (10 / classes) ** (log(8) / log(100)))
+    exponent = log(8) / log(100)
+    return float(0.4 * (10 / classes) ** exponent)
 
 
 class Selection(nn.Module):
-    """Chooses sure answers that differ from the average one, and weighs them; the average follows the chosen.
+    """Selects sure answers that differ from the average answer, and weights them; the average follows the selected.
 
     Args:
         classes: C.
-        margin: of the entropy, as a share of its largest value ln C; above it an answer is not sure.
+        margin: the largest entropy of a sure answer, as a share of its largest possible value ln C.
         similarity: the largest cosine to the average answer; by default ``usual_similarity``.
     """
 
@@ -41,40 +43,46 @@ class Selection(nn.Module):
 
     def __init__(self, classes: int, margin: float, similarity: float | None) -> None:
         super().__init__()
-        if not margin > 0:
-            raise AdaNPCError(f"margin must be positive, got {margin}")
+        require.positive("margin", margin)
+        if similarity is None:
+            similarity = usual_similarity(classes)
         self.margin = margin * log(classes)
-        self.similarity = usual_similarity(classes) if similarity is None else similarity
+        self.similarity = similarity
         self.register_buffer("average", torch.zeros(classes))  # (C,), zero until there is one
 
     def loss(self, logits: Tensor) -> Tensor | None:
-        """The weighted mean entropy () of the chosen among logits (B, C), or None if there are none."""
-        uncertainty, probs = entropy(logits), logits.detach().softmax(1)
-        chosen = uncertainty < self.margin
+        """Returns the weighted mean entropy () of the selected rows of logits (B, C), or None if none is selected."""
+        uncertainty = entropy(logits)
+        probs = logits.detach().softmax(1)
+        selected = uncertainty < self.margin
         if self.average.any():
-            chosen &= cosine_similarity(self.average[None], probs).abs() < self.similarity
-        if not chosen.any():
+            selected &= cosine_similarity(self.average[None], probs).abs() < self.similarity
+        if not selected.any():
             return None
-        self.follow(probs[chosen].mean(0))
+        self.follow(probs[selected].mean(0))
         weight = (self.margin - uncertainty.detach()).exp()
-        return (weight * uncertainty)[chosen].mean()
+        return (weight * uncertainty)[selected].mean()
 
     def follow(self, mean: Tensor) -> None:
-        """Moves the average answer (C,) a tenth of the way to a new mean; the first one is taken whole."""
-        self.average.copy_(self.average.lerp(mean, 0.1) if self.average.any() else mean)
+        """Moves the average answer (C,) a tenth of the way to a new mean; the first mean is adopted as it is."""
+        if self.average.any():
+            mean = self.average.lerp(mean, 0.1)
+        self.average.copy_(mean)
 
 
 class ETA(EntropyDescent):
-    """Tent on the answers that are sure and unlike the average one, the surest with the largest weight.
+    """Does what Tent does, on the answers that are sure and unlike the average one; the surest weigh most.
 
-    Paper: Niu et al. 2022, Efficient test-time model adaptation without forgetting, without its penalty.
+    Paper:
+        Niu et al., Efficient Test-Time Model Adaptation without Forgetting, ICML 2022, without its penalty.
 
-    Differs from the published code: the margins depend on the number of classes, and are those published for 10 and
-    1,000; the learning rate is the source's times alpha, 2.5e-4 there.
+    Differs from the published code:
+        The limits depend on the number of classes, and are those published for 10 and 1,000. The learning rate is the
+        source's times alpha, there 2.5e-4.
 
     Args:
-        margin: the largest entropy of an answer to learn from, as a share of ln C; E0 of the paper.
-        similarity: the largest cosine to the average answer; by default by the number of classes.
+        margin: the largest entropy of an answer to learn from, as a share of ln C; E0 in the paper.
+        similarity: the largest cosine to the average answer; by default it depends on the number of classes.
         trains: norm, or head with all statistics of the source.
         alpha: the learning rate, as a multiple of the source's.
         optimizer: sgd with momentum 0.9, or adam.
@@ -96,31 +104,33 @@ class ETA(EntropyDescent):
         self.selection = Selection(self.model.classes, margin, similarity).to(self.model.device)
 
     def moving(self) -> set[str]:
-        """What is trained, and the average answer."""
+        """Returns the names of what is trained, and of the average answer."""
         return super().moving() | {"selection.average"}
 
     def learn(self, batch: Tensor, logits: Tensor) -> None:
-        """One step on the weighted mean entropy of the chosen, if there are any."""
+        """Makes one step on the weighted mean entropy of the selected answers, if there are any."""
         loss = self.selection.loss(logits)
         if loss is not None:
             self.descend(self.objective(loss))
 
     def objective(self, loss: Tensor) -> Tensor:
-        """What is descended, for the weighted mean entropy () of the chosen."""
+        """Returns what is minimized, given the weighted mean entropy () of the selected answers."""
         return loss
 
 
 class EATA(ETA):
-    """ETA, with a penalty on moving what the source model's own answers on source images depend on.
+    """Does what ETA does, with a penalty on moving what the source model's answers on source images depend on.
 
-    Paper: Niu et al. 2022, Efficient test-time model adaptation without forgetting.
+    Paper:
+        Niu et al., Efficient Test-Time Model Adaptation without Forgetting, ICML 2022.
 
-    Differs from the published code: as ETA does.
+    Differs from the published code:
+        In the same ways as ETA.
 
     Args:
-        margin, similarity, trains, alpha, optimizer: as of ETA.
+        margin, similarity, trains, alpha, optimizer: see ``ETA``.
         weight: of the penalty; 2000 is published for ImageNet, 1 for CIFAR-10.
-        samples: source images for the Fisher weights, spread evenly over the rows; all if there are fewer.
+        samples: how many source images the Fisher weights are computed from; all, if there are fewer.
     """
 
     def __init__(
@@ -137,31 +147,37 @@ class EATA(ETA):
     ) -> None:
         if not weight >= 0:
             raise AdaNPCError(f"weight must be 0 or more, got {weight}")
-        if samples < 1:
-            raise AdaNPCError(f"samples must be at least 1, got {samples}")
+        require.whole("samples", samples, least=1)
         super().__init__(source, margin=margin, similarity=similarity, trains=trains, alpha=alpha, optimizer=optimizer)
-        self.weight, self.fisher = weight, self._fisher(source, samples)
+        self.weight = weight
+        self.fisher = self._fisher(source, samples)
 
     def objective(self, loss: Tensor) -> Tensor:
-        """The loss and the penalty."""
+        """Returns the loss plus the weighted penalty."""
         return loss + self.weight * self.penalty()
 
     def penalty(self) -> Tensor:
-        """The sum () of squared moves since the source, each times its Fisher weight."""
-        parts = zip(self.fisher, self.trained, self.start, strict=True)
-        return torch.stack([(fisher * (now - start).square()).sum() for fisher, now, start in parts]).sum()
+        """Returns the sum () of the squared moves since the source, each times its Fisher weight."""
+        terms = []
+        for fisher, now, start in zip(self.fisher, self.trained, self.start, strict=True):
+            terms.append((fisher * (now - start).square()).sum())
+        return torch.stack(terms).sum()
 
     def _fisher(self, source: Source, samples: int) -> list[Tensor]:
-        """The mean square of each trained parameter's gradient, over batches of source images and own answers."""
-        if source.images is None or not len(source.labels):
-            raise AdaNPCError("EATA looks at source images: give Source(images=…), or take ETA, which needs none")
+        """Returns the mean square of each trained parameter's gradient, over batches of source images.
+
+        The labels are the model's own answers.
+        """
+        if source.images is None or len(source.labels) == 0:
+            raise AdaNPCError("EATA looks at source images: give Source(images=…), or use ETA, which needs none")
         rows = source.mixed(samples)
-        batches = rows.tensor_split(ceil(len(rows) / ROWS))
-        total = [torch.zeros_like(parameter) for parameter in self.trained]
+        batches = rows.tensor_split(ceil(len(rows) / FISHER_BATCH))
+        means = [torch.zeros_like(parameter) for parameter in self.trained]
         for batch in batches:
+            images = source.images(batch).to(self.model.device)
             with torch.enable_grad():
-                logits = self.look(source.images(batch).to(self.model.device))
+                logits = self.look(images)
                 gradients = self.gradients(cross_entropy(logits, logits.argmax(1)))
-            for mean, gradient in zip(total, gradients, strict=True):
+            for mean, gradient in zip(means, gradients, strict=True):
                 mean += gradient.square() / len(batches)
-        return total
+        return means

@@ -1,8 +1,8 @@
-"""Few images are kept, and learned from now and then, for streams whose neighbors in time are alike: NOTE, RoTTA."""
+"""A few images are kept and learned from now and then, for streams whose neighbors in time are alike: NOTE, RoTTA."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
-from adanpc.errors import AdaNPCError
+from adanpc import require
 from adanpc.lab.adapt.adapter import Adapter, BatchError, Source, descend
 from adanpc.lab.adapt.batchnorm import InstanceAware, Renormalized, Robust, learning, replace_batchnorm
 from adanpc.lab.adapt.entropy import entropy
@@ -21,89 +21,103 @@ from adanpc.lab.adapt.exemplars import BalancedReservoir, Exemplar, Exemplars, T
 from adanpc.lab.adapt.teacher import approach, trainable_scales, view
 
 
-class _Rehearsing(Adapter):
-    """Answers, offers every image to a memory, and learns from the memory after every so many images.
+class _Rehearsing(Adapter, ABC):
+    """Answers, offers every image to a memory, and learns from the memory once every so many images.
 
-    A batch that crosses such a point is cut there, so that answers do not depend on how the stream is cut.
+    A batch that spans such a point is split there, so that answers do not depend on the batch size.
 
     Args:
-        memory: empty.
-        every: after how many images it learns.
+        memory: an empty one.
+        every: how many images come between two learning steps.
     """
 
     def __init__(self, source: Source, memory: Exemplars, every: int) -> None:
         super().__init__(source)
-        if every < 1:
-            raise AdaNPCError(f"every must be at least 1 image, got {every}")
-        self.memory, self.every = memory, every
-        self.seen = 0  # images of the stream
+        self.memory = memory
+        self.every = require.whole("every", every, least=1)
+        self.seen = 0  # images of the stream so far
 
     @property
     @abstractmethod
     def classifier(self) -> nn.Module:
-        """What answers: images to logits, each image for itself."""
+        """The module that answers: images to logits, each image independently of the others."""
 
     @abstractmethod
     def learn(self) -> None:
-        """One step on the images in the memory."""
+        """Makes one step on the images in the memory."""
 
     def moving(self) -> set[str]:
-        """The scales and shifts of normalization layers, and the running statistics of BatchNorm layers."""
-        scales = {name for name, value in self.named_parameters(remove_duplicate=False) if value.requires_grad}
-        layers = [name for name, module in self.named_modules() if isinstance(module, Renormalized)]
-        return scales | {f"{name}.layer.{buffer}" for name in layers for buffer in ("running_mean", "running_var")}
+        """Returns the scales and shifts of normalization layers, and the running statistics of BatchNorm layers."""
+        names = {name for name, value in self.named_parameters(remove_duplicate=False) if value.requires_grad}
+        for name, module in self.named_modules():
+            if isinstance(module, Renormalized):
+                names.add(f"{name}.layer.running_mean")
+                names.add(f"{name}.layer.running_var")
+        return names
 
     def answer(self, batch: Tensor) -> Tensor:
-        """Probabilities (B, C); what is learned from the first rows changes those of later ones."""
-        if self.memory.kept and self.memory.kept[0].image.shape != batch.shape[1:]:
-            kept, new = tuple(self.memory.kept[0].image.shape), tuple(batch.shape[1:])
-            raise BatchError(f"images in memory have shape {kept}, these have {new}: resize them, or reset the adapter")
+        """Returns probabilities (B, C); what is learned from the first rows changes those of later ones."""
+        self._check_shape(batch)
         answers = []
         while len(batch):
-            rows, batch = batch.tensor_split([self.every - self.seen % self.every])
-            answers.append(self._look(rows))
+            until_learning = self.every - self.seen % self.every
+            rows, batch = batch.tensor_split([until_learning])
+            answers.append(self._answer_and_keep(rows))
             if self.seen % self.every == 0:
                 self.learn()
         return torch.cat(answers)
 
+    def _check_shape(self, batch: Tensor) -> None:
+        """Raises BatchError if the images could not be in one batch with those in the memory."""
+        if not self.memory.kept:
+            return
+        kept = tuple(self.memory.kept[0].image.shape)
+        new = tuple(batch.shape[1:])
+        if kept != new:
+            raise BatchError(f"images in memory have shape {kept}, these have {new}: resize them, or reset the adapter")
+
     @torch.no_grad()
-    def _look(self, rows: Tensor) -> Tensor:
+    def _answer_and_keep(self, rows: Tensor) -> Tensor:
+        """Returns the probabilities of rows, and offers all of them to the memory."""
         logits = self.classifier(rows)
-        labels, uncertainties = logits.argmax(1).tolist(), entropy(logits).tolist()
+        labels = logits.argmax(1).tolist()
+        uncertainties = entropy(logits).tolist()
         for row, label, uncertainty in zip(rows, labels, uncertainties, strict=True):
-            self.memory.add(Exemplar(row.clone(), label, uncertainty))  # a view would keep the whole batch
+            self.memory.add(Exemplar(row.clone(), label, uncertainty))  # a view would keep the whole batch alive
         self.seen += len(rows)
         probs: Tensor = logits.softmax(1)
         return probs
 
     def extra(self) -> dict[str, Any]:
-        """The memory, and how many images were seen."""
+        """Returns the memory, and how many images were seen."""
         return {"memory": self.memory.state(), "seen": self.seen}
 
     def take_extra(self, extra: Mapping[str, Any]) -> None:
-        """Puts them back."""
+        """Puts back the memory, and how many images were seen."""
         self.memory.load(extra["memory"], self.model.device)
         self.seen = extra["seen"]
 
 
 class NOTE(_Rehearsing):
-    """Normalizes each image by itself where it must, and descends the entropy of a class-balanced memory.
+    """Corrects the statistics of unusual images, and lowers the entropy of the answers on a class-balanced memory.
 
-    BatchNorm layers become ``InstanceAware``; scales and shifts of all normalization layers are trained. A model
+    BatchNorm layers become ``InstanceAware``; the scales and shifts of all normalization layers are trained. A model
     without BatchNorm is used as it is, with the memory alone.
+
+    Paper:
+        Gong et al., NOTE: Robust Continual Test-Time Adaptation Against Temporal Correlation, NeurIPS 2022.
+
+    Differs from the published code:
+        There the source model is trained with instance-aware layers; here they replace BatchNorm in a model that was
+        trained without them. The loss is not divided by the number of classes, which Adam hardly notices. Dropout is
+        off. GroupNorm and LayerNorm are trained, too.
 
     Args:
         lr: of Adam.
         capacity: of the memory.
-        every: after how many images it learns.
-        k: how many standard errors an image's statistics may be off, before they count.
+        every: how many images come between two learning steps.
+        k: by how many standard errors the statistics of an image may differ before they count.
         share: how far the running statistics move toward those of the memory, with each step.
-
-    Paper: Gong et al., NOTE: Robust Continual Test-Time Adaptation Against Temporal Correlation, NeurIPS 2022.
-
-    Differs from the published code: the source model is trained with instance-aware layers there, here they replace
-    BatchNorm in a model that did not know of them; the loss is not divided by the number of classes, which Adam hardly
-    notices; dropout is off; GroupNorm and LayerNorm are trained, too.
     """
 
     # No search is published: a decade to each side of the default.
@@ -119,7 +133,8 @@ class NOTE(_Rehearsing):
         k: float = 4.0,
         share: float = 0.01,
     ) -> None:
-        super().__init__(source, BalancedReservoir(capacity, source.model.classes), every)
+        memory = BalancedReservoir(capacity, source.model.classes)
+        super().__init__(source, memory, every)
         replace_batchnorm(self.model, partial(InstanceAware, k=k, share=share))
         self.optimizers["adam"] = Adam(trainable_scales(self.model, "NOTE"), lr=lr)
 
@@ -130,31 +145,33 @@ class NOTE(_Rehearsing):
 
     @torch.enable_grad()
     def learn(self) -> None:
-        """One step on the mean entropy of the images in the memory."""
+        """Makes one step on the mean entropy of the images in the memory."""
         with learning(self.model):
             loss = entropy(self.model(self.memory.images())).mean()
         descend(loss, self.optimizers["adam"])
 
 
 class RoTTA(_Rehearsing):
-    """A student learns, on changed views of a memory, the answers of a teacher that is its slow average.
+    """Trains a student, on random views of a memory, to answer as a teacher does that is its slow average.
 
-    BatchNorm layers become ``Robust``, in both; scales and shifts of all normalization layers are trained. The teacher
-    answers. The memory is balanced by class and prefers recent and certain images; older ones weigh less in the loss.
-    A model without BatchNorm is used as it is, with teacher and memory alone.
+    The teacher answers. BatchNorm layers become ``Robust`` in both; the scales and shifts of all normalization layers
+    are trained. The memory is balanced by class and prefers recent and certain images; older ones weigh less in the
+    loss. A model without BatchNorm is used as it is, with teacher and memory alone.
+
+    Paper:
+        Yuan, Xie and Li, Robust Test-Time Adaptation in Dynamic Scenarios, CVPR 2023.
+
+    Differs from the published code:
+        A batch is split where the model learns; there its later rows are answered by the model from before. Views are
+        those of ``CoTTA``. Dropout is off. GroupNorm and LayerNorm are trained, too.
 
     Args:
         lr: of Adam.
         capacity: of the memory.
-        every: after how many images it learns.
+        every: how many images come between two learning steps.
         share: how far the statistics move toward those of the memory, with each step; alpha in the paper.
-        momentum: of the teacher: this share of it stays in each step; 1 - nu in the paper.
+        momentum: the share of the teacher that stays in each step; 1 - nu in the paper.
         timeliness, uncertainty: how much age and entropy count in the memory; lambda_t and lambda_u in the paper.
-
-    Paper: Yuan, Xie and Li, Robust Test-Time Adaptation in Dynamic Scenarios, CVPR 2023.
-
-    Differs from the published code: a batch is cut where the model learns, there its later rows are answered by the
-    model from before; views are those of ``CoTTA``; dropout is off; GroupNorm and LayerNorm are trained, too.
     """
 
     # No search is published: a decade to each side of the default.
@@ -173,7 +190,8 @@ class RoTTA(_Rehearsing):
         timeliness: float = 1.0,
         uncertainty: float = 1.0,
     ) -> None:
-        super().__init__(source, TimelyMemory(capacity, source.model.classes, timeliness, uncertainty), every)
+        memory = TimelyMemory(capacity, source.model.classes, timeliness, uncertainty)
+        super().__init__(source, memory, every)
         replace_batchnorm(self.model, partial(Robust, share=share))
         self.momentum = momentum
         self.teacher = deepcopy(self.model)
@@ -185,29 +203,32 @@ class RoTTA(_Rehearsing):
         return self.teacher
 
     def moving(self) -> set[str]:
-        """The scales and shifts, and the running statistics of BatchNorm layers, in student and teacher."""
+        """Returns the scales and shifts, and the running statistics of BatchNorm layers, in student and teacher."""
         names = super().moving()
-        return names | {"teacher." + name.removeprefix("model.") for name in names if name.startswith("model.")}
+        student = [name.removeprefix("model.") for name in names if name.startswith("model.")]
+        return names | {f"teacher.{name}" for name in student}
 
     @torch.enable_grad()
     def learn(self) -> None:
-        """One step of the student on the images in the memory, and one of the teacher toward it."""
+        """Makes one step of the student on the images in the memory, and one of the teacher toward the student."""
         images = self.memory.images()
         with learning(self.teacher), torch.no_grad():
             answers = self.teacher(images).softmax(1)
         with learning(self.model):
             logits = self.model(view(images))
-        ages = torch.tensor([one.age / self.memory.capacity for one in self.memory.kept], device=images.device)
-        descend(timely_loss(logits, answers, ages), self.optimizers["adam"])
+        ages = [exemplar.age / self.memory.capacity for exemplar in self.memory.kept]
+        loss = timely_loss(logits, answers, torch.tensor(ages, device=images.device))
+        descend(loss, self.optimizers["adam"])
         approach(self.teacher.parameters(), self.model.parameters(), 1 - self.momentum)
 
 
 def timely_loss(logits: Tensor, answers: Tensor, ages: Tensor) -> Tensor:
-    """The mean () of the cross-entropies of logits (n, C) with answers (n, C), each times 1 / (1 + exp(age)).
+    """Returns the mean () of the cross-entropies of logits with answers, each times 1 / (1 + exp(age)).
 
     Args:
-        logits: the student's, with gradients.
-        answers: the teacher's probabilities.
+        logits: (n, C) of the student, with gradients.
+        answers: (n, C) the teacher's probabilities.
         ages: (n,) in units of the memory's capacity.
     """
-    return (cross_entropy(logits, answers, reduction="none") * torch.sigmoid(-ages)).mean()
+    losses = cross_entropy(logits, answers, reduction="none")
+    return (losses * torch.sigmoid(-ages)).mean()

@@ -1,4 +1,4 @@
-"""Prototypes of classes, made of the features that the head was sure of."""
+"""Prototypes of classes, made of the features that the head is surest of: T3A."""
 
 from __future__ import annotations
 
@@ -15,70 +15,92 @@ from adanpc.lab.adapt.adapter import Adapter, Source
 from adanpc.lab.adapt.entropy import entropy
 from adanpc.lab.networks.source import SourceModel
 
-KEEP = (1, 5, 20, 50, 100)  # what T3A and TAST searched, beside all of them
+KEEP = (1, 5, 20, 50, 100)  # what T3A and TAST searched, besides keeping all
 
 
 class Supports(nn.Module):
-    """Features by class, each with the entropy of its prediction; where a class has too many, the highest leaves.
+    """Features by class, each with the entropy of its prediction; a class with too many drops the highest entropy.
 
-    Of equal entropies the latest leaves. A class is a heap: a row enters or leaves in logarithmic time.
+    Of equal entropies the latest is dropped. Each class is a heap: a row enters or leaves in logarithmic time.
 
     Args:
-        classes: how many.
-        keep: how many rows a class may have; None is all.
+        classes: how many there are.
+        keep: how many rows a class may have; None keeps all.
     """
 
     def __init__(self, classes: int, keep: int | None) -> None:
         super().__init__()
         if keep is not None and keep < 1:
             raise AdaNPCError(f"keep must be at least 1, or None for all, got {keep}")
-        self.keep, self.arrived = keep, 0
-        self.heaps: list[list[tuple[float, int, Tensor]]] = [[] for _ in range(classes)]  # the worst row first
+        self.keep = keep
+        self.arrived = 0  # rows so far
+        # Of each class: (-entropy, -arrival, row). So the smallest entry of a heap is the row to drop.
+        self.heaps: list[list[tuple[float, int, Tensor]]] = [[] for _ in range(classes)]
 
     def add(self, rows: Tensor, labels: Tensor, entropies: Tensor) -> tuple[list[Tensor], list[int]]:
-        """The rows that left, and their classes, because these (B, D) entered."""
-        left = []
+        """Adds rows (B, D) with their classes and entropies (B,); returns the dropped rows and their classes."""
+        dropped_rows = []
+        dropped_labels = []
         for row, label, height in zip(rows, labels.tolist(), entropies.tolist(), strict=True):
             heap = self.heaps[label]
             heappush(heap, (-height, -self.arrived, row.clone()))  # a view would keep the whole batch alive
             self.arrived += 1
             if self.keep is not None and len(heap) > self.keep:
-                left.append((heappop(heap)[2], label))
-        return [row for row, _ in left], [label for _, label in left]
+                _, _, dropped = heappop(heap)
+                dropped_rows.append(dropped)
+                dropped_labels.append(label)
+        return dropped_rows, dropped_labels
 
     def shed(self) -> tuple[list[Tensor], list[int]]:
-        """The rows that left, and their classes: the worst of every class, were it the last."""
-        labels = [label for label, heap in enumerate(self.heaps) if heap]
-        return [heappop(self.heaps[label])[2] for label in labels], labels
+        """Drops the row of highest entropy from every class, even its last one; returns the rows and their classes."""
+        dropped_rows = []
+        dropped_labels = []
+        for label, heap in enumerate(self.heaps):
+            if heap:
+                _, _, dropped = heappop(heap)
+                dropped_rows.append(dropped)
+                dropped_labels.append(label)
+        return dropped_rows, dropped_labels
 
     def rows(self) -> tuple[Tensor, Tensor]:
-        """All rows (N, D) and their classes (N,); there must be one."""
-        rows = torch.stack([row for heap in self.heaps for _, _, row in heap])
-        labels = [label for label, heap in enumerate(self.heaps) for _ in heap]
-        return rows, torch.tensor(labels, device=rows.device)
+        """Returns all rows (N, D) and their classes (N,); there must be at least one."""
+        rows = []
+        labels = []
+        for label, heap in enumerate(self.heaps):
+            for _, _, row in heap:
+                rows.append(row)
+                labels.append(label)
+        return torch.stack(rows), torch.tensor(labels, device=rows[0].device)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """For ``state_dict``."""
-        filled = any(self.heaps)
-        keys = [[(worst, order) for worst, order, _ in heap] for heap in self.heaps]
-        return {"keys": keys, "rows": self.rows()[0] if filled else None, "arrived": self.arrived}
+        """Returns all rows with their places in the heaps, for ``state_dict``."""
+        rows = None
+        if any(self.heaps):
+            rows, _ = self.rows()
+        keys = [[(height, arrival) for height, arrival, _ in heap] for heap in self.heaps]
+        return {"keys": keys, "rows": rows, "arrived": self.arrived}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """For ``load_state_dict``."""
-        rows = iter(() if state["rows"] is None else state["rows"].unbind())
-        self.heaps = [[(worst, order, next(rows).clone()) for worst, order in heap] for heap in state["keys"]]
-        for heap in self.heaps:
+        """Puts back what ``get_extra_state`` returned, for ``load_state_dict``."""
+        place = 0  # in the rows, which are in the order of the keys
+        self.heaps = []
+        for keys in state["keys"]:
+            heap = []
+            for height, arrival in keys:
+                heap.append((height, arrival, state["rows"][place].clone()))
+                place += 1
             heapify(heap)
+            self.heaps.append(heap)
         self.arrived = state["arrived"]
 
 
 class Prototypes(nn.Module):
-    """One direction for each class: that of the sum of the directions of its supports.
+    """The direction of each class: that of the sum of the directions of its supports.
 
-    Only the classes of supports that come or go are computed anew.
+    Only the classes of supports that come or go are computed again.
 
     Args:
-        like: (C, D) of the dtype and device that the directions are to have.
+        like: a tensor (C, D) of the dtype and device that the directions should have.
     """
 
     sums: Tensor
@@ -92,41 +114,43 @@ class Prototypes(nn.Module):
         self.register_buffer("directions", torch.zeros_like(like))
 
     def moving(self, name: str) -> set[str]:
-        """The names of all that moves, in a module that calls this one so."""
+        """Returns the names of all buffers, as seen from a module in which this one has a name."""
         return {f"{name}.{part}" for part, _ in self.named_buffers()}
 
     def add(self, rows: Tensor, labels: Tensor, sign: int = 1) -> None:
-        """Counts supports (B, D) of these classes (B,), or with a sign of -1 takes them back."""
+        """Adds supports (B, D) of these classes (B,); with a sign of -1, removes them."""
         self.sums.index_add_(0, labels, normalize(rows.double(), dim=1), alpha=sign)
         self.counts.index_add_(0, labels, torch.ones_like(labels), alpha=sign)
         touched = labels.unique()
-        self.sums[touched] *= (self.counts[touched] > 0)[:, None]  # what rounding leaves would be a direction
+        self.sums[touched] *= (self.counts[touched] > 0)[:, None]  # else what rounding leaves would be a direction
         self.directions[touched] = normalize(self.sums[touched], dim=1).to(self.directions.dtype)
 
     def remove(self, rows: list[Tensor], labels: list[int]) -> None:
-        """Takes supports back."""
+        """Removes supports; there may be none."""
         if rows:
-            self.add(torch.stack(rows), torch.tensor(labels, device=self.sums.device), -1)
+            self.add(torch.stack(rows), torch.tensor(labels, device=self.sums.device), sign=-1)
 
     def logits(self, features: Tensor) -> Tensor:
-        """The products (B, C) of features, at their own length, with the directions; 0 for a class without supports."""
+        """Returns the products (B, C) of features, at their own length, with the directions; 0 without supports."""
         return features @ self.directions.T.to(features.dtype)
 
 
 class T3A(Adapter):
-    """Prototypes of the test features with the lowest entropy under the head, and of the head's own rows.
+    """Answers by prototypes of the test features that the head is surest of, and of the head's own rows.
 
-    A batch enters the supports first and is answered then, as in the paper: an answer depends on the rest of its batch.
-    With ``keep=None`` nothing is stored but running sums.
+    A batch becomes part of the supports before it is answered, as in the paper: an answer depends on the rest of its
+    batch. With ``keep=None`` nothing is stored but running sums.
+
+    Paper:
+        Iwasawa and Matsuo, Test-Time Classifier Adjustment Module for Model-Agnostic Domain Generalization, NeurIPS
+        2021.
+
+    Differs from the published code:
+        "All" keeps all. There it is written -1, and drops the support of highest entropy of every class at every
+        batch, even the last one (see ``T3APublished``).
 
     Args:
-        keep: how many supports a class keeps, those of lowest entropy; None is all.
-
-    Paper: Iwasawa and Matsuo, Test-Time Classifier Adjustment Module for Model-Agnostic Domain Generalization,
-    NeurIPS 2021.
-
-    Differs from the published code: "all" keeps all. There it is written -1, and drops the support of highest entropy
-    of every class at every batch, be it the last one (see ``T3APublished``).
+        keep: how many supports a class keeps, those of lowest entropy; None keeps all.
     """
 
     in_paper: ClassVar[str] = "T3A"
@@ -136,35 +160,40 @@ class T3A(Adapter):
     def __init__(self, source: Source, *, keep: int | None = 100) -> None:
         super().__init__(source)
         self.prototypes = Prototypes(head_rows(self.model))
-        self.supports = None if keep is None else Supports(self.model.classes, keep)
-        self._enter(head_rows(self.model))
+        self.supports: Supports | None = None
+        if keep is not None:
+            self.supports = Supports(self.model.classes, keep)
+        self._add(head_rows(self.model))
 
     def moving(self) -> set[str]:
-        """The prototypes."""
+        """Returns the names of the prototypes' tensors."""
         return self.prototypes.moving("prototypes")
 
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """The softmax of the products of features (B, D) with the prototypes, of which they are part."""
-        self._enter(batch)
+        """Returns the softmax of the products of features (B, D) with the prototypes, to which they now belong."""
+        self._add(batch)
         return self.prototypes.logits(batch).softmax(1)
 
     @torch.no_grad()
-    def _enter(self, rows: Tensor) -> None:
+    def _add(self, rows: Tensor) -> None:
+        """Makes rows (B, D) supports of the classes that the head predicts for them."""
         labels, entropies = judged(self.model, rows)
         self.prototypes.add(rows, labels)
         if self.supports is not None:
-            self.prototypes.remove(*self.supports.add(rows, labels, entropies))
+            dropped_rows, dropped_labels = self.supports.add(rows, labels, entropies)
+            self.prototypes.remove(dropped_rows, dropped_labels)
 
 
 class T3APublished(Adapter):
-    """T3A with the "keep all" of its public code, defect included, to compare with published numbers.
+    """Does what T3A does with the "keep all" of its public code, defect included, to compare with published numbers.
 
-    At every batch the support of highest entropy of every class is dropped. A class that gets one row a batch, or less,
-    is soon empty, with a logit of 0; in batches of one all are, and the answers uniform. With any other ``keep`` the
-    public code is ``T3A``.
+    At every batch the support of highest entropy of every class is dropped. A class that gets one row per batch, or
+    fewer, is soon empty, with a logit of 0; in batches of one all classes are, and the answers uniform. With any other
+    ``keep`` the public code does what ``T3A`` does.
 
-    Paper: as of ``T3A``.
+    Paper:
+        Iwasawa and Matsuo 2021: see ``T3A``.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
@@ -172,33 +201,35 @@ class T3APublished(Adapter):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self.prototypes = Prototypes(head_rows(self.model))
-        self.supports = Supports(self.model.classes, None)
-        self._enter(head_rows(self.model))
+        self.supports = Supports(self.model.classes, keep=None)
+        self._add(head_rows(self.model))
 
     def moving(self) -> set[str]:
-        """The prototypes."""
+        """Returns the names of the prototypes' tensors."""
         return self.prototypes.moving("prototypes")
 
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """The softmax of the products of features (B, D) with the prototypes, after the worst supports have left."""
-        self._enter(batch)
-        self.prototypes.remove(*self.supports.shed())
+        """Returns the softmax of the products of features (B, D) with the prototypes, once the worst are dropped."""
+        self._add(batch)
+        dropped_rows, dropped_labels = self.supports.shed()
+        self.prototypes.remove(dropped_rows, dropped_labels)
         return self.prototypes.logits(batch).softmax(1)
 
     @torch.no_grad()
-    def _enter(self, rows: Tensor) -> None:
+    def _add(self, rows: Tensor) -> None:
+        """Makes rows (B, D) supports of the classes that the head predicts for them."""
         labels, entropies = judged(self.model, rows)
         self.prototypes.add(rows, labels)
         self.supports.add(rows, labels, entropies)
 
 
 def head_rows(model: SourceModel) -> Tensor:
-    """The head's weights (C, D): the first supports."""
+    """Returns the head's weights (C, D): the first supports."""
     return cast(nn.Linear, model.head).weight.detach()
 
 
 def judged(model: SourceModel, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The class that the head predicts for each row, and the entropy of its prediction."""
+    """Returns the class (B,) that the head predicts for each row (B, D), and the entropy (B,) of the prediction."""
     logits: Tensor = model.head(rows)
     return logits.argmax(1), entropy(logits)

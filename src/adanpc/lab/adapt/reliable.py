@@ -1,4 +1,4 @@
-"""Entropy is descended on answers that stand a test: of moved weights (SAR), or of shuffled patches (DeYO)."""
+"""Entropy is lowered on answers that pass a test: with moved weights (SAR), or with shuffled patches (DeYO)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from adanpc.errors import AdaNPCError
+from adanpc import require
 from adanpc.lab.adapt.adapter import BatchError, Source
 from adanpc.lab.adapt.entropy import EntropyDescent, entropy
 from adanpc.lab.adapt.filtered import GRID
 
-PIVOT = 0.4  # DeYO: an answer of this entropy, as a share of ln C, has the weight 1 for its entropy
+PIVOT = 0.4  # DeYO: an answer of this entropy, as a share of ln C, gets a weight of 1 for its entropy
 
 
 @contextmanager
 def climbed(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], radius: float) -> Iterator[None]:
-    """Moves parameters by ``radius`` along the gradient, all together, for the time of the block."""
-    kept = [parameter.detach().clone() for parameter in parameters]
+    """Moves parameters by ``radius`` along their joint gradient, inside a ``with``."""
+    before = [parameter.detach().clone() for parameter in parameters]
     length = torch.stack([gradient.norm() for gradient in gradients]).norm()
     with torch.no_grad():
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -30,18 +30,22 @@ def climbed(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], rad
         yield
     finally:
         with torch.no_grad():
-            for parameter, value in zip(parameters, kept, strict=True):
+            for parameter, value in zip(parameters, before, strict=True):
                 parameter.copy_(value)
 
 
 class SAR(EntropyDescent):
-    """Tent on sure answers, by the gradient where the entropy is highest nearby; starts anew before it collapses.
+    """Does what Tent does on sure answers, with the gradient from where entropy is highest nearby.
 
-    Paper: Niu et al. 2023, Toward stable test-time adaptation in dynamic wild world.
+    When the average loss announces a collapse, it starts anew from the source model.
 
-    Differs from the published code: all normalization layers are trained, there not the last block's; the average loss
-    is forgotten with all else when the model recovers, there it makes the model recover again at the next batches; the
-    margin scales with ln C; the learning rate is the source's times alpha, 2.5e-4 there.
+    Paper:
+        Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023.
+
+    Differs from the published code:
+        All normalization layers are trained, there not those of the last block. The average loss is forgotten with all
+        else when the model recovers; there it stays, and makes the model recover again at the next batches. The margin
+        scales with ln C. The learning rate is the source's times alpha, there 2.5e-4.
 
     Args:
         margin: the largest entropy of an answer to learn from, as a share of ln C.
@@ -63,15 +67,16 @@ class SAR(EntropyDescent):
         alpha: float = 1.0,
         optimizer: str = "sgd",
     ) -> None:
-        for name, value in (("margin", margin), ("radius", radius)):
-            if not value > 0:
-                raise AdaNPCError(f"{name} must be positive, got {value}")
+        require.positive("margin", margin)
+        require.positive("radius", radius)
         super().__init__(source, trains="norm", alpha=alpha, optimizer=optimizer, steps=1)
-        self.margin, self.radius, self.floor = margin * log(self.model.classes), radius, floor
+        self.margin = margin * log(self.model.classes)
+        self.radius = radius
+        self.floor = floor
         self.average: float | None = None  # of the losses
 
     def extra(self) -> dict[str, Any]:
-        """The average loss."""
+        """Returns the average loss."""
         return {"average": self.average}
 
     def take_extra(self, extra: Mapping[str, Any]) -> None:
@@ -79,7 +84,7 @@ class SAR(EntropyDescent):
         self.average = extra["average"]
 
     def learn(self, batch: Tensor, logits: Tensor) -> None:
-        """One step by the gradient at the moved weights, if any answer is sure here and there."""
+        """Makes one step with the gradient at the moved weights, if any answer is sure both before and after."""
         here = entropy(logits)
         sure = here < self.margin
         if not sure.any():
@@ -92,45 +97,59 @@ class SAR(EntropyDescent):
             loss = there[sure].mean()
             gradients = self.gradients(loss)
         self.move(gradients)
-        self._watch(float(loss.detach()))
+        self._recover_if_collapsing(float(loss.detach()))
 
-    def _watch(self, loss: float) -> None:
-        self.average = loss if self.average is None else 0.9 * self.average + 0.1 * loss
+    def _recover_if_collapsing(self, loss: float) -> None:
+        """Follows the average loss; one that is too low announces that all answers become the same."""
+        if self.average is None:
+            self.average = loss
+        else:
+            self.average = 0.9 * self.average + 0.1 * loss
         if self.average < self.floor:
             self.recover()
             self.average = None
 
 
 def shuffled_patches(images: Tensor, grid: int) -> Tensor:
-    """Images (B, C, H, W) cut into ``grid`` x ``grid`` patches, which change places, in each image otherwise.
+    """Returns images (B, C, H, W) cut into ``grid`` x ``grid`` patches, in an order that is random for each image.
 
-    What is left over at the right and the bottom where the grid does not divide a side stays in its place.
+    Where the grid does not divide a side, what is left over at the right and the bottom stays in its place.
     """
     if images.ndim != 4 or min(images.shape[2:]) < grid:
-        raise BatchError(f"patches are cut from images (B, C, H, W) of {grid} pixels or more, got {list(images.shape)}")
-    (rows, channels), (high, wide) = images.shape[:2], (side // grid for side in images.shape[2:])
+        shape = list(images.shape)
+        raise BatchError(f"patches are cut from images (B, C, H, W) of {grid} pixels or more, got {shape}")
+    count, channels, height, width = images.shape
+    high = height // grid  # of a patch
+    wide = width // grid
     whole = images[:, :, : grid * high, : grid * wide]
-    patches = whole.reshape(rows, channels, grid, high, grid, wide).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-    order = torch.rand(rows, grid * grid).argsort(1).to(images.device)
-    patches = patches[torch.arange(rows, device=images.device)[:, None], order].unflatten(1, (grid, grid))
+    patches = whole.reshape(count, channels, grid, high, grid, wide).permute(0, 2, 4, 1, 3, 5)
+    patches = patches.flatten(1, 2)  # (B, grid * grid, C, high, wide)
+    order = torch.rand(count, grid * grid).argsort(1).to(images.device)
+    image = torch.arange(count, device=images.device)[:, None]
+    patches = patches[image, order].unflatten(1, (grid, grid))
     shuffled = images.clone()
     shuffled[:, :, : grid * high, : grid * wide] = patches.permute(0, 3, 1, 4, 2, 5).reshape(whole.shape)
     return shuffled
 
 
 class DeYO(EntropyDescent):
-    """Tent on sure answers that need the shape of the object: those that lose probability when patches are shuffled.
+    """Does what Tent does, on sure answers that lose probability when the patches of their image are shuffled.
 
-    Paper: Lee et al. 2024, Entropy is not enough for test-time adaptation.
+    Those answers need the shape of the object, and not only its color or background.
 
-    Differs from the published code: the whole batch is shuffled, so that its statistics are those of as many images,
-    there only the sure ones; a side that the grid does not divide is not resized; all normalization layers are trained,
-    there not the last block's; the learning rate is the source's times alpha, 2.5e-4 there.
+    Paper:
+        Lee et al., Entropy Is Not Enough for Test-Time Adaptation: From the Perspective of Disentangled Factors,
+        ICLR 2024.
+
+    Differs from the published code:
+        The whole batch is shuffled, there only the sure images, so that the statistics are those of as many images. A
+        side that the grid does not divide is not resized. All normalization layers are trained, there not those of the
+        last block. The learning rate is the source's times alpha, there 2.5e-4.
 
     Args:
         margin: the largest entropy of an answer to learn from, as a share of ln C.
-        drop: the least fall of the answer's probability under shuffling.
-        patches: along each side.
+        drop: how much probability an answer must lose by shuffling, at least.
+        patches: how many along each side.
         alpha: the learning rate, as a multiple of the source's.
         optimizer: sgd with momentum 0.9, or adam.
     """
@@ -147,25 +166,27 @@ class DeYO(EntropyDescent):
         alpha: float = 1.0,
         optimizer: str = "sgd",
     ) -> None:
-        if not margin > 0:
-            raise AdaNPCError(f"margin must be positive, got {margin}")
-        if patches < 2:
-            raise AdaNPCError(f"patches must be at least 2 along each side, got {patches}")
+        require.positive("margin", margin)
+        require.whole("patches", patches, least=2)
         super().__init__(source, trains="norm", alpha=alpha, optimizer=optimizer, steps=1)
-        self.margin, self.pivot = margin * log(self.model.classes), PIVOT * log(self.model.classes)
-        self.drop, self.patches = drop, patches
+        self.margin = margin * log(self.model.classes)
+        self.pivot = PIVOT * log(self.model.classes)
+        self.drop = drop
+        self.patches = patches
 
     def learn(self, batch: Tensor, logits: Tensor) -> None:
-        """One step on the weighted mean entropy of the chosen, if there are any."""
-        uncertainty, drop = entropy(logits), self.falls(batch, logits)
-        chosen = (uncertainty < self.margin) & (drop > self.drop)
-        if chosen.any():
+        """Makes one step on the weighted mean entropy of the selected answers, if there are any."""
+        uncertainty = entropy(logits)
+        drop = self.falls(batch, logits)
+        selected = (uncertainty < self.margin) & (drop > self.drop)
+        if selected.any():
             weight = (self.pivot - uncertainty.detach()).exp() + drop.exp()
-            self.descend((weight * uncertainty)[chosen].mean())
+            self.descend((weight * uncertainty)[selected].mean())
 
     @torch.no_grad()
     def falls(self, batch: Tensor, logits: Tensor) -> Tensor:
-        """How much probability (B,) each answer loses when the patches of its image are shuffled."""
+        """Returns how much probability (B,) each answer loses when the patches of its image are shuffled."""
         probs = logits.softmax(1)
         shuffled = self.look(shuffled_patches(batch, self.patches)).softmax(1)
-        return (probs - shuffled).gather(1, probs.argmax(1, keepdim=True))[:, 0]
+        answers = probs.argmax(1, keepdim=True)
+        return (probs - shuffled).gather(1, answers)[:, 0]

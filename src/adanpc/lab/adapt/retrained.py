@@ -1,4 +1,4 @@
-"""The bank and one BatchNorm layer before it move: AdaNPC with BN retraining."""
+"""The bank grows, and one BatchNorm layer before it is trained: AdaNPC with BN retraining."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from adanpc.lab.adapt.bank import TEMPERATURES
 
 
 class Rows(nn.Module):
-    """A bank whose rows are tensors, for gradients: rows (n, D) and labels (n,), to which others are joined.
+    """A bank that gradients can pass through: rows (n, D) and labels (n,), to which others are added.
 
     Args:
-        rows, labels: the first ones.
+        rows: the first ones (n, D).
+        labels: of the first ones (n,).
     """
 
     rows: Tensor
@@ -32,30 +33,36 @@ class Rows(nn.Module):
 
     def join(self, rows: Tensor, labels: Tensor) -> None:
         """Adds rows (m, D) with labels (m,)."""
-        self.rows, self.labels = torch.cat([self.rows, rows]), torch.cat([self.labels, labels])
+        self.rows = torch.cat([self.rows, rows])
+        self.labels = torch.cat([self.labels, labels])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Takes the buffers as they come: there may be another number of rows by now."""
-        self.rows, self.labels = state_dict[prefix + "rows"].clone(), state_dict[prefix + "labels"].clone()
+        """Replaces the buffers, since the number of rows may be another one by now, which torch would refuse."""
+        self.rows = state_dict[prefix + "rows"].clone()
+        self.labels = state_dict[prefix + "labels"].clone()
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class AdaNPCBN(Adapter):
-    """AdaNPC behind one BatchNorm layer, whose scale and shift descend the entropy of the vote.
+    """Does what AdaNPC does behind one BatchNorm layer, which is trained to lower the entropy of the vote.
 
     Queries and bank rows pass the same layer: the bank keeps features as the encoder made them, and every search sees
     all of them through the layer as it is now. The layer has the statistics of the source features and starts as the
     identity, so that the first answers are AdaNPC's.
 
+    Paper:
+        Zhang et al., AdaNPC: Exploring Non-Parametric Classifier for Test-Time Adaptation, ICML 2023: "BN retraining"
+        in its Methods section.
+
+    Differs from the published code:
+        See ``AdaNPCBNPublished``, which does what that does.
+
     Args:
-        k, temperature: of the vote.
-        min_confidence: an answer joins if its probability is at least this.
-        alpha: the learning rate, in units of the source's.
-        steps: gradient steps for each batch; the answer is that of the last one.
-
-    Paper: "BN retraining" in the Methods section.
-
-    Differs from the published code: see ``AdaNPCBNPublished``.
+        k: how many rows vote.
+        temperature: of the vote.
+        min_confidence: an answer joins the bank if its probability is at least this.
+        alpha: the learning rate, as a multiple of the source's.
+        steps: how many are made on each batch; the answer is from before the last one.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
@@ -78,18 +85,20 @@ class AdaNPCBN(Adapter):
         steps: int = 1,
     ) -> None:
         super().__init__(source)
-        self.k, self.temperature, self.min_confidence, self.steps = k, temperature, min_confidence, steps
-        device = self.model.device
-        self.layer = identity(source.features).to(device)
-        self.bank = Rows(source.features, source.labels).to(device)
+        self.k = k
+        self.temperature = temperature
+        self.min_confidence = min_confidence
+        self.steps = steps
+        self.layer = identity(source.features).to(self.model.device)
+        self.bank = Rows(source.features, source.labels).to(self.model.device)
         self.optimizers["layer"] = Adam(self.layer.parameters(), lr=source.lr * alpha)
 
     def moving(self) -> set[str]:
-        """The layer's scale and shift, and the bank."""
+        """Returns the layer's scale and shift, and the bank."""
         return {"layer.weight", "layer.bias", "bank.rows", "bank.labels"}
 
     def answer(self, batch: Tensor) -> Tensor:
-        """The vote on features (B, D)."""
+        """Returns the vote on features (B, D)."""
         for _ in range(self.steps):
             with torch.enable_grad():
                 probs = self._vote(batch)
@@ -101,31 +110,35 @@ class AdaNPCBN(Adapter):
         return probs.to(batch.dtype)
 
     def _vote(self, batch: Tensor) -> Tensor:
-        """Probabilities with gradients through the queries and through the neighbors."""
+        """Returns probabilities (B, C) with gradients through the queries and through their neighbors."""
         queries = normalize(self.layer(batch))
-        with torch.no_grad():
-            near = (
-                (queries @ normalize(self.layer(self.bank.rows)).T).topk(min(self.k, len(self.bank.rows))).indices
-            )  # (B, K)
-        keys = normalize(self.layer(self.bank.rows[near.flatten()])).reshape(*near.shape, -1)
-        similarity = (queries[:, None] * keys).sum(2)
-        return vote(Neighbors(near, similarity, self.bank.labels[near]), self.model.classes, "share", self.temperature)[
-            0
-        ]
+        k = min(self.k, len(self.bank.rows))
+        with torch.no_grad():  # which rows are nearest has no gradient, so it is found for all of them without
+            all_keys = normalize(self.layer(self.bank.rows))
+            near = (queries @ all_keys.T).topk(k).indices  # (B, K)
+        keys = normalize(self.layer(self.bank.rows[near.flatten()])).reshape(*near.shape, -1)  # (B, K, D)
+        similarity = (queries[:, None] * keys).sum(2)  # (B, K)
+        neighbors = Neighbors(near, similarity, self.bank.labels[near])
+        probs, _ = vote(neighbors, self.model.classes, "share", self.temperature)
+        return probs
 
 
 class AdaNPCBNPublished(Adapter):
-    """AdaNPC+BN as the public code has it, for comparison with published numbers.
+    """Does what the public code of AdaNPC with BN retraining does, to compare with published numbers.
 
-    The layer's statistics stay 0 and 1, so that it is a scale and a shift of each coordinate; source rows do not pass
-    it; the batch joins once for each gradient step, and later steps find these copies of it; the descended entropy is
-    that of a softmax of the vote, which is very flat.
+    The layer's statistics stay 0 and 1, so that it scales and shifts each coordinate. Source rows do not pass it. The
+    batch joins once for each gradient step, and later steps find these copies of it. The entropy is that of a softmax
+    of the vote, which is very flat.
+
+    Paper:
+        Zhang et al., AdaNPC: Exploring Non-Parametric Classifier for Test-Time Adaptation, ICML 2023.
 
     Args:
-        k, temperature: of the vote.
+        k: how many rows vote.
+        temperature: of the vote.
         threshold: see ``AdaNPCPublished``.
-        alpha: the learning rate, in units of the source's.
-        steps: for each batch; called gamma there.
+        alpha: the learning rate, as a multiple of the source's.
+        steps: how many are made on each batch; called gamma there.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
@@ -148,40 +161,48 @@ class AdaNPCBNPublished(Adapter):
         steps: int = 1,
     ) -> None:
         super().__init__(source)
-        self.k, self.temperature, self.threshold, self.steps = k, temperature, threshold, steps
-        device = self.model.device
-        self.layer = nn.BatchNorm1d(self.model.dim).eval().to(device)
-        first = torch.rand(1, self.model.dim, generator=torch.Generator().manual_seed(0)) * 2 - 1
-        rows, labels = torch.cat([first, source.features]), torch.cat([source.labels.new_zeros(1), source.labels])
-        self.bank = Rows(normalize(rows), labels).to(device)
+        self.k = k
+        self.temperature = temperature
+        self.threshold = threshold
+        self.steps = steps
+        self.layer = nn.BatchNorm1d(self.model.dim).eval().to(self.model.device)
+        # The published bank starts with one random row of class 0.
+        first_row = torch.rand(1, self.model.dim, generator=torch.Generator().manual_seed(0)) * 2 - 1
+        first_label = source.labels.new_zeros(1)
+        rows = torch.cat([first_row, source.features])
+        labels = torch.cat([first_label, source.labels])
+        self.bank = Rows(normalize(rows), labels).to(self.model.device)
         self.optimizers["layer"] = Adam(self.layer.parameters(), lr=source.lr * alpha)
 
     def moving(self) -> set[str]:
-        """The layer's scale and shift, and the bank."""
+        """Returns the layer's scale and shift, and the bank."""
         return {"layer.weight", "layer.bias", "bank.rows", "bank.labels"}
 
     def answer(self, batch: Tensor) -> Tensor:
-        """The vote on features (B, D)."""
+        """Returns the vote on features (B, D)."""
         for _ in range(self.steps):
             with torch.enable_grad():
                 queries = normalize(self.layer(batch))
-                similarity, near = (queries @ self.bank.rows.T).topk(min(self.k, len(self.bank.rows)))
-                found = Neighbors(near, similarity, self.bank.labels[near])
-                probs, _ = vote(found, self.model.classes, "published", self.temperature)
+                k = min(self.k, len(self.bank.rows))
+                similarity, near = (queries @ self.bank.rows.T).topk(k)  # (B, K)
+                neighbors = Neighbors(near, similarity, self.bank.labels[near])
+                probs, _ = vote(neighbors, self.model.classes, "published", self.temperature)
                 self._join(queries.detach(), probs.detach())
                 descend(entropy_of(probs.softmax(1)), self.optimizers["layer"])
         return probs.detach().to(batch.dtype)
 
     def _join(self, queries: Tensor, probs: Tensor) -> None:
+        """Adds the sure queries (B, D) to the bank."""
         confidence, labels = probs.softmax(1).max(1)
         sure = confidence >= self.threshold
         self.bank.join(queries[sure], labels[sure])
 
 
 def identity(features: Tensor) -> nn.BatchNorm1d:
-    """A BatchNorm in evaluation mode with the statistics of features (n, D), which leaves every vector as it is."""
+    """Returns a BatchNorm with the statistics of features (n, D) that leaves every vector as it is, until trained."""
     layer = nn.BatchNorm1d(features.shape[1]).eval()
-    mean, variance = features.mean(0), features.var(0, unbiased=False)
+    mean = features.mean(0)
+    variance = features.var(0, unbiased=False)
     assert layer.running_mean is not None
     assert layer.running_var is not None
     with torch.no_grad():
@@ -193,5 +214,5 @@ def identity(features: Tensor) -> nn.BatchNorm1d:
 
 
 def entropy_of(probs: Tensor) -> Tensor:
-    """The mean entropy of probabilities (B, C), in nats; classes without any add nothing."""
+    """Returns the mean entropy () of probabilities (B, C), in nats; zero probabilities add nothing."""
     return -(probs * probs.clamp(min=1e-12).log()).sum(1).mean()

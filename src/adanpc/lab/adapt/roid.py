@@ -1,4 +1,4 @@
-"""Scales and shifts move, and are averaged with the source's: ROID."""
+"""Scales and shifts are trained, and averaged with those of the source: ROID."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from adanpc.lab.adapt.teacher import approach, trainable_scales, view
 
 
 class ROID(Adapter):
-    """Scales and shifts descend a likelihood ratio, on varied and certain rows, and are averaged with the source's.
+    """Trains scales and shifts on varied and certain rows, and averages them with the source's after each step.
 
-    BatchNorm layers take the statistics of the batch. A row whose answer is closer than the average to the trend of
-    recent answers is not learned from. The answers, from before the step, are corrected by the classes of the batch.
+    The loss is a likelihood ratio. BatchNorm layers use the statistics of the batch. A row whose answer is closer than
+    average to the trend of recent answers is not learned from. The answers, from before the step, are corrected by the
+    classes of the batch.
+
+    Paper:
+        Marsden, Döbler and Yang, Universal Test-Time Adaptation through Weight Ensembling, Diversity Weighting, and
+        Prior Correction, WACV 2024.
+
+    Differs from the published code:
+        The prior multiplies probabilities, as Bayes' rule requires; there it multiplies logits. Views are those of
+        ``CoTTA``. Where all rows are alike, as in a batch of one, they weigh 1; there NaN. The loss is divided by the
+        rows of this batch, not by the usual number. On ImageNet theirs uses SGD at 2.5e-4.
 
     Args:
         lr: of Adam.
-        momentum: this share of the trained weights stays in each step, the rest is the source's.
-        trend_momentum: this share of the trend stays with each batch.
-        temperature: the smaller, the more weights differ from row to row.
-
-    Paper: Marsden, Döbler and Yang, Universal Test-Time Adaptation through Weight Ensembling, Diversity Weighting, and
-    Prior Correction, WACV 2024.
-
-    Differs from the published code: the prior multiplies probabilities, as Bayes' rule has it, there it multiplies
-    logits; views are those of ``CoTTA``; where all rows are alike, as in a batch of one, they weigh 1, there NaN; the
-    loss is divided by the rows of this batch, not by the usual number. On ImageNet it steps by SGD at 2.5e-4.
+        momentum: the share of the trained weights that stays in each step; the rest is the source's.
+        trend_momentum: the share of the trend that stays with each batch.
+        temperature: the smaller, the more the weights differ from row to row.
     """
 
     # No search is published: a decade to each side of the default.
@@ -50,49 +53,56 @@ class ROID(Adapter):
         temperature: float = 1 / 3,
     ) -> None:
         super().__init__(source)
-        self.momentum, self.trend_momentum, self.temperature = momentum, trend_momentum, temperature
+        self.momentum = momentum
+        self.trend_momentum = trend_momentum
+        self.temperature = temperature
         use_batch_statistics(self.model)
         self.trained = trainable_scales(self.model, "ROID")
-        self.anchor = nn.ParameterList([nn.Parameter(scale.detach().clone(), False) for scale in self.trained])
+        copies = [nn.Parameter(scale.detach().clone(), requires_grad=False) for scale in self.trained]
+        self.anchor = nn.ParameterList(copies)
         classes = self.model.classes
-        self.register_buffer("trend", torch.full((classes,), 1 / classes, device=self.model.device))
+        uniform = torch.full((classes,), 1 / classes, device=self.model.device)
+        self.register_buffer("trend", uniform)
         self.optimizers["adam"] = Adam(self.trained, lr=lr)
 
     def moving(self) -> set[str]:
-        """The scales and shifts of normalization layers, and the trend."""
+        """Returns the scales and shifts of normalization layers, and the trend."""
         names = {name for name, value in self.named_parameters(remove_duplicate=False) if value.requires_grad}
         return names | {"trend"}
 
     @torch.enable_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """Corrected probabilities (B, C), from before the step."""
+        """Returns the corrected probabilities (B, C), from before the step."""
         logits = self.model(batch)
         probs = logits.detach().softmax(1)
         weights = diversity_weights(logits.detach(), self.trend, self.temperature)
         self.trend.lerp_(probs.mean(0).to(self.trend), 1 - self.trend_momentum)
         kept = weights > 0
-        # A single row may have no statistics of its own: it is viewed with its batch.
-        viewed = kept if int(kept.sum()) > 1 else torch.ones_like(kept)
+        viewed = kept
+        if int(kept.sum()) <= 1:
+            viewed = torch.ones_like(kept)  # a single row may have no statistics of its own: view its whole batch
         views = self.model(view(batch[viewed]))[kept[viewed]]
         losses = likelihood_ratio(logits[kept]) + symmetric_cross_entropy(views, logits[kept])
-        descend((weights[kept] * losses).sum() / len(batch), self.optimizers["adam"])
+        loss = (weights[kept] * losses).sum() / len(batch)
+        descend(loss, self.optimizers["adam"])
         approach(self.trained, self.anchor, 1 - self.momentum)
         return prior_corrected(probs)
 
 
 def diversity_weights(logits: Tensor, trend: Tensor, temperature: float) -> Tensor:
-    """Weights (B,) of logits (B, C): exp(diversity * certainty / temperature), or 0 for the less diverse.
+    """Returns weights (B,) of logits (B, C): exp(diversity * certainty / temperature), or 0 for the less diverse.
 
     Diversity is the cosine distance of probabilities to the trend (C,), certainty is negative entropy, both scaled to
     0 … 1 over the batch. Rows below the mean diversity weigh 0; at least one row does not.
     """
     diversity = _scaled(1 - cosine_similarity(trend[None], logits.softmax(1)))
     certainty = _scaled(-entropy(logits))
-    return torch.where(diversity < diversity.mean(), 0, (diversity * certainty / temperature).exp())
+    weights = (diversity * certainty / temperature).exp()
+    return torch.where(diversity < diversity.mean(), 0, weights)
 
 
 def likelihood_ratio(logits: Tensor) -> Tensor:
-    """The soft likelihood ratio loss (B,) of logits (B, C): - sum p log(p / (1 - p)), with p at most 0.99.
+    """Returns the soft likelihood ratio loss (B,) of logits (B, C): - sum p log(p / (1 - p)), with p at most 0.99.
 
     Unlike that of entropy, its gradient does not vanish for sure rows.
     """
@@ -101,13 +111,14 @@ def likelihood_ratio(logits: Tensor) -> Tensor:
 
 
 def symmetric_cross_entropy(one: Tensor, other: Tensor) -> Tensor:
-    """The mean (B,) of the cross-entropies of two sets of logits (B, C) with each other; gradients flow to both."""
+    """Returns the mean (B,) of the cross-entropies of two sets of logits (B, C) with each other; both get gradients."""
     forth = cross_entropy(one, other.softmax(1), reduction="none")
-    return (forth + cross_entropy(other, one.softmax(1), reduction="none")) / 2
+    back = cross_entropy(other, one.softmax(1), reduction="none")
+    return (forth + back) / 2
 
 
 def prior_corrected(probs: Tensor) -> Tensor:
-    """Answers (B, C) times the share that each class has in the batch, smoothed, at sums of 1."""
+    """Returns answers (B, C) times the smoothed share that each class has in the batch, with sums of 1."""
     rows, classes = probs.shape
     prior = probs.mean(0)
     smooth = max(1 / rows, 1 / classes) / prior.max()
@@ -116,6 +127,8 @@ def prior_corrected(probs: Tensor) -> Tensor:
 
 
 def _scaled(values: Tensor) -> Tensor:
-    """Values (B,) at 0 … 1; all 0 if they are equal."""
+    """Returns values (B,) scaled to 0 … 1; all 0 if they are equal."""
     low, high = values.aminmax()
-    return (values - low) / (high - low) if high > low else torch.zeros_like(values)
+    if high > low:
+        return (values - low) / (high - low)
+    return torch.zeros_like(values)

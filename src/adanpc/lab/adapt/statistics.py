@@ -1,4 +1,4 @@
-"""Only statistics move: of the batch inside BatchNorm layers, or of the stream before the head."""
+"""Only statistics change: inside BatchNorm layers (BNAdapt), or of the features before the head (NEO)."""
 
 from __future__ import annotations
 
@@ -16,88 +16,105 @@ NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def norm_layers(module: nn.Module) -> list[nn.Module]:
-    """The normalization layers inside a module, in its own order: BatchNorm, GroupNorm, LayerNorm and their kinds."""
+    """Returns the BatchNorm, GroupNorm and LayerNorm layers inside a module, in its own order."""
     return [layer for layer in module.modules() if isinstance(layer, NORMS)]
 
 
 def affine(module: nn.Module) -> list[nn.Parameter]:
-    """The scales and shifts of the normalization layers inside a module; layers without them add nothing."""
-    return [parameter for layer in norm_layers(module) for parameter in layer.parameters(recurse=False)]
+    """Returns the scales and shifts of the normalization layers inside a module; some layers have none."""
+    parameters: list[nn.Parameter] = []
+    for layer in norm_layers(module):
+        parameters.extend(layer.parameters(recurse=False))
+    return parameters
 
 
 def use_batch_statistics(module: nn.Module, prior: float = 0.0) -> int:
-    """Lets every BatchNorm inside a module normalize by its batch from now on, in place; returns how many there are.
+    """Makes every BatchNorm inside a module normalize by its batch from now on; returns how many there are.
 
-    The running statistics are never written: the module keeps the names and values of its ``state_dict``, and copies of
-    it do as it does. It must stay in evaluation mode. With ``prior`` 0 gradients flow through the statistics, as in
-    training; a mixture is a constant for them. Another call changes the prior.
+    The running statistics are never written: the names and values in ``state_dict`` stay, and copies of the module
+    behave likewise. The module must stay in evaluation mode. With ``prior`` 0 gradients flow through the statistics,
+    as in training; a mixture counts as a constant. Another call changes the prior.
 
     Args:
         module: a model, or a part of one.
         prior: the weight of the running statistics, as a number of images; 0 leaves them out.
     """
-    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.running_mean is not None]
-    for layer in layers:
-        if not isinstance(layer.__dict__.get("exchange"), _Exchange):
-            exchange = layer.__dict__["exchange"] = _Exchange()
-            layer.register_forward_pre_hook(exchange.before)
-            layer.register_forward_hook(exchange.after, always_call=True)
-        layer.__dict__["exchange"].prior = prior
-    return len(layers)
+    count = 0
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
+            _exchange_of(layer).prior = prior
+            count += 1
+    return count
 
 
 def mixed_statistics(inputs: Tensor, mean: Tensor, variance: Tensor, prior: float) -> tuple[Tensor, Tensor]:
-    """Mean and variance (C,) of inputs (n, C, …), mixed with given ones that weigh as much as ``prior`` rows.
+    """Returns the mean and variance (C,) of inputs (n, C, …), mixed with given ones that count for ``prior`` rows.
 
-    The variance of the batch is that by which BatchNorm divides in training: the mean square, not corrected for n.
+    The variance of the batch is the one by which BatchNorm divides in training: the mean square, not corrected for n.
     """
-    axes = [axis for axis in range(inputs.ndim) if axis != 1]
-    of_batch = torch.var_mean(inputs.detach().to(mean.dtype), axes, correction=0)
+    all_but_channels = [axis for axis in range(inputs.ndim) if axis != 1]
+    batch_variance, batch_mean = torch.var_mean(inputs.detach().to(mean.dtype), all_but_channels, correction=0)
     share = len(inputs) / (prior + len(inputs))
-    return mean.lerp(of_batch[1], share), variance.lerp(of_batch[0], share)
+    return mean.lerp(batch_mean, share), variance.lerp(batch_variance, share)
+
+
+def _exchange_of(layer: _BatchNorm) -> _Exchange:
+    """Returns the hooks of a layer, which get registered the first time."""
+    exchange = layer.__dict__.get("exchange")
+    if not isinstance(exchange, _Exchange):
+        exchange = _Exchange()
+        layer.__dict__["exchange"] = exchange
+        layer.register_forward_pre_hook(exchange.before)
+        layer.register_forward_hook(exchange.after, always_call=True)
+    return exchange
 
 
 class _Exchange:
-    """Hooks that exchange the running statistics of one BatchNorm for the time of its forward.
+    """Hooks that replace the running statistics of one BatchNorm while its forward runs.
 
     Hooks rather than another layer, since subclasses do more in their forward, such as an activation.
     """
 
     def __init__(self) -> None:
         self.prior = 0.0
-        self.kept: tuple[Tensor | None, Tensor | None] | None = None
+        self.kept: tuple[Tensor | None, Tensor | None] | None = None  # the running statistics, during a forward
 
     def before(self, layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
-        batch, (mean, variance) = inputs[0], self.kept or (layer.running_mean, layer.running_var)
+        """Puts the statistics to normalize by in place of the running ones."""
+        batch = inputs[0]
+        # If some are still kept, the last forward was interrupted, as by Ctrl-C, before they were put back.
+        mean, variance = self.kept or (layer.running_mean, layer.running_var)
         assert mean is not None
         assert variance is not None
+        new_mean: Tensor | None = None  # without running statistics, torch uses those of the batch
+        new_variance: Tensor | None = None
         if self.prior:
-            exchanged: tuple[Tensor | None, Tensor | None] = mixed_statistics(batch, mean, variance, self.prior)
+            new_mean, new_variance = mixed_statistics(batch, mean, variance, self.prior)
         elif batch.numel() == batch.shape[1]:
-            raise BatchError(
-                f"{type(layer).__name__} has one value for each channel, which has no statistics: wait for more rows"
-            )
-        else:
-            exchanged = None, None  # what makes the layer take those of the batch
-        self.kept = mean, variance
-        layer.running_mean, layer.running_var = exchanged
+            name = type(layer).__name__
+            raise BatchError(f"{name} gets one value for each channel, which has no statistics: wait for more rows")
+        self.kept = (mean, variance)
+        layer.running_mean = new_mean
+        layer.running_var = new_variance
 
     def after(self, layer: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor | None) -> None:
+        """Puts the running statistics back."""
         if self.kept is not None:
             layer.running_mean, layer.running_var = self.kept
             self.kept = None
 
 
 class BNAdapt(Adapter):
-    """The source model, with the statistics of its BatchNorm layers mixed with those of the batch.
+    """Answers with the source model, and mixes the statistics of its BatchNorm layers with those of the batch.
 
-    Nothing is kept from one batch to the next. ``prior`` 0 takes the batch alone, which others call Tent-Norm or
+    Nothing is kept from one batch to the next. With ``prior`` 0 the batch counts alone, which others call Tent-Norm or
     prediction-time BN.
 
-    Paper: Schneider et al. 2020, Improving robustness against common corruptions by covariate shift adaptation.
+    Paper:
+        Schneider et al., Improving Robustness against Common Corruptions by Covariate Shift Adaptation, NeurIPS 2020.
 
     Args:
-        prior: N of the paper: how many images the source statistics count for, beside those of the batch.
+        prior: how many images the source statistics count for, beside those of the batch; N in the paper.
     """
 
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"prior": (0, 1, 4, 16, 64, 256)}
@@ -105,24 +122,26 @@ class BNAdapt(Adapter):
     def __init__(self, source: Source, *, prior: float = 16) -> None:
         super().__init__(source)
         if not prior >= 0:
-            raise AdaNPCError(f"prior must be 0 or more images, got {prior}")
-        if not use_batch_statistics(self.model, prior):
-            raise AdaNPCError("the model has no BatchNorm layer, so no statistics to adapt: take NEO or T3A")
+            raise AdaNPCError(f"prior must be 0 or more, got {prior}")
+        layers = use_batch_statistics(self.model, prior)
+        if layers == 0:
+            raise AdaNPCError("the model has no BatchNorm layer, so no statistics to adapt: use NEO or T3A")
 
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """The model's probabilities (B, C) under the mixed statistics."""
+        """Returns the model's probabilities (B, C) under the mixed statistics."""
         probs: Tensor = self.model(batch).softmax(1)
         return probs
 
 
 class NEO(Adapter):
-    """The source model's head, on features less the running mean of all features so far, this batch's included.
+    """Answers with the head, on features minus the mean of all features so far, this batch included.
 
-    There is nothing to choose. The first batch is centered on its own mean, so a first batch of one row gets the head's
-    answer to zero.
+    It has no settings. The first batch is centered on its own mean, so a first batch of one row gets the head's answer
+    to zero.
 
-    Paper: Murphy et al. 2026, NEO: no-optimization test-time adaptation through latent re-centering.
+    Paper:
+        Murphy et al., NEO: No-Optimization Test-Time Adaptation through Latent Re-Centering, 2026.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
@@ -135,13 +154,14 @@ class NEO(Adapter):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=self.model.device))
 
     def moving(self) -> set[str]:
-        """The running mean and how many features it is of."""
+        """Returns the running mean, and how many features it is of."""
         return {"mean", "count"}
 
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """The head's probabilities (B, C) of the centered features (B, D)."""
+        """Returns the head's probabilities (B, C) of the centered features (B, D)."""
         self.count += len(batch)
         self.mean += (batch.double() - self.mean).sum(0) / self.count
-        probs: Tensor = self.model.head((batch - self.mean).to(batch.dtype)).softmax(1)
+        centered = (batch - self.mean).to(batch.dtype)
+        probs: Tensor = self.model.head(centered).softmax(1)
         return probs

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
+from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Adapter, Source, descend
 from adanpc.lab.adapt.augment import flip, jitter, warp
@@ -18,30 +19,33 @@ from adanpc.lab.adapt.statistics import affine, use_batch_statistics
 
 
 class CoTTA(Adapter):
-    """A student learns from a teacher, which is the slow average of the student; weights fall back to the source's.
+    """Trains a student to answer as a teacher does that is its slow average; weights fall back to the source's.
 
-    All weights are trained. BatchNorm layers take the statistics of the batch. The teacher answers, from before its
-    step; if the source model is unsure of the batch, it answers by the mean logits of many changed views. Without
-    views, a student that equals its teacher has nothing to learn: its gradient is rounding, which Adam makes steps of.
+    All weights are trained. BatchNorm layers use the statistics of the batch. The teacher answers, as it was before the
+    step; if the source model is unsure of the batch, its answer is the mean of its logits over many random views.
+    Without views, a student that equals its teacher has nothing to learn: its gradient is rounding noise, which Adam
+    turns into steps.
+
+    Paper:
+        Wang, Fink, Van Gool and Dai, Continual Test-Time Domain Adaptation, CVPR 2022.
+
+    Differs from the published code:
+        Views are jittered, turned, moved, zoomed and mirrored, each image in its own way, without blur, noise, hue and
+        gamma. Dropout is off. Every weight may fall back, not only those called weight or bias. The loss is the one
+        for CIFAR; for ImageNet theirs is symmetric.
 
     Args:
         lr: of Adam.
-        momentum: of the teacher: this share of it stays in each step.
+        momentum: the share of the teacher that stays in each step.
         restore: the probability with which a weight of the student falls back, after each step.
         threshold: views are made if the source model's mean confidence is below this; the published values are 0.92
             for CIFAR-10, 0.72 for CIFAR-100 and 0.1 for ImageNet. None: 0.05 less than what 95 % of the source's
             training samples reach.
         views: how many.
-
-    Paper: Wang, Fink, Van Gool and Dai, Continual Test-Time Domain Adaptation, CVPR 2022.
-
-    Differs from the published code: views are jittered, turned, moved, zoomed and mirrored, each image in its own way,
-    without blur, noise, hue and gamma; dropout is off; every weight may fall back, not only those called weight or
-    bias. The loss is that for CIFAR; for ImageNet it is symmetric there.
     """
 
-    # No search is published: a decade to each side of the default.
     passes: ClassVar[int] = 32
+    # No search is published: a decade to each side of the default.
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"lr": (1e-4, 1e-3, 1e-2)}
 
     def __init__(
@@ -55,33 +59,40 @@ class CoTTA(Adapter):
         views: int = 32,
     ) -> None:
         super().__init__(source)
-        if views < 1:
-            raise AdaNPCError(f"views must be at least 1, got {views}")
-        self.momentum, self.restore, self.views = momentum, restore, views
-        self.threshold = usual_confidence(source) - 0.05 if threshold is None else threshold
+        if threshold is None:
+            threshold = usual_confidence(source) - 0.05
+        self.momentum = momentum
+        self.restore = restore
+        self.threshold = threshold
+        self.views = require.whole("views", views, least=1)
         use_batch_statistics(self.model)
-        self.teacher, self.anchor = deepcopy(self.model), deepcopy(self.model)
+        self.teacher = deepcopy(self.model)
+        self.anchor = deepcopy(self.model)  # the source model, which never changes
         self.model.requires_grad_(True)
         self.optimizers["adam"] = Adam(self.model.parameters(), lr=lr)
 
     def moving(self) -> set[str]:
-        """The weights of student and teacher."""
-        names = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
-        return {f"{part}.{name}" for part in ("model", "teacher") for name in names}
+        """Returns the weights of student and teacher."""
+        weights = [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
+        student = {f"model.{name}" for name in weights}
+        teacher = {f"teacher.{name}" for name in weights}
+        return student | teacher
 
     @torch.enable_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """The teacher's probabilities (B, C), from before it follows the student's step."""
+        """Returns the teacher's probabilities (B, C), from before it follows the student's step."""
         probs = self.teach(batch).softmax(1)
-        descend(cross_entropy(self.model(batch), probs), self.optimizers["adam"])
+        loss = cross_entropy(self.model(batch), probs)
+        descend(loss, self.optimizers["adam"])
         approach(self.teacher.parameters(), self.model.parameters(), 1 - self.momentum)
         self._fall_back()
         return probs
 
     @torch.no_grad()
     def teach(self, batch: Tensor) -> Tensor:
-        """The teacher's logits (B, C) of a batch, or the mean of those of its views."""
-        if self.anchor(batch).softmax(1).amax(1).mean() >= self.threshold:
+        """Returns the teacher's logits (B, C) of a batch, or their mean over views if the source model is unsure."""
+        confidence = self.anchor(batch).softmax(1).amax(1).mean()
+        if confidence >= self.threshold:
             logits: Tensor = self.teacher(batch)
             return logits
         total = torch.zeros(len(batch), self.model.classes, device=batch.device)
@@ -91,23 +102,26 @@ class CoTTA(Adapter):
 
     @torch.no_grad()
     def _fall_back(self) -> None:
+        """Sets random weights of the student back to the source's."""
         for weight, start in zip(self.model.parameters(), self.anchor.parameters(), strict=True):
             chosen = (torch.rand(weight.shape) < self.restore).to(weight.device)
             weight.copy_(torch.where(chosen, start, weight))
 
 
 def usual_confidence(source: Source) -> float:
-    """The confidence that the source model has on 95 % of its training samples."""
-    if not len(source.features):
-        raise AdaNPCError("there are no source features to take the threshold from: give a threshold")
-    head, device = source.model.head, source.model.device
+    """Returns the confidence that the source model reaches on 95 % of its training samples."""
+    if len(source.features) == 0:
+        raise AdaNPCError("there are no source features to derive the threshold from: give a threshold")
+    confidences = []
     with torch.no_grad():
-        parts = [head(rows.to(device)).softmax(1).amax(1) for rows in source.features.split(4096)]
-    return float(torch.cat(parts).quantile(0.05))
+        for rows in source.features.split(4096):
+            logits = source.model.head(rows.to(source.model.device))
+            confidences.append(logits.softmax(1).amax(1))
+    return float(torch.cat(confidences).quantile(0.05))
 
 
 def view(images: Tensor) -> Tensor:
-    """Images (B, C, H, W) with other light and color, turned, moved, zoomed and mirrored, each in its own way."""
+    """Returns images (B, C, H, W) with other light and color, turned, moved, zoomed and mirrored, each at random."""
     return flip(warp(jitter(images)))
 
 
@@ -119,12 +133,17 @@ def approach(weights: Iterable[Tensor], goals: Iterable[Tensor], share: float) -
 
 
 def trainable_scales(model: nn.Module, method: str) -> list[nn.Parameter]:
-    """The scales and shifts of a model's normalization layers, with gradients switched on; there must be some."""
+    """Returns the scales and shifts of a model's normalization layers, with gradients switched on.
+
+    Args:
+        model: changed in place; without normalization layers, it is refused.
+        method: named in the message.
+    """
     scales = affine(model)
     if not scales:
         raise AdaNPCError(
-            f"{method} trains scale and shift of normalization layers, and the model has none: take PLFull or CoTTA, "
-            "which train all weights, or T3A, which trains none"
+            f"{method} trains the scales and shifts of normalization layers, and the model has none: "
+            "use PLFull or CoTTA, which train all weights, or T3A, which trains none"
         )
     for scale in scales:
         scale.requires_grad_(True)

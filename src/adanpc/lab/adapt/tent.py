@@ -1,4 +1,4 @@
-"""Tent: scale and shift, or the head, descend the mean entropy of the answers."""
+"""Tent: normalization layers, or the head, are trained to lower the mean entropy of the answers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ GRID: Mapping[str, Sequence[Any]] = {"alpha": (0.1, 1.0, 10.0), "steps": (1, 3)}
 
 
 class Tent(EntropyDescent):
-    """The source model with the statistics of the batch, whose scales and shifts descend the entropy of its answers.
+    """Normalizes by the statistics of the batch, and trains scales and shifts to lower the entropy of the answers.
 
-    Paper: Wang et al. 2021, Tent: fully test-time adaptation by entropy minimization. CIFAR-10-C there: Adam at 1e-3;
-    ImageNet-C: sgd at 2.5e-4.
+    Paper:
+        Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021. It uses Adam at 1e-3 for
+        CIFAR-10-C, and SGD at 2.5e-4 for ImageNet-C.
 
-    Differs from the published code: GroupNorm, LayerNorm and BatchNorm1d are trained, too. An episodic answer comes
-    after the step; there before it, so that a single step changes no answer.
+    Differs from the published code:
+        GroupNorm, LayerNorm and BatchNorm1d are trained, too. An episodic answer comes after the step; there it comes
+        before, so that a single step changes no answer.
 
     Args:
         alpha: the learning rate, as a multiple of the source's.
-        steps: made on each batch.
+        steps: how many are made on each batch.
         optimizer: adam, or sgd with momentum 0.9.
         episodic: every batch starts from the source model.
     """
@@ -46,7 +48,7 @@ class Tent(EntropyDescent):
         self.episodic = episodic
 
     def answer(self, batch: Tensor) -> Tensor:
-        """The probabilities (B, C) before the last step on the batch; if episodic, after it."""
+        """Returns the probabilities (B, C) from before the last step on the batch; if episodic, from after it."""
         if not self.episodic:
             return super().answer(batch)
         self.recover()
@@ -55,18 +57,20 @@ class Tent(EntropyDescent):
             return self.look(batch).softmax(1)
 
     def learn(self, batch: Tensor, logits: Tensor) -> None:
-        """One step on the mean entropy."""
+        """Makes one step on the mean entropy."""
         self.descend(entropy(logits).mean())
 
 
 class TentClf(EntropyDescent):
-    """The source model's head, which descends the entropy of its answers; features stay as they are.
+    """Trains the head to lower the entropy of its answers; the features stay as they are.
 
-    Paper: Iwasawa and Matsuo 2021, where it is Tent-C.
+    Paper:
+        Iwasawa and Matsuo, Test-Time Classifier Adjustment Module for Model-Agnostic Domain Generalization, NeurIPS
+        2021, where it is Tent-C.
 
     Args:
         alpha: the learning rate, as a multiple of the source's.
-        steps: made on each batch.
+        steps: how many are made on each batch.
     """
 
     in_paper: ClassVar[str] = "Tent-clf"
@@ -77,27 +81,29 @@ class TentClf(EntropyDescent):
         super().__init__(source, trains="head", alpha=alpha, optimizer="adam", steps=steps)
 
     def learn(self, batch: Tensor, logits: Tensor) -> None:
-        """One step on the mean entropy."""
+        """Makes one step on the mean entropy."""
         self.descend(entropy(logits).mean())
 
 
 class TentPreBN(EntropyDescent):
-    """A new BatchNorm between features and head, by the batch's statistics; it descends the entropy of the answers.
+    """Puts a new BatchNorm between features and head, and trains it to lower the entropy of the answers.
 
-    Paper: Iwasawa and Matsuo 2021, where it is Tent-BN.
+    Paper:
+        Iwasawa and Matsuo, Test-Time Classifier Adjustment Module for Model-Agnostic Domain Generalization, NeurIPS
+        2021, where it is Tent-BN.
 
     Args:
         alpha: the learning rate, as a multiple of the source's.
-        steps: made on each batch.
+        steps: how many are made on each batch.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
     grid: ClassVar[Mapping[str, Sequence[Any]]] = GRID
-    least: ClassVar[int] = 2
+    least: ClassVar[int] = 2  # one row has no statistics
 
     def __init__(self, source: Source, *, alpha: float = 1.0, steps: int = 1) -> None:
         super().__init__(source, trains="new norm", alpha=alpha, optimizer="adam", steps=steps)
 
     def learn(self, batch: Tensor, logits: Tensor) -> None:
-        """One step on the mean entropy."""
+        """Makes one step on the mean entropy."""
         self.descend(entropy(logits).mean())

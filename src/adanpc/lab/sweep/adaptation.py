@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adanpc.errors import AdaNPCError
-from adanpc.lab.adapt import ADAPTERS, Adapter, BatchError
+from adanpc.lab.adapt import ADAPTERS, Adapter, BatchError, find
 from adanpc.lab.data.domain import Domain
 from adanpc.lab.data.streams import Arrival, Stream, fetch, labels_of
 from adanpc.lab.seeds import seed_of
@@ -35,17 +34,16 @@ def adapt(
 
     Args:
         scene: model, targets and source.
-        method: by name, see ``adanpc.lab.adapt.ADAPTERS``.
+        method: by name, see ``adanpc.lab.adapt.find``.
         stream: the order of arrival.
         size: samples in a batch.
         settings: the method's hyper-parameters; by default its own defaults.
         seed: of what the method draws.
     """
     settings = dict(settings or {})
-    if method not in ADAPTERS:
-        raise AdaNPCError(f"there is no method {method!r}; there are: {', '.join(ADAPTERS)}")
-    check_settings(method, [ADAPTERS[method]], settings, ("source",))
-    adapter = ADAPTERS[method](scene.source, **settings)
+    method_class = find(method)
+    check_settings(method, [method_class], settings, ("source",))
+    adapter = method_class(scene.source, **settings)
     targets = [scene.seen(domain, adapter.sees) for domain in scene.targets]
     recalled = [scene.seen(domain, adapter.sees) for domain in scene.recalled]
     torch.manual_seed(seed_of(seed, method, size))

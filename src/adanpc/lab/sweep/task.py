@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
-from adanpc.lab.adapt import ADAPTERS
+from adanpc.lab.adapt import find
 from adanpc.lab.data.streams import STREAMS
 from adanpc.lab.sweep.adaptation import adapt
 from adanpc.lab.sweep.cost import CostModel
@@ -137,7 +137,7 @@ class Adapt(Task):
     def effort(self, costs: CostModel) -> float:
         """Features of all images, once, and the method on each target image and each recalled one."""
         reading = self.subject.reading()
-        method = ADAPTERS[self.method]
+        method = find(self.method)
         visits = 1 + (len(reading.targets) if self.stream == "successive" else 1)  # before the stream and after
         images = costs.target_images(reading, self.extent) + visits * costs.recalled_images(reading, self.extent)
         each = UPDATE * method.passes * costs.forward(reading.encoder)
@@ -157,5 +157,5 @@ def _scene(subject: str, workspace: Workspace, extent: Extent) -> Scene:
 
 def drawn(method: str, trial: int, seed: int) -> dict[str, Any]:
     """Settings of a method for one trial of a random search over its grid; trial 0 keeps the defaults."""
-    space = {name: Choice(tuple(values)) for name, values in ADAPTERS[method].grid.items()}
+    space = {name: Choice(tuple(values)) for name, values in find(method).grid.items()}
     return draw(space, trial, seed)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from adanpc.errors import AdaNPCError
-from adanpc.lab.adapt import ADAPTERS, Adapter
+from adanpc.lab.adapt import Adapter, find
 from adanpc.lab.sweep.adaptation import encoder_ms, extra_bytes
 from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.scene import Scene
@@ -84,7 +84,7 @@ class Timing(Task):
         settings = dict(self.settings)
         for method in self.methods:
             try:
-                adapter = ADAPTERS[method](scene.source, **settings.get(method, {}))
+                adapter = find(method)(scene.source, **settings.get(method, {}))
                 self._round(scene, adapter)
             except AdaNPCError as error:
                 refused[method] = str(error)
