@@ -29,8 +29,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
     Only the direction of a row counts. That suits embeddings; columns with units of their own need a StandardScaler
     in front. A row of zeros has no direction, so it gets one of its own: similarity 0 to all other rows, as in
-    scikit-learn's cosine distance, and 1 to rows of zeros. No other similarity is changed by this. With centering,
-    which moves the origin, a row of zeros is a row like any other.
+    scikit-learn's cosine distance, and 1 to rows of zeros. No other similarity is changed by this.
 
     Args:
         n_neighbors: how many rows vote; all of them while there are fewer.
@@ -39,6 +38,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         storage, capacity, evict: see ``MemoryBank``.
         centering: ``none``, ``source`` or ``stream``, see ``Centering``. The first call of ``partial_fit`` sets the
             source mean, and each call is a source domain of its own to ``stream``.
+        random_state: decides which rows stay with ``evict="reservoir"``; None draws it anew in each ``fit``.
 
     Attributes:
         classes_: (C,) the labels, sorted.
@@ -61,6 +61,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         capacity: int | None = None,
         evict: str = "fifo",
         centering: str = "none",
+        random_state: int | None = None,
     ) -> None:
         self.n_neighbors = n_neighbors
         self.rule = rule
@@ -70,6 +71,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         self.capacity = capacity
         self.evict = evict
         self.centering = centering
+        self.random_state = random_state
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Itself, with the labeled rows X (n, D) and nothing else in its bank."""
@@ -145,7 +147,8 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             raise AdaNPCError(f"admission must be None or an adanpc.core.Admission, got {admission!r}")
         if not isinstance(self.temperature, Real):
             raise AdaNPCError(f"temperature must be a number, got {self.temperature!r}")
-        bank = MemoryBank(dim, classes, storage=self.storage, capacity=capacity, evict=self.evict)
+        seed = self.random_state
+        bank = MemoryBank(dim, classes, storage=self.storage, capacity=capacity, evict=self.evict, seed=seed)
         temperature = float(self.temperature)
         return AdaNPC(bank, k=k, rule=self.rule, temperature=temperature, admission=admission, centering=self.centering)
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import adanpc
 from adanpc.errors import AdaNPCError
+from adanpc.index import unit
 from adanpc.models.recipe import RecipeError, describe, fingerprint
 from adanpc.models.wrap import extract, find_head
 
@@ -93,9 +94,10 @@ def test_domains_and_options_reach_the_bank(net: Net) -> None:
     )
     assert wrapped.classifier.bank.table()["domain"].tolist() == [0] * 6 + [1] * 6
     assert wrapped.classifier.bank.config()["storage"] == "int8"
-    assert wrapped.classifier.centering.mode == "stream"
+    assert wrapped.classifier.settings.centering.mode == "stream"
     features = wrapped.features(data.tensors[0])
-    torch.testing.assert_close(wrapped.classifier.centering.mean, features.double().mean(0))
+    mean = wrapped.classifier.bank.contents.statistics.source_mean
+    torch.testing.assert_close(mean, unit(features).double().mean(0))
 
 
 def test_a_model_without_a_linear_head_asks_for_a_layer() -> None:

@@ -256,13 +256,24 @@ class MemoryBank:
         self._publish(contents)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickles and copies hold: the state, and no memory that was never written."""
-        return {"state": self.state(), "device": str(self.device), "index": self._make_index}
+        """What pickles and copies hold: the state, and no memory that was never written.
+
+        Arrays rather than tensors: torch would send a tensor to another process as a piece of shared memory.
+        """
+        state = self.state()
+        arrays = {name: tensor.cpu().numpy() for name, tensor in state["tensors"].items()}
+        return {
+            "document": state["document"],
+            "arrays": arrays,
+            "device": str(self.device),
+            "index": self._make_index,
+        }
 
     def __setstate__(self, saved: Mapping[str, Any]) -> None:
-        document = saved["state"]["document"]
+        document = saved["document"]
         self.__init__(**document["bank"], device=saved["device"], index=saved["index"])  # type: ignore[misc]
-        self._restore_state(saved["state"])
+        tensors = {name: torch.from_numpy(array) for name, array in saved["arrays"].items()}
+        self._restore_state({"document": document, "tensors": tensors})
 
     # Changing
 
