@@ -92,8 +92,7 @@ class ExactIndex:
         if int(slots.min()) < self._used:
             groups = groups.clone()  # others may read these; what lies beyond the slots in use is read by nobody
         groups[self._used : used] = 0
-        groups[slots] = group
-        changed = self._with_groups(groups, used)
+        changed = self._regrouped(groups, used, slots, group)
         if "residual" in columns:
             changed.residual = max(self.residual, float(columns["residual"].max()))
         return changed
@@ -104,9 +103,7 @@ class ExactIndex:
 
     def show(self, slots: Tensor, group: Tensor) -> ExactIndex:
         """With the rows in these slots to be found again, each in its group (n,)."""
-        groups = self._groups.clone()
-        groups[slots] = group
-        return self._with_groups(groups, self._used)
+        return self._regrouped(self._groups.clone(), self._used, slots, group)
 
     def _with_room(self, slots: int) -> Tensor:
         """The groups, with room for so many slots."""
@@ -117,11 +114,15 @@ class ExactIndex:
         larger[:room] = self._groups
         return larger
 
-    def _with_groups(self, groups: Tensor, used: int) -> ExactIndex:
+    def _regrouped(self, groups: Tensor, used: int, slots: Tensor, group: Tensor) -> ExactIndex:
+        """With so many slots in use, in these groups but for those slots (n,), which are in others (n,)."""
+        found_before = int(torch.count_nonzero(groups[slots]))
+        groups[slots] = group
+        found_now = int(torch.count_nonzero(groups[slots]))
         changed = copy(self)
         changed._groups = groups
         changed._used = used
-        changed._hidden = used - int(torch.count_nonzero(groups[:used]))
+        changed._hidden = used - (self.count - found_before + found_now)
         return changed
 
     def _hash(self, columns: Columns) -> Tensor:
