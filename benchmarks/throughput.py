@@ -22,8 +22,8 @@ from adanpc.lab.networks import build
 from adanpc.lab.train.assemble import start
 from adanpc.lab.train.interrupt import Interrupt
 from adanpc.lab.train.loop import Trainer
+from adanpc.lab.train.process_group import SINGLE_PROCESS
 from adanpc.lab.train.spec import Spec
-from adanpc.lab.train.team import ALONE
 
 BATCH = 16
 
@@ -46,7 +46,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         spec = Spec("rotated-mnist", ("75",), steps=options.steps, batch=BATCH, every=options.steps)
         for number in range(options.rounds):
-            trainer = Unevaluated(start(spec, Path(folder), Path(folder) / str(number)), ALONE)
+            trainer = Unevaluated(start(spec, Path(folder), Path(folder) / str(number)), SINGLE_PROCESS)
             first = bare(trainer, options.steps) if number % 2 else 0.0
             loop = timed(trainer) / options.steps
             pairs.append((loop, first or bare(trainer, options.steps)))

@@ -22,7 +22,7 @@ from adanpc.lab.sweep.sweep import sweep
 from adanpc.lab.tables import TABLES
 from adanpc.lab.tables.make import absent, check_choice, choose, exhibit, note_choice, table_of, wanted, write_report
 from adanpc.lab.tables.scale import SCALES
-from adanpc.lab.train.team import known_device
+from adanpc.lab.train.process_group import known_device
 
 OUT = Path("runs/tables")
 ROOM = Console(width=1000)  # tables are never cut: a terminal that is narrower wraps them

@@ -24,9 +24,9 @@ from adanpc.lab.seeds import seed_of
 from adanpc.lab.sweep.scene import Scene, evenly, scene_of
 from adanpc.lab.train.assemble import start
 from adanpc.lab.train.loop import train
+from adanpc.lab.train.process_group import ProcessGroup
 from adanpc.lab.train.run import SPEC, Run
 from adanpc.lab.train.spec import Spec
-from adanpc.lab.train.team import Team
 
 HIDDEN = 256  # units of the head with a hidden layer
 UPDATES = 2000  # of a head
@@ -106,7 +106,7 @@ class Trained:
         with held(folder.with_suffix(".lock"), wait=True):
             run = Run(folder) if (folder / SPEC).exists() else start(self.spec, shop.data_dir, folder)
             if not run.finished():
-                train(run, Team(0, 1, torch.device(shop.device)))
+                train(run, ProcessGroup(0, 1, torch.device(shop.device)))
         return run
 
     def reading(self) -> Reading:
