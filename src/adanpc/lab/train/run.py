@@ -127,10 +127,9 @@ class Run:
         try:
             state = checkpoint.read(path)
             algorithm = state.get("algorithm")
-            if not isinstance(algorithm, dict):
-                raise SealError(f"{path} holds no algorithm")
-            whole("step", algorithm.get("step"), least=0)
-        except AdaNPCError as error:
+            if not isinstance(algorithm, dict) or type(algorithm.get("step")) is not int:
+                raise SealError(f"{path} does not hold an algorithm and its step")
+        except SealError as error:
             raise RunError(f"{error}; restore the file from a copy, or train again in another folder") from None
         return state
 
