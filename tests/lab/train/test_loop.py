@@ -212,7 +212,7 @@ def test_what_cannot_be_trained_is_refused_with_a_remedy(tmp_path: Path, data_di
             start(bad, data_dir, folder)
         assert not folder.exists()
     start(spec(), data_dir, folder)
-    with pytest.raises(RunError, match="already holds a run: continue it with --resume"):
+    with pytest.raises(RunError, match="already holds a run: resume that one, or choose another folder"):
         start(spec(), data_dir, folder)
     with pytest.raises(RunError, match="has no best model yet"):
         load_algorithm(Run(folder))

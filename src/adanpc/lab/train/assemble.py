@@ -77,7 +77,7 @@ def load_algorithm(run: Run, which: str = "best") -> Algorithm:
     name = BEST if which == "best" else CHECKPOINT
     state = run.state(name)
     if state is None:
-        raise RunError(f"{run.folder} has no {which} model yet: adanpc train --resume {run.folder}")
+        raise RunError(f"{run.folder} has no {which} model yet: resume its training until it has been evaluated")
     algorithm = assemble(run)
     with run.restoring(name):
         algorithm.restore(state["algorithm"])

@@ -163,7 +163,7 @@ def writing(folder: Path) -> Iterator[None]:
 def check_vacant(folder: Path) -> None:
     """Refuses a folder that already has a run, or links that a run would be written through."""
     if (folder / SPEC).exists():
-        raise RunError(f"{folder} already holds a run: continue it with --resume {folder}, or choose another --out")
+        raise RunError(f"{folder} already holds a run: resume that one, or choose another folder")
     _refuse_links(folder)
 
 
