@@ -57,7 +57,7 @@ class Penalized(Algorithm, ABC):
         penalty = self.penalty(outputs)
         weight = self.weight_at(self.step)
         loss = risk
-        if weight:  # 0 times an infinite penalty would be NaN
+        if weight:  # 0 times an infinite penalty would still be NaN
             loss = risk + weight * penalty
         return loss, {"risk": risk.detach(), "penalty": penalty.detach()}
 
