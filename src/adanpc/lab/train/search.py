@@ -40,7 +40,7 @@ class Power:
 
     def __call__(self, random: Random) -> float:
         """One draw."""
-        value = self.base ** random.uniform(self.low, self.high)
+        value: float = self.base ** random.uniform(self.low, self.high)
         if self.whole:
             return int(value)
         return value
