@@ -486,10 +486,21 @@ def test_a_spec_of_another_network_does_not_fit_the_checkpoint(folder: Path) -> 
 
 # Records
 
+ACCURACIES = {"dim": 1.0, "plain": 2.0, "bright": 3.0}
+LACKING = json.dumps({"step": 2, "held_out": ACCURACIES, "target": {}, "seconds": 1})
+
 
 @pytest.mark.parametrize(
     "line",
-    ['{"step": "2"}', '{"step": 2}', '{"step": 2, "held_out": 3, "target": {}, "seconds": 1}', "[]", "no JSON", ""],
+    [
+        '{"step": "2"}',
+        '{"step": 2}',
+        '{"step": 2, "held_out": 3, "target": {}, "seconds": 1}',
+        LACKING,
+        "[]",
+        "no JSON",
+        "",
+    ],
 )
 def test_records_that_lack_the_last_step_are_refused(folder: Path, line: str) -> None:
     (folder / RECORDS).write_text(line + "\n")

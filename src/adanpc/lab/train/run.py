@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,8 +77,9 @@ class Run:
             "environment": environment(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+        check_vacant(folder)
         with writing(folder):
-            check_vacant(folder)
+            check_vacant(folder)  # once more: another process may have been faster
             replace(folder / SPEC, lambda new: _write(new, json.dumps(document, indent=1)))
         return cls(folder)
 
@@ -101,14 +102,22 @@ class Run:
         return [by_step[step] for step in sorted(by_step)]
 
     def last_record(self) -> dict[str, Any]:
-        """The record of the last step; refuses records that do not have it, with all that it says."""
+        """The record of the last step; refuses records that do not have it, or not all of it."""
         for record in self.records():
-            if record["step"] == self.spec.steps and _is_complete(record):
+            if record["step"] == self.spec.steps and self._is_last(record):
                 return record
         raise RunError(
             f"{self.folder / RECORDS} has no complete record of the last step, {self.spec.steps}: "
             "it was changed; restore it, or train again in another folder"
         )
+
+    def _is_last(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record says what that of the last step does: accuracies of all domains, and seconds."""
+        if not isinstance(record.get("seconds"), int | float):
+            return False
+        held_out = record.get("held_out")
+        target = record.get("target")
+        return _are_accuracies(held_out, self.data["domains"]) and _are_accuracies(target, self.spec.targets)
 
     def finished(self) -> bool:
         """Whether the last step has been trained and saved; its record is written earlier, and a crash may follow."""
@@ -223,17 +232,11 @@ def _check_spec(spec: Spec, domains: Mapping[str, int]) -> None:
         raise AdaNPCError("every domain is a target, and none is left to train on")
 
 
-def _is_complete(record: Mapping[str, Any]) -> bool:
-    """Whether a record has what that of the last step has: accuracies of all domains and of targets, and seconds."""
-    if not isinstance(record.get("seconds"), int | float):
+def _are_accuracies(values: Any, domains: Collection[str]) -> bool:
+    """Whether these are numbers by name, one for each of the domains."""
+    if not isinstance(values, dict) or set(values) != set(domains):
         return False
-    for name in ("held_out", "target"):
-        accuracies = record.get(name)
-        if not isinstance(accuracies, dict):
-            return False
-        if not all(isinstance(value, int | float) for value in accuracies.values()):
-            return False
-    return True
+    return all(isinstance(value, int | float) for value in values.values())
 
 
 def _write(path: Path, text: str) -> None:

@@ -15,6 +15,8 @@ from adanpc.lab.train.search import Choice, Draw, Power, draw
 from adanpc.require import between, did_you_mean, text, whole
 
 DOMAINBED_STEPS = 5000  # of a DomainBed training, which defaults that count steps are meant for
+MOST_STEPS = 10**12  # far beyond any training, and within what torch can count
+MOST_ROWS = 10**6  # of a batch
 GIVEN = ("self", "model", "domains", "adam")  # parameters of an algorithm that are not settings
 
 
@@ -100,15 +102,18 @@ class Spec:
         text("data", self.data)
         text("encoder", self.encoder)
         _check_targets(self.targets)
-        whole("steps", self.steps, least=1, most=10**12)
-        whole("batch", self.batch, least=0, most=10**6)
+        whole("steps", self.steps, least=1, most=MOST_STEPS)
+        whole("batch", self.batch, least=0, most=MOST_ROWS)
         whole("every", self.every, least=1)
         whole("seed", self.seed, least=0)
         whole("trial", self.trial, least=0)
         between("dropout", self.dropout, 0, 1)
-        for name in ("norm", "frozen_batchnorm", "pretrained", "augment"):
-            optional = name in ("pretrained", "augment")
-            _check_flag(name, getattr(self, name), optional)
+        _check_flag("norm", self.norm)
+        _check_flag("frozen_batchnorm", self.frozen_batchnorm)
+        if self.pretrained is not None:
+            _check_flag("pretrained", self.pretrained)
+        if self.augment is not None:
+            _check_flag("augment", self.augment)
         if self.weights is not None:
             text("weights", self.weights)
         if self.images is not None:
@@ -190,8 +195,6 @@ def _check_targets(targets: Any) -> None:
         text("each of the targets", name)
 
 
-def _check_flag(name: str, value: Any, optional: bool) -> None:
-    if value is None and optional:
-        return
+def _check_flag(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise AdaNPCError(f"{name} must be True or False, got {value!r}")
