@@ -22,8 +22,8 @@ from adanpc.lab.networks import build
 from adanpc.lab.train.assemble import start
 from adanpc.lab.train.interrupt import Interrupt
 from adanpc.lab.train.loop import Trainer
+from adanpc.lab.train.process_group import SINGLE_PROCESS
 from adanpc.lab.train.spec import Spec
-from adanpc.lab.train.team import ALONE
 
 BATCH = 16
 
@@ -53,7 +53,7 @@ def main() -> None:
     rounds = []
     with TemporaryDirectory() as folder:
         for number in range(options.rounds):
-            trainer = Unevaluated(start(spec, Path(folder), Path(folder) / str(number)), ALONE)
+            trainer = Unevaluated(start(spec, Path(folder), Path(folder) / str(number)), SINGLE_PROCESS)
             # The loops take turns at being first, so that neither always finds the machine warm.
             if number % 2 == 0:
                 loop = seconds_of_loop(trainer, options.steps)

@@ -11,7 +11,7 @@ from adanpc.lab.adapt import ADAPTERS
 from adanpc.lab.settings import check_settings
 from adanpc.lab.train import ALGORITHMS
 from adanpc.lab.train.algorithm import Algorithm
-from adanpc.lab.train.assemble import GIVEN
+from adanpc.lab.train.spec import GIVEN
 
 
 class Taker:

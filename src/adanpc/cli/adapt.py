@@ -19,8 +19,8 @@ from adanpc.lab.data.streams import STREAMS
 from adanpc.lab.settings import check_settings
 from adanpc.lab.sweep.adaptation import adapt as measure
 from adanpc.lab.sweep.scene import scene_of
+from adanpc.lab.train.process_group import known_device
 from adanpc.lab.train.run import Run
-from adanpc.lab.train.team import known_device
 from adanpc.require import did_you_mean
 
 RECORDS = "adapt.jsonl"

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from adanpc.cli.app import app, one_sentence, settings
-from adanpc.lab.train.assemble import start
-from adanpc.lab.train.loop import train as fit
-from adanpc.lab.train.run import Run
+from adanpc.lab.train.assemble import Prepared, prepare
+from adanpc.lab.train.loop import train as train_run
+from adanpc.lab.train.process_group import process_group
+from adanpc.lab.train.run import Run, check_vacant
 from adanpc.lab.train.spec import Spec
-from adanpc.lab.train.team import team
 
 
 @app.command()
@@ -28,7 +28,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run's folder; by default a new one below runs/.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Updates.")] = Spec.steps,
     batch_size: Annotated[int, typer.Option(min=0, help="Rows of each domain in a step; 0: what is usual.")] = 0,
-    every: Annotated[int, typer.Option(min=1, help="Evaluate and save after so many steps.")] = Spec.every,
+    every: Annotated[int, typer.Option(min=1, help="Evaluate and save after this many steps.")] = Spec.every,
     seed: Annotated[int, typer.Option(min=0, help="Decides every random choice.")] = 0,
     trial: Annotated[int, typer.Option(min=0, help="Draws settings from the search space; 0: defaults.")] = 0,
     set_: Annotated[
@@ -40,44 +40,50 @@ def train(
     dropout: Annotated[float, typer.Option(min=0, max=1, help="Of the features.")] = 0.0,
     frozen_batchnorm: Annotated[bool, typer.Option(help="Keep the statistics of the encoder.")] = False,
     augment: Annotated[bool | None, typer.Option(help="Random crops, flips and colors.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Continue this run; its own settings hold.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue this run; its own settings apply.")] = None,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that read images.")] = None,
     tensorboard: Annotated[bool, typer.Option(help="Also write scalars for TensorBoard.")] = False,
 ) -> None:
     """Train a source model on all domains but the targets.
 
-    Ctrl-C saves; --resume continues as if nothing had been. Under torchrun several processes train one model:
+    Ctrl-C saves; --resume continues as if nothing had happened. Under torchrun several processes train one model:
     torchrun --nproc-per-node 2 -m adanpc train …
     """
-    with one_sentence(), team(device) as place:
-        folder = resume or out or Path("runs") / "-".join([data, algorithm, *(target or ()), str(seed)])
-        if resume is None and place.rank == 0:
+    with one_sentence(), process_group(device) as group:
+        targets = tuple(target or ())
+        folder = resume or out or Path("runs") / "-".join([data, algorithm, *targets, str(seed)])
+        prepared: Prepared | None = None
+        if resume is None and group.rank == 0:
             spec = Spec(
                 data,
-                tuple(target or ()),
+                targets,
                 algorithm,
                 encoder,
-                steps,
-                batch_size,
-                every,
-                seed,
-                settings(set_ or []),
-                trial,
-                pretrained,
-                None if weights is None else str(weights),
-                norm,
-                dropout,
-                frozen_batchnorm,
-                augment,
+                steps=steps,
+                batch=batch_size,
+                every=every,
+                seed=seed,
+                hyper=settings(set_ or []),
+                trial=trial,
+                pretrained=pretrained,
+                weights=None if weights is None else str(weights),
+                norm=norm,
+                dropout=dropout,
+                frozen_batchnorm=frozen_batchnorm,
+                augment=augment,
             )
-            notice = start(spec, data_dir, folder).data["notice"]
-            if notice:
-                typer.echo(notice, err=True)
-        place.wait()
+            check_vacant(folder)
+            # Everything is read and built before there is a folder: what cannot be trained leaves none behind.
+            prepared = prepare(spec, data_dir, group.device)
+            Run.create(folder, prepared.spec, prepared.description)
+            if prepared.data.notice:
+                typer.echo(prepared.data.notice, err=True)
+        group.wait()  # until process 0 has created the run
+        run = Run(folder)
         with one_sentence(f"Stopped and saved; continue with: adanpc train --resume {folder}"):
-            record = fit(run := Run(folder), place, workers=workers, tensorboard=tensorboard)
-        if place.rank == 0:
+            record = train_run(run, group, prepared=prepared, workers=workers, tensorboard=tensorboard)
+        if group.rank == 0:
             Console(highlight=False).print(_table(run, record))
             typer.echo(f"After {record['step']:,} steps, {record['seconds']:.0f} s. Held out: a fifth of each domain.")
             typer.echo(f"Run: {folder}")
@@ -85,10 +91,13 @@ def train(
 
 def _table(run: Run, record: dict[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, title="Accuracy (%)", title_justify="left")
-    for heading in ("domain", "", "held out", "rest"):
-        table.add_column(heading, justify="right" if heading in ("held out", "rest") else "left")
-    for name, value in record["held_out"].items():
-        role = "target" if name in run.spec.targets else "source"
-        rest = record["target"].get(name)
-        table.add_row(name, role, f"{value:.1f}", "" if rest is None else f"{rest:.1f}")
+    table.add_column("domain")
+    table.add_column("")
+    table.add_column("held out", justify="right")
+    table.add_column("rest", justify="right")
+    for name, held_out in record["held_out"].items():
+        if name in run.spec.targets:
+            table.add_row(name, "target", f"{held_out:.1f}", f"{record['target'][name]:.1f}")
+        else:
+            table.add_row(name, "source", f"{held_out:.1f}", "")
     return table

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -12,13 +13,16 @@ from torch.nn.functional import cross_entropy
 
 from adanpc.errors import AdaNPCError
 from adanpc.lab.networks.source import SourceModel
+from adanpc.lab.train import checkpoint
 from adanpc.lab.train.algorithm import Algorithm, Batch
 from adanpc.lab.train.erm import ERM
 from adanpc.lab.train.search import draw
 
-CLASSES, DOMAINS, ROWS, SIDE = 3, 3, 8, 8
-
-Maker = Callable[[], Algorithm]
+# Of the toy problem.
+CLASSES = 3
+DOMAINS = 3
+ROWS = 8  # of each domain in a batch
+SIDE = 8  # of an image
 
 
 def check_algorithm(kind: type[Algorithm], **settings: Any) -> None:
@@ -43,17 +47,18 @@ def toy_batches(step: int, domains: int = DOMAINS, rows: int = ROWS) -> list[Bat
     """Batches of a problem that can be learned: each class is a pattern, each domain a contrast, and there is noise."""
     patterns = torch.rand(CLASSES, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(99))
     generator = torch.Generator().manual_seed(1000 + step)
-    made = []
+    batches = []
     for domain in range(domains):
         labels = torch.randint(CLASSES, (rows,), generator=generator)
         noise = 0.1 * torch.randn(rows, 1, SIDE, SIDE, generator=generator)
+        contrast = 0.5 + 0.5 * domain
         keys = torch.arange(rows) + rows * (domain + domains * step)
-        made.append(Batch((0.5 + 0.5 * domain) * patterns[labels] + noise, labels, keys))
-    return made
+        batches.append(Batch(contrast * patterns[labels] + noise, labels, keys))
+    return batches
 
 
 def advance(algorithm: Algorithm, steps: Sequence[int]) -> list[float]:
-    """Updates on the toy problem, each seeded by its number; the losses."""
+    """Makes updates on the toy problem, each seeded by its number, and returns their losses."""
     losses = []
     algorithm.train()
     for step in steps:
@@ -61,7 +66,9 @@ def advance(algorithm: Algorithm, steps: Sequence[int]) -> list[float]:
         batches = toy_batches(step, algorithm.domains)
 
         def source(count: int | None, seen: list[Batch] = batches) -> tuple[Tensor, Tensor, Tensor]:
-            images, labels, keys = (torch.cat([batch[column] for batch in seen]) for column in range(3))
+            images = torch.cat([batch.images for batch in seen])
+            labels = torch.cat([batch.labels for batch in seen])
+            keys = torch.cat([batch.keys for batch in seen])
             with torch.no_grad():
                 return algorithm.model.features(images)[:count], labels[:count], keys[:count]
 
@@ -71,26 +78,31 @@ def advance(algorithm: Algorithm, steps: Sequence[int]) -> list[float]:
 
 
 def weights(algorithm: Algorithm) -> dict[str, Tensor]:
-    """A copy of the tensors of the product."""
+    """A copy of the tensors of the trained model."""
     return {name: value.clone() for name, value in algorithm.model.state_dict().items()}
 
 
 def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], sentence: str, tolerance: float = 0.0) -> None:
     """Fails with the sentence, naming the tensors that differ."""
-    bad = [name for name in one if not torch.allclose(one[name], other[name], rtol=tolerance, atol=tolerance)]
-    assert not bad, f"{sentence}: {', '.join(bad)} differ"
+    different = []
+    for name, value in one.items():
+        if not torch.allclose(value, other[name], rtol=tolerance, atol=tolerance):
+            different.append(name)
+    assert not different, f"{sentence}: {', '.join(different)} differ"
 
 
 def check_learns(kind: type[Algorithm], **settings: Any) -> None:
-    """Updates report finite losses, and the product classifies fresh samples better than before."""
+    """Updates report finite losses, and the trained model classifies fresh samples better than before."""
     algorithm = kind(toy_model(), DOMAINS, **{"lr": 5e-3, **settings})
-    before, losses = _error(algorithm), advance(algorithm, range(60))
+    before = _error(algorithm)
+    losses = advance(algorithm, range(60))
     after = _error(algorithm)
     assert all(abs(loss) < float("inf") for loss in losses), f"{kind.__name__}: a loss is not finite: {losses}"
     assert after < 0.7 * before, f"{kind.__name__} does not learn: cross-entropy {before:.3f} before, {after:.3f} after"
 
 
 def _error(algorithm: Algorithm) -> float:
+    """The mean cross-entropy on samples that no update sees."""
     algorithm.eval()
     with torch.no_grad():
         errors = [cross_entropy(algorithm(batch.images), batch.labels) for batch in toy_batches(-1, rows=64)]
@@ -101,8 +113,9 @@ def check_equals_erm(kind: type[Algorithm], **settings: Any) -> None:
     """With the settings that its class declares, it makes the steps of ERM."""
     if kind.erm is None:
         return
-    # One generator for both: what an algorithm draws beside must not change the steps.
-    plain, special = ERM(toy_model(), DOMAINS), kind(toy_model(), DOMAINS, **{**settings, **kind.erm})
+    plain = ERM(toy_model(), DOMAINS)
+    special = kind(toy_model(), DOMAINS, **{**settings, **kind.erm})
+    # One generator for both: what an algorithm draws besides must not change the steps.
     for step in range(8):
         advance(plain, [step])
         advance(special, [step])
@@ -110,7 +123,7 @@ def check_equals_erm(kind: type[Algorithm], **settings: Any) -> None:
 
 
 def check_no_penalty_if_aligned(kind: type[Algorithm], **settings: Any) -> None:
-    """If all domains bring the same batch there is nothing to penalize, if the class says so."""
+    """Where the class says so, there is no penalty if all domains bring the same batch."""
     if not kind.aligned:
         return
     algorithm = kind(toy_model(), DOMAINS, **settings)
@@ -121,24 +134,26 @@ def check_no_penalty_if_aligned(kind: type[Algorithm], **settings: Any) -> None:
 
 
 def check_resumes(kind: type[Algorithm], **settings: Any) -> None:
-    """A checkpoint goes through a file without running code, and training continues as if never stopped."""
-    whole, first = (kind(toy_model(), DOMAINS, **settings) for _ in range(2))
+    """A checkpoint can be saved to a file, and training continues from it as if never stopped."""
+    whole = kind(toy_model(), DOMAINS, **settings)
     advance(whole, range(8))
+    first = kind(toy_model(), DOMAINS, **settings)
     advance(first, range(4))
-    file = io.BytesIO()
-    torch.save(first.checkpoint(), file)
-    file.seek(0)
     second = kind(toy_model(seed=1), DOMAINS, **settings)
-    second.restore(torch.load(file, weights_only=True))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint.safetensors"
+        checkpoint.write(path, first.checkpoint())
+        second.restore(checkpoint.read(path))
     assert second.step == 4, f"{kind.__name__}: the step is {second.step} after restoring, not 4"
     advance(second, range(4, 8))
-    assert_same(weights(whole), weights(second), f"{kind.__name__} does not resume as it would have gone on")
+    assert_same(weights(whole), weights(second), f"{kind.__name__} does not resume as it would have continued")
 
 
 def check_is_deterministic(kind: type[Algorithm], **settings: Any) -> None:
     """The same seeds give the same weights."""
-    one, other = (kind(toy_model(), DOMAINS, **settings) for _ in range(2))
+    one = kind(toy_model(), DOMAINS, **settings)
     advance(one, range(4))
+    other = kind(toy_model(), DOMAINS, **settings)
     advance(other, range(4))
     assert_same(weights(one), weights(other), f"{kind.__name__} is not decided by its seed")
 
@@ -147,10 +162,12 @@ def check_product(kind: type[Algorithm], **settings: Any) -> None:
     """The trained model gives features and logits, for one image too, and evaluating it changes nothing."""
     algorithm = kind(toy_model(), DOMAINS, **settings)
     advance(algorithm, range(2))
-    model, before = algorithm.model.eval(), weights(algorithm)
+    model = algorithm.model.eval()
+    before = weights(algorithm)
     for rows in (1, 5):
         images = toy_batches(0, rows=rows)[0].images
-        features, logits = model.features(images), model(images)
+        features = model.features(images)
+        logits = model(images)
         assert features.shape == (rows, model.dim), f"{kind.__name__}: features of shape {tuple(features.shape)}"
         assert logits.shape == (rows, CLASSES), f"{kind.__name__}: logits of shape {tuple(logits.shape)}"
         assert bool(logits.isfinite().all()), f"{kind.__name__}: logits are not finite for {rows} images"
@@ -159,7 +176,7 @@ def check_product(kind: type[Algorithm], **settings: Any) -> None:
 
 
 def check_search(kind: type[Algorithm], **settings: Any) -> None:
-    """Whatever is drawn from its search space can be trained with."""
+    """It trains with whatever is drawn from its search space."""
     for seed in range(1, 6):
         drawn = draw(kind.space, seed)
         losses = advance(kind(toy_model(), DOMAINS, **{**settings, **drawn}), range(3))
@@ -167,17 +184,21 @@ def check_search(kind: type[Algorithm], **settings: Any) -> None:
 
 
 def check_refuses(kind: type[Algorithm], **settings: Any) -> None:
-    """Too few domains, a missing batch and an empty batch are refused by name; small and unequal ones are not."""
+    """A missing batch and an empty batch are refused; small and unequal ones are not."""
     algorithm = kind(toy_model(), DOMAINS, **settings)
     advance(algorithm, range(1))
+    too_few = toy_batches(0)[:-1]
     empty = Batch(torch.zeros(0, 1, SIDE, SIDE), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-    for batches in (toy_batches(0)[:-1], [*toy_batches(0)[:-1], empty]):
+    for batches in (too_few, [*too_few, empty]):
         try:
             algorithm.update(batches)
         except AdaNPCError:
             continue
         raise AssertionError(f"{kind.__name__} takes batches of {[len(batch.labels) for batch in batches]} rows")
-    unequal = [Batch(*(part[: 1 + 2 * number] for part in batch)) for number, batch in enumerate(toy_batches(0))]
+    unequal = []
+    for domain, batch in enumerate(toy_batches(0)):
+        rows = 1 + 2 * domain
+        unequal.append(Batch(batch.images[:rows], batch.labels[:rows], batch.keys[:rows]))
     loss = algorithm.update(unequal)["loss"]
     assert abs(loss) < float("inf"), f"{kind.__name__}: the loss of batches of 1, 3 and 5 rows is {loss}"
 

@@ -13,9 +13,9 @@ from torch import nn
 from adanpc.lab.networks import build
 from adanpc.lab.sweep import subjects
 from adanpc.lab.sweep.subjects import Extent, Frozen, Trained, Workspace, fitted, subject_of
+from adanpc.lab.train.process_group import ProcessGroup
 from adanpc.lab.train.run import Run
 from adanpc.lab.train.spec import Spec
-from adanpc.lab.train.team import Team
 
 SPEC = Spec("folder", ("bright",), "erm", "convnet", steps=6, batch=4, every=3, augment=False)
 
@@ -35,15 +35,15 @@ def frozen(tmp_path: Path, **settings: object) -> Frozen:
 
 def test_a_model_is_trained_once(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Trained(SPEC).run(workspace)
-    stamp = (first.folder / "checkpoint.pt").stat().st_mtime_ns
+    stamp = (first.folder / "checkpoint.safetensors").stat().st_mtime_ns
 
-    def never(run: Run, place: Team) -> None:
+    def never(run: Run, place: ProcessGroup) -> None:
         raise AssertionError("trained again")
 
     monkeypatch.setattr(subjects, "train", never)
     assert Trained(SPEC, "best").run(workspace).folder == first.folder  # best and last are of the same run
     assert Trained(SPEC.complete()).run(workspace).folder == first.folder
-    assert (first.folder / "checkpoint.pt").stat().st_mtime_ns == stamp
+    assert (first.folder / "checkpoint.safetensors").stat().st_mtime_ns == stamp
     with pytest.raises(AssertionError, match="trained again"):
         Trained(replace(SPEC, seed=1)).run(workspace)
 
@@ -53,11 +53,11 @@ def test_a_run_that_was_killed_before_its_last_save_goes_on(
     workspace: Workspace, tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = replace(SPEC, every=every)
-    whole = Trained(spec).run(Workspace(workspace.data_dir, tmp_path / "whole")).state("checkpoint.pt")
+    whole = Trained(spec).run(Workspace(workspace.data_dir, tmp_path / "whole")).state("checkpoint.safetensors")
     save = Run.save
 
     def killed(run: Run, name: str, state: dict[str, Any]) -> None:
-        if name == "checkpoint.pt" and state["algorithm"]["step"] == 6:
+        if name == "checkpoint.safetensors" and state["algorithm"]["step"] == 6:
             raise SystemExit
         save(run, name, state)
 
@@ -67,7 +67,7 @@ def test_a_run_that_was_killed_before_its_last_save_goes_on(
     monkeypatch.undo()
     run = Trained(spec).run(workspace)
     assert run.finished()
-    found = run.state("checkpoint.pt")
+    found = run.state("checkpoint.safetensors")
     assert found is not None
     assert whole is not None
     pairs = zip(found["algorithm"]["weights"].values(), whole["algorithm"]["weights"].values(), strict=True)

@@ -201,8 +201,9 @@ def test_scalars_for_tensorboard(tmp_path: Path, data_dir: Path) -> None:
 
 def test_what_cannot_be_trained_is_refused_with_a_remedy(tmp_path: Path, data_dir: Path) -> None:
     folder = tmp_path / "run"
+    with pytest.raises(AdaNPCError, match="erm has no setting 'speed'; it has: lr, weight_decay"):
+        spec(hyper={"speed": 1})
     cases = [
-        (spec(hyper={"speed": 1}), "erm has no setting 'speed'; it has: lr, weight_decay"),
         (Spec("folder", ("dark",), encoder="convnet"), "no domain 'dark'; it has: bright, dim, plain"),
         (Spec("folder", DOMAINS, encoder="convnet"), "no source domain is left"),
     ]
@@ -211,7 +212,7 @@ def test_what_cannot_be_trained_is_refused_with_a_remedy(tmp_path: Path, data_di
             start(bad, data_dir, folder)
         assert not folder.exists()
     start(spec(), data_dir, folder)
-    with pytest.raises(RunError, match="already holds a run: continue it with --resume"):
+    with pytest.raises(RunError, match="already holds a run: resume that one, or choose another folder"):
         start(spec(), data_dir, folder)
     with pytest.raises(RunError, match="has no best model yet"):
         load_algorithm(Run(folder))
@@ -221,13 +222,13 @@ def test_damage_is_named(tmp_path: Path, data_dir: Path) -> None:
     run = start(spec(), data_dir, tmp_path / "run")
     train(run, workers=0)
     (run.folder / CHECKPOINT).write_bytes((run.folder / CHECKPOINT).read_bytes()[:500])
-    with pytest.raises(RunError, match=r"checkpoint.pt cannot be read"):
+    with pytest.raises(RunError, match=r"checkpoint.safetensors is damaged: its contents do not match its seal"):
         train(run, workers=0)
     with pytest.raises(RunError, match="is not a run of adanpc train"):
         Run(tmp_path)
     document = json.loads((run.folder / "spec.json").read_text())
-    (run.folder / "spec.json").write_text(json.dumps({**document, "format": 2}))
-    with pytest.raises(RunError, match="has format 2, this version reads 1: update adanpc"):
+    (run.folder / "spec.json").write_text(json.dumps({**document, "format": 3}))
+    with pytest.raises(RunError, match="has format 3, this version reads 2: update adanpc"):
         Run(run.folder)
     document["data"]["domains"]["dim"] = 29
     (run.folder / "spec.json").write_text(json.dumps(document))

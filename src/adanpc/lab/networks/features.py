@@ -1,62 +1,88 @@
-"""Features of whole domains: computed once, kept on disk if asked."""
+"""Features of whole domains: computed once, and kept on disk if asked."""
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adanpc.files import replace
 from adanpc.lab.data.domain import Domain
 from adanpc.lab.data.loading import chunks
+from adanpc.lab.networks.sealed import SealError, read_sealed, write_sealed
 from adanpc.lab.networks.source import SourceModel
 from adanpc.models.recipe import fingerprint
 from adanpc.progress import track
 
-SIZE = 64  # images encoded at once; a matter of speed
+FORMAT = "adanpc-features"
+VERSION = 1
+BATCH = 64  # images encoded at once; a matter of speed
+
+logger = logging.getLogger("adanpc")
 
 
 def features(
-    model: SourceModel, domain: Domain, *, cache: Path | None = None, workers: int | None = None, size: int = SIZE
+    model: SourceModel, domain: Domain, *, cache: Path | None = None, workers: int | None = None, size: int = BATCH
 ) -> Tensor:
     """Features (n, D) of all images of a domain, in its order, in evaluation mode, on the CPU.
 
     Args:
         model: the encoder; its mode is put back.
         domain: with the transform that the model expects.
-        cache: a folder. A file there, named by the digests of what makes features and of the domain, is read instead
-            of computing, or written after it. The head makes no features: models that differ by it share the file.
+        cache: a folder. A file there, named by the digests of the encoder and of the domain, is read instead of
+            computing, or written after it. The head does not matter: models that differ by it share the file. A file
+            that is damaged, or that holds anything else, is replaced, with a warning in the log.
         workers: processes that read images, see ``data.loading.ahead``.
         size: images encoded at once.
     """
-    path = None if cache is None else cache / f"{_maker(model)}-{domain.digest()}.npy"
-    if path is not None and path.exists():
-        return torch.from_numpy(np.load(path, allow_pickle=False))
-    made = _encoded(model, domain, workers, size)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace(path, lambda new: _write(new, made))
-    return made
+    if cache is None:
+        return _encode(model, domain, workers, size)
+    origin = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": fingerprint(nn.ModuleList([model.encoder, model.norm])),
+        "domain": domain.digest(),
+        "rows": len(domain),
+    }
+    path = cache / f"{origin['model']}-{origin['domain']}.safetensors"
+    if path.exists():
+        try:
+            return _read(path, origin)
+        except SealError as error:
+            logger.warning("%s; it is made again", error)
+    encoded = _encode(model, domain, workers, size)
+    cache.mkdir(parents=True, exist_ok=True)
+    write_sealed(path, {"features": encoded}, {**origin, "dim": encoded.shape[1]})
+    return encoded
 
 
-def _maker(model: SourceModel) -> str:
-    return fingerprint(nn.ModuleList([model.encoder, model.norm]))
+def _read(path: Path, origin: Mapping[str, Any]) -> Tensor:
+    """The features in a file, or a SealError unless they are whole and of this origin."""
+    tensors, document = read_sealed(path)
+    encoded = tensors.get("features")
+    if encoded is None or encoded.ndim != 2 or encoded.dtype != torch.float32:
+        raise SealError(f"{path} does not hold features")
+    if document != {**origin, "dim": encoded.shape[1]} or len(encoded) != origin["rows"]:
+        raise SealError(f"{path} holds features of another model or domain")
+    return encoded
 
 
-def _encoded(model: SourceModel, domain: Domain, workers: int | None, size: int) -> Tensor:
-    training = model.training
+def _encode(model: SourceModel, domain: Domain, workers: int | None, size: int) -> Tensor:
+    """The features of a domain, computed."""
+    was_training = model.training
     model.eval()
+    parts: list[Tensor] = []
     try:
         with torch.no_grad():
-            batches = track(chunks(domain, size, workers), f"features of {domain.name}", -(-len(domain) // size))
-            parts = [model.features(images.to(model.device)).float().cpu() for images, _ in batches]
+            count = math.ceil(len(domain) / size)
+            for images, _ in track(chunks(domain, size, workers), f"features of {domain.name}", count):
+                parts.append(model.features(images.to(model.device)).float().cpu())
     finally:
-        model.train(training)
-    return torch.cat(parts) if parts else torch.zeros(0, model.dim)
-
-
-def _write(path: Path, values: Tensor) -> None:
-    with path.open("wb") as file:
-        np.save(file, values.numpy(), allow_pickle=False)
+        model.train(was_training)
+    if not parts:
+        return torch.zeros(0, model.dim)
+    return torch.cat(parts)

@@ -18,16 +18,16 @@ INTERPOLATIONS = ("bilinear", "bicubic")
 class Preprocessing:
     """Images (C, H, W) or (B, C, H, W) in [0, 1] to a model's inputs: resized, cropped about the center, normalized.
 
-    Gray images become color images if there is a mean for each of several channels; any other number of channels
-    than that of the mean, an alpha channel say, is refused. Agrees with timm's evaluation transform on PIL images up
-    to the rounding to bytes that PIL does.
+    Gray images become color images if there is a mean for each of several channels. Images with any other number of
+    channels than the mean, such as an alpha channel, are refused. Agrees with timm's evaluation transform on PIL
+    images up to PIL's rounding to bytes.
 
     Args:
         size: height and width of the result; None leaves images as they are.
         crop: the side of the crop as a share of the side of the resized image.
         squash: whether both sides are resized to size / crop, which distorts, or the shorter one only.
         interpolation: bilinear or bicubic, with anti-aliasing.
-        mean, std: of each channel, subtracted and divided by; empty: nothing is.
+        mean, std: of each channel, to normalize by; if empty, images are not normalized.
     """
 
     size: int | None = None
@@ -55,7 +55,8 @@ class Preprocessing:
         """The same for images of another number of channels: each gets the average mean and std."""
         if channels == len(self.mean) or not self.mean:
             return self
-        mean, std = (sum(values) / len(values) for values in (self.mean, self.std))
+        mean = sum(self.mean) / len(self.mean)
+        std = sum(self.std) / len(self.std)
         return replace(self, mean=(mean,) * channels, std=(std,) * channels)
 
     def colored(self, images: Tensor) -> Tensor:
@@ -63,27 +64,37 @@ class Preprocessing:
         if images.ndim not in (3, 4) or not images.is_floating_point():
             shape = tuple(images.shape)
             raise AdaNPCError(f"images must be floats (C, H, W) or (B, C, H, W) in [0, 1], got {images.dtype} {shape}")
-        given, wanted = images.shape[-3], len(self.mean) or images.shape[-3]
-        if given not in (1, wanted):
-            raise AdaNPCError(f"images must have {wanted} channels, got {given}; convert them first, without alpha")
-        return images if given == wanted else images.expand(*images.shape[:-3], wanted, -1, -1)
+        channels = images.shape[-3]
+        expected = len(self.mean) or channels
+        if channels == expected:
+            return images
+        if channels != 1:
+            raise AdaNPCError(
+                f"images must have {expected} channels, got {channels}; convert them first, without alpha"
+            )
+        return images.expand(*images.shape[:-3], expected, -1, -1)
 
     def resize(self, images: Tensor) -> Tensor:
         """The images at ``size`` x ``size``."""
         if self.size is None:
             return images
-        side, (height, width) = floor(self.size / self.crop), images.shape[-2:]
-        short = min(height, width)
-        shape = (side, side) if self.squash else (side * height // short, side * width // short)
+        height, width = images.shape[-2:]
+        shorter = min(height, width)
+        side = floor(self.size / self.crop)
+        shape = (side * height // shorter, side * width // shorter)
+        if self.squash:
+            shape = (side, side)
         images = scaled(images, shape, self.interpolation)
-        top, left = (round((length - self.size) / 2) for length in shape)
+        top = round((shape[0] - self.size) / 2)
+        left = round((shape[1] - self.size) / 2)
         return images[..., top : top + self.size, left : left + self.size]
 
     def normalize(self, images: Tensor) -> Tensor:
-        """The images with each channel's mean and std taken out."""
+        """The images with each channel less its mean, over its std."""
         if not self.mean:
             return images
-        mean, std = (images.new_tensor(values)[:, None, None] for values in (self.mean, self.std))
+        mean = images.new_tensor(self.mean)[:, None, None]
+        std = images.new_tensor(self.std)[:, None, None]
         return (images - mean) / std
 
 
@@ -91,6 +102,8 @@ def scaled(images: Tensor, shape: tuple[int, int], interpolation: str) -> Tensor
     """Images (..., C, H, W) at another height and width, anti-aliased, in [0, 1]."""
     if images.shape[-2:] == torch.Size(shape):
         return images
-    batch = images if images.ndim == 4 else images[None]
-    batch = interpolate(batch, shape, mode=interpolation, antialias=True, align_corners=False).clamp(0, 1)
-    return batch if images.ndim == 4 else batch[0]
+    single = images.ndim == 3
+    batch = images[None] if single else images
+    batch = interpolate(batch, shape, mode=interpolation, antialias=True, align_corners=False)
+    batch = batch.clamp(0, 1)  # bicubic interpolation overshoots
+    return batch[0] if single else batch

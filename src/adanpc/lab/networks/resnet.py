@@ -33,10 +33,11 @@ class CifarResNet(nn.Module):
             raise AdaNPCError(f"the depth of a CIFAR ResNet is 6n + 2 (20, 32, 44, 56, 110), got {depth}")
         self.conv1 = _convolution(channels, WIDTHS[0])
         self.bn1 = nn.BatchNorm2d(WIDTHS[0])
-        self.layer1, self.layer2, self.layer3 = (
-            nn.Sequential(*_blocks(before, width, depth // 6))
-            for before, width in zip((WIDTHS[0], *WIDTHS), WIDTHS, strict=False)
-        )
+        first, second, third = WIDTHS
+        blocks = depth // 6  # in each stage
+        self.layer1 = _stage(first, first, blocks)
+        self.layer2 = _stage(first, second, blocks)
+        self.layer3 = _stage(second, third, blocks)
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (B, 64) of images."""
@@ -48,28 +49,34 @@ class CifarResNet(nn.Module):
 class Block(nn.Module):
     """Two convolutions beside a shortcut; where the width doubles, height and width are halved.
 
-    Such a shortcut takes every second pixel and has zeros for the new channels, half of them on either side.
+    There, the shortcut takes every second pixel and has zeros for the new channels, half of them on either side.
     """
 
     def __init__(self, before: int, width: int) -> None:
         super().__init__()
-        self.stride, self.zeros = width // before, (width - before) // 2
-        self.conv1, self.bn1 = _convolution(before, width, self.stride), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = _convolution(width, width), nn.BatchNorm2d(width)
+        self.stride = width // before
+        self.zeros = (width - before) // 2
+        self.conv1 = _convolution(before, width, self.stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _convolution(width, width)
+        self.bn2 = nn.BatchNorm2d(width)
 
     def forward(self, maps: Tensor) -> Tensor:
         """Maps (B, width, H / stride, W / stride)."""
-        made = torch.relu(self.bn1(self.conv1(maps)))
-        made = self.bn2(self.conv2(made))
+        residual = torch.relu(self.bn1(self.conv1(maps)))
+        residual = self.bn2(self.conv2(residual))
         shortcut = pad(maps[..., :: self.stride, :: self.stride], (0, 0, 0, 0, self.zeros, self.zeros))
-        return torch.relu(made + shortcut)
+        return torch.relu(residual + shortcut)
 
 
-def _blocks(before: int, width: int, count: int) -> list[Block]:
-    return [Block(before, width), *(Block(width, width) for _ in range(count - 1))]
+def _stage(before: int, width: int, count: int) -> nn.Sequential:
+    """Blocks of one width; the first takes maps of the width before."""
+    first = Block(before, width)
+    rest = [Block(width, width) for _ in range(count - 1)]
+    return nn.Sequential(first, *rest)
 
 
 def _convolution(channels: int, out: int, stride: int = 1) -> nn.Conv2d:
-    made = nn.Conv2d(channels, out, kernel_size=3, stride=stride, padding=1, bias=False)
-    nn.init.kaiming_normal_(made.weight, nonlinearity="relu")
-    return made
+    convolution = nn.Conv2d(channels, out, kernel_size=3, stride=stride, padding=1, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+    return convolution

@@ -22,7 +22,7 @@ class SourceModel(nn.Module):
         dim: D.
         classes: C.
         head: linear, D to C; by default a fresh one.
-        norm: puts a BatchNorm1d between encoder and head (the paper's BN trick); its output are the features.
+        norm: puts a BatchNorm1d between encoder and head (the paper's BN trick); the features are its output.
         dropout: of the features, in training, before the norm.
         frozen_batchnorm: the encoder's BatchNorm layers keep their statistics in training, as in DomainBed; their
             scales and shifts are still trained.
@@ -44,7 +44,9 @@ class SourceModel(nn.Module):
         super().__init__()
         if dim < 1 or classes < 1:
             raise AdaNPCError(f"a source model needs at least 1 feature and 1 class, got {dim} and {classes}")
-        self.encoder, self.dim, self.classes = encoder, dim, classes
+        self.encoder = encoder
+        self.dim = dim
+        self.classes = classes
         self.dropout = nn.Dropout(dropout)
         self.norm: nn.Module = nn.BatchNorm1d(dim) if norm else nn.Identity()
         self.head: nn.Module = nn.Linear(dim, classes) if head is None else head
@@ -64,14 +66,20 @@ class SourceModel(nn.Module):
         layer, classes = find_head(model, inputs)
         features, logits = extract(model, layer, inputs)
         if logits.ndim != 2 or layer == INPUT_OF:
-            raise AdaNPCError(f"the model must be an encoder and a linear head with logits (B, C), got {_form(model)}")
-        encoder, head = _beheaded(model, layer.removeprefix(INPUT_OF))
-        made = cls(encoder, head.in_features, classes, head=head, preprocessing=preprocessing)
-        made.training = model.training
-        again, same = extract(made, "encoder", inputs)
-        if again.shape != features.shape or not (torch.allclose(again, features) and torch.allclose(same, logits)):
-            raise AdaNPCError(f"the linear layer {layer.removeprefix(INPUT_OF)!r} is used more than once in the model")
-        return made
+            form = f"a {type(model).__name__} that makes other outputs"
+            if isinstance(model, nn.Linear):
+                form = "a Linear alone"
+            raise AdaNPCError(f"the model must be an encoder and a linear head with logits (B, C), got {form}")
+        head_name = layer.removeprefix(INPUT_OF)
+        encoder, head = _without_head(model, head_name)
+        split = cls(encoder, head.in_features, classes, head=head, preprocessing=preprocessing)
+        split.training = model.training
+        # What the halves make must be what the model made, which it is not if other parts used the head's layer, too.
+        split_features, split_logits = extract(split, "encoder", inputs)
+        same_features = split_features.shape == features.shape and torch.allclose(split_features, features)
+        if not same_features or not torch.allclose(split_logits, logits):
+            raise AdaNPCError(f"the linear layer {head_name!r} is used more than once in the model")
+        return split
 
     def features(self, images: Tensor) -> Tensor:
         """Features (B, D) of inputs (B, C, H, W): what is stored in a bank and what the head sees."""
@@ -82,7 +90,7 @@ class SourceModel(nn.Module):
         return cast(Tensor, self.head(self.features(images)))
 
     def train(self, mode: bool = True) -> SourceModel:
-        """As of any module, but frozen BatchNorm layers stay in evaluation mode."""
+        """Switches to training mode as any module does, but frozen BatchNorm layers stay in evaluation mode."""
         super().train(mode)
         self._freeze()
         return self
@@ -99,7 +107,7 @@ class SourceModel(nn.Module):
         return next(self.head.parameters()).device
 
 
-def _beheaded(model: nn.Module, name: str) -> tuple[nn.Module, nn.Linear]:
+def _without_head(model: nn.Module, name: str) -> tuple[nn.Module, nn.Linear]:
     """A copy of the model that does nothing at the linear layer of this name, and its copy of that layer."""
     encoder = deepcopy(model)
     head = cast(nn.Linear, encoder.get_submodule(name))
@@ -108,7 +116,3 @@ def _beheaded(model: nn.Module, name: str) -> tuple[nn.Module, nn.Linear]:
             parent, _, last = alias.rpartition(".")
             setattr(encoder.get_submodule(parent), last, nn.Identity())
     return encoder, head
-
-
-def _form(model: nn.Module) -> str:
-    return f"a {type(model).__name__}" + (" alone" if isinstance(model, nn.Linear) else " that makes other outputs")

@@ -13,7 +13,7 @@ from adanpc.errors import UnavailableError
 
 @cache
 def vision() -> ModuleType:
-    """timm, imported when it is first needed: it takes seconds, and most users need none of it."""
+    """timm, imported when it is first needed: that takes seconds, and most users never need it."""
     try:
         _import_torchvision()
         return import_module("timm")
@@ -24,20 +24,20 @@ def vision() -> ModuleType:
 def _import_torchvision() -> None:
     """Imports torchvision even if its compiled half was built for another torch.
 
-    Such a torchvision, one for CUDA beside a torch for the CPU say, cannot load its operators, and then fails to import
-    because it describes two of them to torch. Nothing here calls them, so it is enough to declare that they exist.
+    Such a torchvision, for instance one for CUDA beside a torch for the CPU, cannot load its operators, and then fails
+    to import because it describes two of them to torch. Nothing here calls them, so it is enough to declare them.
     """
     try:
         import_module("torchvision")
     except RuntimeError as error:
         if "operator torchvision::" not in str(error):
             raise
-        _declared()
+        _declare_operators()
         import_module("torchvision")
 
 
-@cache  # torch forgets the operators with the library that declared them
-def _declared() -> Library:
+@cache  # keeps the library alive: torch forgets the operators when it is gone
+def _declare_operators() -> Library:
     library = Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -15,11 +15,13 @@ from adanpc.lab.networks.vision import vision
 
 State = dict[str, Tensor]
 NESTED = ("state_dict", "model")  # where training scripts put the tensors, beside other things
-PREFIX = "module."  # of models that were trained in parallel
+PARALLEL_PREFIX = "module."  # of names in models that were trained in parallel
 
 
 class WeightsError(UnavailableError):
     """Weights that are missing, unreadable, or of another network."""
+
+    code = "bad-weights"
 
 
 def read(path: Path) -> State:
@@ -29,25 +31,34 @@ def read(path: Path) -> State:
     """
     if not path.is_file():
         raise WeightsError(f"there is no file of weights at {path}")
-    load = vision().models.load_state_dict if path.suffix == ".safetensors" else _unpickled
     try:
-        found: Any = load(str(path))
+        contents = _load(path)
     except Exception as error:  # a broken file can fail its reader in any way
         raise WeightsError(f"{path} cannot be read as weights without running code: {brief(error)}") from None
     for name in NESTED:
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-    if not isinstance(found, Mapping) or not found or not all(isinstance(value, Tensor) for value in found.values()):
+        if isinstance(contents, Mapping) and isinstance(contents.get(name), Mapping):
+            contents = contents[name]
+    if not _is_state(contents):
         raise WeightsError(f"{path} does not hold tensors by name")
-    return {name.removeprefix(PREFIX): value for name, value in found.items()}
+    return {name.removeprefix(PARALLEL_PREFIX): value for name, value in contents.items()}
 
 
-def _unpickled(path: str) -> Any:
+def _load(path: Path) -> Any:
+    """The contents of a file, read without running code."""
+    if path.suffix == ".safetensors":
+        return vision().models.load_state_dict(str(path))
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
+def _is_state(contents: Any) -> bool:
+    """Whether these are tensors by name, and at least one."""
+    if not isinstance(contents, Mapping) or not contents:
+        return False
+    return all(isinstance(name, str) and isinstance(value, Tensor) for name, value in contents.items())
+
+
 def fill(module: nn.Module, state: State) -> None:
-    """Puts the tensors into the module; all of its own must be there, and no others."""
+    """Puts the tensors into the module; there must be one for each of its own, and no others."""
     try:
         module.load_state_dict(state)
     except RuntimeError as error:

@@ -28,7 +28,8 @@ class WideResNet(nn.Module):
         super().__init__()
         if depth < 10 or depth % 6 != 4:
             raise AdaNPCError(f"the depth of a wide ResNet is 6n + 4 (16, 22, 28, 40), got {depth}")
-        self.features, count = 64 * width, depth // 6
+        self.features = 64 * width
+        count = depth // 6  # of blocks in each stage
         self.conv1 = _convolution(channels, 16)
         self.block1 = Stage(16, 16 * width, 1, count, dropout)
         self.block2 = Stage(16 * width, 32 * width, 2, count, dropout)
@@ -47,7 +48,8 @@ class Stage(nn.Module):
     def __init__(self, before: int, width: int, stride: int, count: int, dropout: float) -> None:
         super().__init__()
         first = Block(before, width, stride, dropout)
-        self.layer = nn.Sequential(first, *(Block(width, width, 1, dropout) for _ in range(count - 1)))
+        rest = [Block(width, width, 1, dropout) for _ in range(count - 1)]
+        self.layer = nn.Sequential(first, *rest)
 
     def forward(self, maps: Tensor) -> Tensor:
         """Maps (B, width, H / stride, W / stride)."""
@@ -59,20 +61,23 @@ class Block(nn.Module):
 
     def __init__(self, before: int, width: int, stride: int, dropout: float) -> None:
         super().__init__()
-        self.bn1, self.conv1 = nn.BatchNorm2d(before), _convolution(before, width, stride)
-        self.bn2, self.conv2 = nn.BatchNorm2d(width), _convolution(width, width)
+        self.bn1 = nn.BatchNorm2d(before)
+        self.conv1 = _convolution(before, width, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = _convolution(width, width)
         self.dropout = nn.Dropout(dropout)
         self.convShortcut = None if before == width else _convolution(before, width, stride, kernel=1)
 
     def forward(self, maps: Tensor) -> Tensor:
         """Maps (B, width, H / stride, W / stride)."""
         active = torch.relu(self.bn1(maps))
-        made = torch.relu(self.bn2(self.conv1(active)))
-        made = self.conv2(self.dropout(made))
-        return cast(Tensor, made + (maps if self.convShortcut is None else self.convShortcut(active)))
+        residual = torch.relu(self.bn2(self.conv1(active)))
+        residual = self.conv2(self.dropout(residual))
+        shortcut = maps if self.convShortcut is None else self.convShortcut(active)
+        return cast(Tensor, residual + shortcut)
 
 
 def _convolution(channels: int, out: int, stride: int = 1, kernel: int = 3) -> nn.Conv2d:
-    made = nn.Conv2d(channels, out, kernel_size=kernel, stride=stride, padding=kernel // 2, bias=False)
-    nn.init.kaiming_normal_(made.weight, mode="fan_out", nonlinearity="relu")
-    return made
+    convolution = nn.Conv2d(channels, out, kernel_size=kernel, stride=stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    return convolution

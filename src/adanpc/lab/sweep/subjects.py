@@ -23,9 +23,9 @@ from adanpc.lab.seeds import seed_of
 from adanpc.lab.sweep.scene import Builder, Parts, Scene, scene_of, source_of
 from adanpc.lab.train.assemble import start
 from adanpc.lab.train.loop import train
+from adanpc.lab.train.process_group import ProcessGroup
 from adanpc.lab.train.run import SPEC, Run
 from adanpc.lab.train.spec import Spec
-from adanpc.lab.train.team import Team
 
 HIDDEN = 256  # units of the head with a hidden layer
 UPDATES = 2000  # of a head
@@ -115,7 +115,7 @@ class Trained:
         with held(folder.with_suffix(".lock"), wait=True):
             run = Run(folder) if (folder / SPEC).exists() else start(self.spec, workspace.data_dir, folder)
             if not run.finished():
-                train(run, Team(0, 1, torch.device(workspace.device)))
+                train(run, ProcessGroup(0, 1, torch.device(workspace.device)))
         return run
 
     def reading(self) -> Reading:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from adanpc.errors import AdaNPCError
-from adanpc.lab.train.spec import HABITS, Spec
+from adanpc.lab.train.spec import DEFAULTS, Spec
 
 EVERY = 300  # steps between evaluations, as in DomainBed
 SIZES = ("steps", "batch", "trials", "seeds", "images")
@@ -42,7 +42,7 @@ class Scale:
 
     def spec(self, data: str, targets: tuple[str, ...], algorithm: str, seed: int = 0, trial: int = 0) -> Spec:
         """The training of one trial at this scale; photos with BatchNorm's statistics kept, as in DomainBed."""
-        photos = data not in HABITS
+        photos = data not in DEFAULTS
         return Spec(
             data,
             targets,

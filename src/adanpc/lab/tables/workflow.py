@@ -19,7 +19,7 @@ from adanpc.lab.tables.choice import Request, available, check_rows, choices, ch
 from adanpc.lab.tables.registry import TABLES, table_of
 from adanpc.lab.tables.scale import Scale
 from adanpc.lab.tables.table import Results, Table
-from adanpc.lab.train.team import known_device
+from adanpc.lab.train.process_group import known_device
 
 SMALLEST = {"steps": 1, "images": 5, "trials": 1, "seeds": 1}  # of each domain, one image in five is held out
 

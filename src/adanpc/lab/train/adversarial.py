@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
-from adanpc.errors import AdaNPCError
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.train.algorithm import Algorithm, Batch, risks
 from adanpc.lab.train.search import Choice, Draw, Power
+from adanpc.require import whole
 
 
 class Adversarial(Algorithm):
@@ -32,7 +32,7 @@ class Adversarial(Algorithm):
         mlp_width, mlp_depth, mlp_dropout: of the discriminator; the depth counts its linear layers.
     """
 
-    conditional: ClassVar[bool]  # whether the discriminator is told the class, and all classes count the same
+    conditional: ClassVar[bool]  # whether the discriminator sees the class, and all classes count the same
     space: ClassVar[Mapping[str, Draw]] = {
         "weight": Power(-2, 2),
         "gradient_penalty": Power(-2, 1),
@@ -64,26 +64,33 @@ class Adversarial(Algorithm):
         **adam: float,
     ) -> None:
         super().__init__(model, domains, **adam)
-        for name, value, least in (("d_steps", d_steps, 0), ("mlp_depth", mlp_depth, 1), ("mlp_width", mlp_width, 1)):
-            if value < least:
-                raise AdaNPCError(f"{name} must be at least {least}, got {value}")
-        self.weight, self.gradient_penalty, self.d_steps = weight, gradient_penalty, d_steps
-        widths = [model.dim, *[mlp_width] * (mlp_depth - 1), domains]
-        self.discriminator = _mlp(widths, mlp_dropout).to(model.device)
-        embedding = nn.Embedding(model.classes, model.dim) if self.conditional else nn.Identity()
+        whole("d_steps", d_steps, least=0)
+        whole("mlp_depth", mlp_depth, least=1)
+        whole("mlp_width", mlp_width, least=1)
+        self.weight = weight
+        self.gradient_penalty = gradient_penalty
+        self.d_steps = d_steps
+        hidden = [mlp_width] * (mlp_depth - 1)
+        self.discriminator = _mlp([model.dim, *hidden, domains], mlp_dropout).to(model.device)
+        embedding: nn.Module = nn.Identity()
+        if self.conditional:
+            embedding = nn.Embedding(model.classes, model.dim)
         self.embedding = embedding.to(model.device)
-        judges = [*self.discriminator.parameters(), *self.embedding.parameters()]
-        lr_d = self.lr if lr_d is None else lr_d
+        betas = (beta1, beta2)
+        if lr_d is None:
+            lr_d = self.lr
+        adversary = [*self.discriminator.parameters(), *self.embedding.parameters()]
         self.optimizers = {
-            "model": Adam(model.parameters(), self.lr, (beta1, beta2), weight_decay=self.weight_decay),
-            "discriminator": Adam(judges, lr_d, (beta1, beta2), weight_decay=weight_decay_d),
+            "model": Adam(model.parameters(), self.lr, betas, weight_decay=self.weight_decay),
+            "discriminator": Adam(adversary, lr_d, betas, weight_decay=weight_decay_d),
         }
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
         """The model's loss: its risk, less the weighted loss of the discriminator."""
         features = self.model.features(torch.cat([batch.images for batch in batches]))
-        risk, judged = self._both(features, batches)
-        return risk - self.weight * judged, {"risk": risk.detach(), "discriminator": judged.detach()}
+        risk = risks(self.model.head(features), batches).mean()
+        discriminator = self.discriminator_loss(features, batches)
+        return risk - self.weight * discriminator, {"risk": risk.detach(), "discriminator": discriminator.detach()}
 
     def update(self, batches: Sequence[Batch]) -> dict[str, float]:
         """A step of the discriminator or, after ``d_steps`` of those, a step of the model; ``loss`` is its own."""
@@ -92,21 +99,24 @@ class Adversarial(Algorithm):
         self._check(batches)
         with torch.no_grad():
             features = self.model.features(torch.cat([batch.images for batch in batches]))
-        risk, judged = self._both(features.detach().requires_grad_(), batches)
-        self.descend(judged, "discriminator")
+        features = features.detach().requires_grad_()  # the gradient penalty needs slopes in them
+        risk = risks(self.model.head(features), batches).mean()
+        discriminator = self.discriminator_loss(features, batches)
+        self.descend(discriminator, "discriminator")
         self.step += 1
-        return {"loss": judged.item(), "risk": risk.item(), "discriminator": judged.item()}
+        return {"loss": discriminator.item(), "risk": risk.item(), "discriminator": discriminator.item()}
 
-    def _both(self, features: Tensor, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        return risks(self.model.head(features), batches).mean(), self.judged(features, batches)
-
-    def judged(self, features: Tensor, batches: Sequence[Batch]) -> Tensor:
+    def discriminator_loss(self, features: Tensor, batches: Sequence[Batch]) -> Tensor:
         """The discriminator's loss on features (n, D) of all batches, with its gradient penalty."""
         labels = torch.cat([batch.labels for batch in batches])
         domains = torch.cat([torch.full_like(batch.labels, place) for place, batch in enumerate(batches)])
-        shown = features + self.embedding(labels) if self.conditional else features
-        each = cross_entropy(self.discriminator(shown), domains, reduction="none")  # (n,)
-        loss = (each * _balance(labels).to(each)).sum() if self.conditional else each.mean()
+        if self.conditional:
+            logits = self.discriminator(features + self.embedding(labels))
+            each = cross_entropy(logits, domains, reduction="none")  # (n,)
+            loss = (each * _balance(labels).to(each)).sum()
+        else:
+            each = cross_entropy(self.discriminator(features), domains, reduction="none")  # (n,)
+            loss = each.mean()
         if not self.gradient_penalty:
             return loss
         (slope,) = torch.autograd.grad(each.sum(), features, create_graph=True)  # (n, D)
@@ -126,7 +136,7 @@ class DANN(Adversarial):
 
 
 class CDANN(Adversarial):
-    """DANN whose discriminator is told the class, by an embedding added to the features, and weighs classes equally.
+    """DANN whose discriminator sees the class, as an embedding added to the features, and weighs classes equally.
 
     Paper: Li et al., Deep Domain Generalization via Conditional Invariant Adversarial Networks, ECCV 2018.
 
@@ -139,11 +149,15 @@ class CDANN(Adversarial):
 
 def _mlp(widths: Sequence[int], dropout: float) -> nn.Sequential:
     """Linear layers of these widths, with ReLU and dropout between them."""
-    layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU(), nn.Dropout(dropout))]
-    return nn.Sequential(*layers[:-2])
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        if layers:
+            layers += [nn.ReLU(), nn.Dropout(dropout)]
+        layers.append(nn.Linear(inputs, outputs))
+    return nn.Sequential(*layers)
 
 
 def _balance(labels: Tensor) -> Tensor:
-    """Weights (n,) that sum to one, and to the same number for each class that is there."""
-    _, places, counts = labels.unique(return_inverse=True, return_counts=True)
-    return torch.reciprocal(counts[places] * len(counts))
+    """Weights (n,) that sum to 1, and to the same number for each class that occurs."""
+    _, class_of_row, counts = labels.unique(return_inverse=True, return_counts=True)
+    return torch.reciprocal(counts[class_of_row] * len(counts))

@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     keys: Tensor
 
 
-# Features (n, D), labels (n,) and keys (n,) of as many source samples as asked, drawn at random, or of all if None.
+# Gives features (n, D), labels (n,) and keys (n,) of n source samples drawn at random, or of all if n is None.
 Source = Callable[[int | None], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -43,11 +43,11 @@ class Algorithm(nn.Module, ABC):
     """
 
     space: ClassVar[Mapping[str, Draw]] = {}  # what a random search draws, beside what all algorithms share
-    erm: ClassVar[Mapping[str, Any] | None] = None  # the hyper-parameters with which it equals ERM, if there are such
+    erm: ClassVar[Mapping[str, Any] | None] = None  # the settings with which it equals ERM, if there are any
     aligned: ClassVar[bool] = False  # whether "penalty" is zero if all domains bring the same batch
-    needs: ClassVar[int] = 1  # domains
+    needs: ClassVar[int] = 1  # the least number of domains
     batch: ClassVar[int | None] = None  # rows of each domain in a step, if the method prescribes them
-    paced: ClassVar[tuple[str, ...]] = ()  # settings that are numbers of steps: shorter in a shorter training
+    paced: ClassVar[tuple[str, ...]] = ()  # settings that count steps, and are scaled with the length of training
 
     def __init__(self, model: SourceModel, domains: int, *, lr: float = 1e-3, weight_decay: float = 0.0) -> None:
         super().__init__()
@@ -55,34 +55,41 @@ class Algorithm(nn.Module, ABC):
             raise AdaNPCError(f"{type(self).__name__} needs at least {self.needs} source domains, got {domains}")
         if not (lr >= 0 and weight_decay >= 0):
             raise AdaNPCError(f"lr and weight_decay must not be below 0, got {lr} and {weight_decay}")
-        self.model, self.domains, self.lr, self.weight_decay = model, domains, lr, weight_decay
-        self.step = 0  # updates made
+        self.model = model
+        self.domains = domains
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.step = 0  # the number of updates so far
         self.optimizers: dict[str, Optimizer] = {"model": self.adam(model)}
         self.parallel: Callable[[Sequence[Batch]], tuple[Tensor, dict[str, Tensor]]] | None = None
 
-    def prepare(self, source: Source) -> None:  # most need nothing
-        """Is called before each update, for algorithms that must see more of the source than a batch."""
+    def prepare(self, source: Source) -> None:
+        """Called before each update, for algorithms that must see more of the source than a batch; most need not."""
 
     @abstractmethod
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss to descend, and its parts to report; pure, but for buffers that follow the data."""
+        """The loss to descend, and its parts to report; changes nothing but buffers that follow the data."""
 
     def update(self, batches: Sequence[Batch]) -> dict[str, float]:
         """One step of training on one batch from each domain; the numbers to report, ``loss`` among them."""
         self._check(batches)
-        loss, parts = self.loss(batches) if self.parallel is None else self.parallel(batches)
+        compute_loss = self.loss if self.parallel is None else self.parallel
+        loss, parts = compute_loss(batches)
         self.descend(loss)
         self.step += 1
-        return {name: float(value) for name, value in {"loss": loss.detach(), **parts}.items()}
+        report = {"loss": float(loss.detach())}
+        for name, value in parts.items():
+            report[name] = float(value)
+        return report
 
     def descend(self, loss: Tensor, optimizer: str = "model") -> None:
-        """One step of an optimizer, with gradients of this loss alone."""
+        """Makes one step of an optimizer, with gradients of this loss alone."""
         self.optimizers[optimizer].zero_grad()
         loss.backward()
         self.optimizers[optimizer].step()
 
     def distribute(self) -> None:
-        """Averages gradients over the processes of the current group from now on; all must start with equal weights.
+        """From now on averages gradients over the processes of the group, which must start with equal weights.
 
         The reported numbers stay those of this process. What is computed over a batch, such as a covariance, is
         computed over this process's share of it.
@@ -100,11 +107,13 @@ class Algorithm(nn.Module, ABC):
 
     def adam(self, *modules: nn.Module) -> Optimizer:
         """A new Adam over the parameters of these modules."""
-        parameters = [parameter for module in modules for parameter in module.parameters()]
+        parameters: list[nn.Parameter] = []
+        for module in modules:
+            parameters.extend(module.parameters())
         return Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
 
     def checkpoint(self) -> dict[str, Any]:
-        """All that ``restore`` needs; tensors, numbers and texts only, so that it loads without running code."""
+        """All that ``restore`` needs: dicts, lists and tuples of tensors, numbers and strings."""
         optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
         return {"weights": self.state_dict(), "optimizers": optimizers, "step": self.step}
 
@@ -123,7 +132,7 @@ class Algorithm(nn.Module, ABC):
 
 
 class _Loss(nn.Module):
-    """The loss as a module's forward, which is where torch synchronizes gradients."""
+    """The loss as a module's forward, since that is where torch prepares to synchronize gradients."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__()
@@ -135,10 +144,14 @@ class _Loss(nn.Module):
 
 def losses(model: nn.Module, batches: Sequence[Batch]) -> Tensor:
     """The mean cross-entropy of each domain (domains,), with one pass over all images."""
-    return risks(model(torch.cat([batch.images for batch in batches])), batches)
+    logits = model(torch.cat([batch.images for batch in batches]))
+    return risks(logits, batches)
 
 
 def risks(logits: Tensor, batches: Sequence[Batch]) -> Tensor:
     """The mean cross-entropy of each domain (domains,), from logits (n, classes) of all batches, one after another."""
-    rows = logits.split([len(batch.labels) for batch in batches])
-    return torch.stack([cross_entropy(made, batch.labels) for made, batch in zip(rows, batches, strict=True)])
+    sizes = [len(batch.labels) for batch in batches]
+    each = []
+    for domain_logits, batch in zip(logits.split(sizes), batches, strict=True):
+        each.append(cross_entropy(domain_logits, batch.labels))
+    return torch.stack(each)

@@ -69,9 +69,13 @@ class MMD(Penalized):
     def penalty(self, outputs: Sequence[Outputs]) -> Tensor:
         """The mean discrepancy of two domains."""
         kernel = _kernel(torch.cat([output.features for output in outputs]))  # (B, B)
-        means = [output.features.new_full((1, len(output.features)), 1 / len(output.features)) for output in outputs]
-        shares: Tensor = torch.block_diag(*means)  # (domains, B)
-        # Again twice a variance, now in the kernel's space: around the mean domain rounding cancels if all are alike.
+        averages = []
+        for output in outputs:
+            rows = len(output.features)
+            averages.append(output.features.new_full((1, rows), 1 / rows))
+        shares: Tensor = torch.block_diag(*averages)  # (domains, B): what each row contributes to its domain's mean
+        # As in CORAL, twice a variance, now in the kernel's space. Taken around the mean domain, rounding errors cancel
+        # if all domains are alike.
         shares = shares - shares.mean(0)
         return 2 * ((shares @ kernel) * shares).sum() / (len(outputs) - 1)
 
@@ -86,4 +90,5 @@ def _kernel(features: Tensor) -> Tensor:
     """The similarity (B, B) of all rows."""
     # By differences: through a product of features, small distances would drown in rounding at the largest gamma.
     distances = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist").square()
-    return torch.stack([torch.exp(-gamma * distances) for gamma in GAMMAS]).sum(0)
+    kernels = [torch.exp(-gamma * distances) for gamma in GAMMAS]
+    return torch.stack(kernels).sum(0)

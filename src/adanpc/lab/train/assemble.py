@@ -9,17 +9,14 @@ from typing import Any, NamedTuple
 import torch
 
 from adanpc.errors import AdaNPCError
-from adanpc.lab.data.domain import Domain, Transform, some, split
+from adanpc.lab.data.domain import DataError, DataSet, Domain, Transform, some, split
 from adanpc.lab.data.read import read
 from adanpc.lab.networks.encoders import build
 from adanpc.lab.seeds import seed_of
-from adanpc.lab.settings import check_settings
 from adanpc.lab.train.algorithm import Algorithm
 from adanpc.lab.train.registry import ALGORITHMS
 from adanpc.lab.train.run import BEST, CHECKPOINT, Run, RunError, check_vacant
 from adanpc.lab.train.spec import Spec
-
-GIVEN = ("self", "model", "domains", "adam")  # parameters of an algorithm that are no settings
 
 
 class Split(NamedTuple):
@@ -30,48 +27,42 @@ class Split(NamedTuple):
     small: Domain
 
 
+class Prepared(NamedTuple):
+    """What a new run is made of, checked: nothing of it needs to be read or built again.
+
+    Args:
+        spec: complete.
+        data: as it was read.
+        description: of the data, for the run's ``spec.json``.
+        algorithm: with the initial weights.
+    """
+
+    spec: Spec
+    data: DataSet
+    description: dict[str, Any]
+    algorithm: Algorithm
+
+
 def start(spec: Spec, data_dir: Path, folder: Path) -> Run:
     """A new run in a folder, checked against its data; nothing is trained yet."""
     check_vacant(folder)
+    prepared = prepare(spec, data_dir)
+    return Run.create(folder, prepared.spec, prepared.description)
+
+
+def prepare(spec: Spec, data_dir: Path, device: torch.device | str = "cpu") -> Prepared:
+    """What a run of this spec starts from; refuses what cannot be trained, and writes nothing."""
     spec = spec.complete()
-    check_settings(spec.algorithm, [ALGORITHMS[spec.algorithm], Algorithm], spec.hyper, GIVEN)
     data = read(spec.data, data_dir, seed=spec.seed)
-    for name in spec.targets:
-        data[name]  # names the domains there are, if it is none of them
-    if len(set(spec.targets)) >= len(data.domains):
-        raise AdaNPCError("no source domain is left: name fewer targets")
-    described = {
-        "folder": str(data_dir.resolve()),
-        "channels": len(data.domains[0].images[0]),
-        "classes": data.classes,
-        "domains": {domain.name: len(domain) for domain in data.domains},
-        "digest": data.digest(),
-        "notice": data.notice,
-    }
-    _algorithm(spec, described, "cpu", fresh=True)  # refuses what cannot be trained before there is a folder
-    return Run.create(folder, spec, described)
+    _check_targets(spec, data)
+    description = {"folder": str(data_dir.resolve()), **_describe(data), "notice": data.notice}
+    algorithm = _build(spec, description, device, fresh=True)
+    return Prepared(spec, data, description, algorithm)
 
 
 def assemble(run: Run, device: torch.device | str = "cpu", *, fresh: bool = False) -> Algorithm:
     """The algorithm of a run at its first step; with the initial weights only if ``fresh``."""
-    return _algorithm(run.spec, run.data, device, fresh)
-
-
-def _algorithm(spec: Spec, data: Mapping[str, Any], device: torch.device | str, fresh: bool) -> Algorithm:
-    sources = [name for name in data["domains"] if name not in spec.targets]
-    with torch.random.fork_rng():
-        torch.manual_seed(seed_of(spec.seed, "weights"))
-        model = build(
-            spec.encoder,
-            len(data["classes"]),
-            channels=data["channels"],
-            pretrained=bool(spec.pretrained) and fresh,
-            weights=Path(spec.weights) if spec.weights and fresh else None,
-            norm=spec.norm,
-            dropout=spec.dropout,
-            frozen_batchnorm=spec.frozen_batchnorm,
-        )
-        return ALGORITHMS[spec.algorithm](model.to(device), len(sources), **spec.hyper).to(device)
+    return _build(run.spec, run.data, device, fresh)
 
 
 def load_algorithm(run: Run, which: str = "best") -> Algorithm:
@@ -83,19 +74,81 @@ def load_algorithm(run: Run, which: str = "best") -> Algorithm:
     """
     if which not in ("best", "last"):
         raise AdaNPCError(f"which must be 'best' or 'last', got {which!r}")
-    algorithm = assemble(run)
-    state = run.state(BEST if which == "best" else CHECKPOINT)
+    name = BEST if which == "best" else CHECKPOINT
+    state = run.state(name)
     if state is None:
-        raise RunError(f"{run.folder} has no {which} model yet: adanpc train --resume {run.folder}")
-    algorithm.restore(state["algorithm"])
+        raise RunError(f"{run.folder} has no {which} model yet: resume its training until it has been evaluated")
+    algorithm = assemble(run)
+    with run.restoring(name):
+        algorithm.restore(state["algorithm"])
     return algorithm.eval()
 
 
-def splits(run: Run, transform: Transform | None) -> dict[str, Split]:
-    """Every domain of the run's data in its two parts; refuses data other than the run was made on."""
-    data = read(run.spec.data, Path(run.data["folder"]), seed=run.spec.seed)
-    sizes = {domain.name: len(domain) for domain in data.domains}
-    if sizes != run.data["domains"]:
-        raise RunError(f"the data in {run.data['folder']} has changed: domains {sizes}, were {run.data['domains']}")
-    seen = [some(domain, run.spec.images, run.spec.seed).with_transform(transform) for domain in data.domains]
-    return {domain.name: Split(domain, *split(domain, run.spec.seed)) for domain in seen}
+def splits(run: Run, transform: Transform | None, data: DataSet | None = None) -> dict[str, Split]:
+    """Every domain of the run's data in its two parts; refuses data other than the run was created on.
+
+    Args:
+        run: whose seed decides the split.
+        transform: given to all domains.
+        data: the run's data set, if it has been read already.
+    """
+    if data is None:
+        data = read(run.spec.data, Path(run.data["folder"]), seed=run.spec.seed)
+    _check_unchanged(run, data)
+    parts = {}
+    for domain in data.domains:
+        whole = some(domain, run.spec.images, run.spec.seed).with_transform(transform)
+        large, small = split(whole, run.spec.seed)
+        parts[domain.name] = Split(whole, large, small)
+    return parts
+
+
+def _check_targets(spec: Spec, data: DataSet) -> None:
+    """Refuses targets that the data does not have, or that leave nothing to train on."""
+    names = [domain.name for domain in data.domains]
+    for target in spec.targets:
+        if target not in names:
+            raise DataError(f"{data.name} has no domain {target!r}; it has: {', '.join(names)}")
+    if set(names) == set(spec.targets):
+        raise AdaNPCError("no source domain is left: name fewer targets")
+
+
+def _describe(data: DataSet) -> dict[str, Any]:
+    """What a run remembers of its data, to recognize it by."""
+    return {
+        "channels": len(data.domains[0].images[0]),
+        "classes": list(data.classes),
+        "domains": {domain.name: len(domain) for domain in data.domains},
+        "digest": data.digest(),
+    }
+
+
+def _check_unchanged(run: Run, data: DataSet) -> None:
+    """Refuses data that is not what the run was created on, to the last pixel."""
+    for name, value in _describe(data).items():
+        if value != run.data[name]:
+            raise RunError(
+                f"the data in {run.data['folder']} has changed since {run.folder} was created: "
+                f"its {name} was {run.data[name]} and is {value}; restore the data, or train again in another folder"
+            )
+
+
+def _build(spec: Spec, data: Mapping[str, Any], device: torch.device | str, fresh: bool) -> Algorithm:
+    sources = [name for name in data["domains"] if name not in spec.targets]
+    weights = None
+    if fresh and spec.weights:
+        weights = Path(spec.weights)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed_of(spec.seed, "weights"))
+        model = build(
+            spec.encoder,
+            len(data["classes"]),
+            channels=data["channels"],
+            pretrained=fresh and bool(spec.pretrained),
+            weights=weights,
+            norm=spec.norm,
+            dropout=spec.dropout,
+            frozen_batchnorm=spec.frozen_batchnorm,
+        )
+        algorithm = ALGORITHMS[spec.algorithm](model.to(device), len(sources), **spec.hyper)
+        return algorithm.to(device)

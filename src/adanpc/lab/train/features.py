@@ -1,4 +1,4 @@
-"""Training on changed features: joined with the domain's mean, restyled, or with the strongest ones muted."""
+"""Training on changed features: with the domain's mean beside them, restyled, or with the strongest ones muted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class MTL(Algorithm):
             raise AdaNPCError(f"ema must lie between 0 and 1, got {ema}")
         self.ema = ema
         self.register_buffer("means", torch.zeros(domains, model.dim, device=model.device))
-        model.encoder, model.dim = WithMean(model.encoder), 2 * model.dim
+        model.encoder = WithMean(model.encoder)
+        model.dim = 2 * model.dim
         model.head = nn.Linear(model.dim, model.classes).to(model.device)
         if isinstance(model.norm, nn.BatchNorm1d):
             model.norm = nn.BatchNorm1d(model.dim).to(model.device)
@@ -50,14 +51,18 @@ class MTL(Algorithm):
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
         """The losses of the domains, summed, as published."""
-        model, encoder = self.model, cast(WithMean, self.model.encoder).encoder
-        made = encoder(torch.cat([batch.images for batch in batches])).split([len(batch.labels) for batch in batches])
-        joined = torch.cat([joint(rows, self._moved(place, rows)) for place, rows in enumerate(made)])
-        logits = model.head(model.norm(model.dropout(joined)))
+        model = self.model
+        encoder = cast(WithMean, model.encoder).encoder
+        encoded = encoder(torch.cat([batch.images for batch in batches]))  # (n, D)
+        sizes = [len(batch.labels) for batch in batches]
+        joined = []
+        for domain, rows in enumerate(encoded.split(sizes)):
+            joined.append(joint(rows, self._update_mean(domain, rows)))
+        logits = model.head(model.norm(model.dropout(torch.cat(joined))))
         return risks(logits, batches).sum(), {}
 
-    def _moved(self, domain: int, rows: Tensor) -> Tensor:
-        """The domain's mean (D,), moved by these rows."""
+    def _update_mean(self, domain: int, rows: Tensor) -> Tensor:
+        """The domain's mean (D,) after these rows."""
         mean = self.ema * rows.mean(0) + (1 - self.ema) * self.means[domain]
         self.means[domain] = mean.detach()
         return mean
@@ -114,24 +119,27 @@ class SagNet(Algorithm):
         return risks(self.model.head(mixed), batches).mean(), {}
 
     def update(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """The three steps; ``loss`` is that of the first."""
+        """Makes the three steps; ``loss`` is that of the first."""
         report = super().update(batches)
         features = self.model.features(torch.cat([batch.images for batch in batches]))
         style = risks(self._read_style(features.detach()), batches).mean()
         self.descend(style, "style")
         adversary = -log_softmax(self._read_style(features), 1).mean()
-        self.descend(self.weight * adversary)  # does not reach the head, and Adam passes over what has no gradient
+        self.descend(self.weight * adversary)  # leaves the model's head alone: Adam skips what has no gradient
         return {**report, "style": style.item(), "adversary": adversary.item()}
 
     def _read_style(self, features: Tensor) -> Tensor:
-        return cast(Tensor, self.style_head(refilled(features, torch.randperm(len(features)))))
+        """Logits (n, C) that the style head makes of the style of features (n, D) around random content."""
+        order = torch.randperm(len(features))
+        return cast(Tensor, self.style_head(refilled(features, order)))
 
 
 def restyled(features: Tensor, order: Tensor, share: Tensor) -> Tensor:
     """Features (n, D) with a mixed style: a share (n, 1) of their own, the rest that of the rows in this order (n,)."""
     content, mean, variance = _parts(features)
-    mean, variance = (share * style + (1 - share) * style[order] for style in (mean, variance))
-    return content * (variance + EPS).sqrt() + mean
+    mixed_mean = share * mean + (1 - share) * mean[order]
+    mixed_variance = share * variance + (1 - share) * variance[order]
+    return content * (mixed_variance + EPS).sqrt() + mixed_mean
 
 
 def refilled(features: Tensor, order: Tensor) -> Tensor:
@@ -142,17 +150,19 @@ def refilled(features: Tensor, order: Tensor) -> Tensor:
 
 def _parts(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Content (n, D), mean (n, 1) and variance (n, 1), which divides by D - 1."""
-    mean, variance = features.mean(1, keepdim=True), features.var(1, keepdim=True)
-    return (features - mean) / (variance + EPS).sqrt(), mean, variance
+    mean = features.mean(1, keepdim=True)
+    variance = features.var(1, keepdim=True)
+    content = (features - mean) / (variance + EPS).sqrt()
+    return content, mean, variance
 
 
 class RSC(Algorithm):
     """The features that speak loudest for the true class are muted, in the samples that rely on them most.
 
-    Muted are the entries whose slope of the true logit lies above the (1 - drop_features) quantile of their row; and
-    they are muted only in rows whose true class loses more by it than the (1 - drop_rows) quantile of all rows.
+    An entry is muted if the slope of the true logit in it lies above the (1 - drop_features) quantile of its row; and
+    only in rows where this costs the true class more probability than the (1 - drop_rows) quantile of all rows.
 
-    What lies at a quantile is not above it: of equals none is muted, and neither is a batch of a single row.
+    What lies at a quantile is not above it: of equal values none is muted, and neither is a batch of a single row.
 
     Args:
         drop_features, drop_rows: shares in 0 … 1.
@@ -172,7 +182,8 @@ class RSC(Algorithm):
         for name, share in (("drop_features", drop_features), ("drop_rows", drop_rows)):
             if not 0 <= share <= 1:
                 raise AdaNPCError(f"{name} must lie between 0 and 1, got {share}")
-        self.drop_features, self.drop_rows = drop_features, drop_rows
+        self.drop_features = drop_features
+        self.drop_rows = drop_rows
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss of the domains on what is left of the features."""
@@ -182,17 +193,21 @@ class RSC(Algorithm):
 
     def kept(self, features: Tensor, labels: Tensor) -> Tensor:
         """Which entries of features (n, D) stay, bool (n, D)."""
-        features, true = features.detach().requires_grad_(), labels[:, None]
+        features = features.detach().requires_grad_()
+        true_class = labels[:, None]
         with torch.enable_grad():
             logits = self.model.head(features)
-            (slopes,) = torch.autograd.grad(logits.gather(1, true).sum(), features)  # (n, D)
+            (slopes,) = torch.autograd.grad(logits.gather(1, true_class).sum(), features)  # (n, D)
         kept = ~_above(slopes, self.drop_features, 1)
         with torch.no_grad():
-            before, after = (made.softmax(1).gather(1, true) for made in (logits, self.model.head(features * kept)))
+            before = logits.softmax(1).gather(1, true_class)  # (n, 1)
+            after = self.model.head(features * kept).softmax(1).gather(1, true_class)
         return kept | ~_above(before - after, self.drop_rows, 0)
 
 
 def _above(values: Tensor, share: float, dim: int) -> Tensor:
     """Which values lie above the (1 - share) quantile along a dimension, bool."""
     last = values.shape[dim] - 1
-    return values > values.sort(dim).values.narrow(dim, last - ceil(last * share), 1)
+    rank = last - ceil(last * share)
+    quantile = values.sort(dim).values.narrow(dim, rank, 1)
+    return values > quantile

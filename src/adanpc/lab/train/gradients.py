@@ -16,6 +16,7 @@ from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.train.algorithm import Algorithm, Batch, losses
 from adanpc.lab.train.penalty import Outputs, Penalized
 from adanpc.lab.train.search import Choice, Draw, Power, Uniform
+from adanpc.require import whole
 
 EPSILON = 1e-8  # of Adam
 
@@ -24,8 +25,8 @@ class MLDG(Algorithm):
     """A step that helps one domain should help another: the loss after a trial step counts beside the loss before it.
 
     At each update the domains are split at random into meta-train and meta-test, and each of the former is paired
-    with one of the latter in turn. The trial step is the first of a new Adam on the meta-train domain. To the gradient
-    of the meta-test loss it is a constant (first order).
+    with one of the latter in turn. The trial step is the first of a new Adam on the meta-train domain. The gradient of
+    the meta-test loss takes it as a constant (first order).
 
     Domains pass the model one by one, so a BatchNorm in training sees one at a time and needs two rows of each. Its
     running statistics follow all of these passes, those after trial steps too.
@@ -47,44 +48,53 @@ class MLDG(Algorithm):
         self, model: SourceModel, domains: int, *, weight: float = 1.0, n_meta_test: int = 2, **adam: float
     ) -> None:
         super().__init__(model, domains, **adam)
-        if n_meta_test < 1:
-            raise AdaNPCError(f"n_meta_test must be at least 1, got {n_meta_test}")
-        self.weight, self.n_meta_test = weight, min(n_meta_test, domains - 1)
+        whole("n_meta_test", n_meta_test, least=1)
+        self.weight = weight
+        self.n_meta_test = min(n_meta_test, domains - 1)
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
         """The losses of meta-train domains and, weighted, of meta-test domains after trial steps, over all domains."""
         order = torch.randperm(self.domains).tolist()
-        trained, tested = order[self.n_meta_test :], order[: self.n_meta_test]
-        pairs = [self._pair(batches[one], batches[other]) for one, other in zip(trained, cycle(tested), strict=False)]
-        risks, metas = (torch.stack(column) for column in zip(*pairs, strict=True))
+        meta_test = order[: self.n_meta_test]
+        meta_train = order[self.n_meta_test :]
+        train_losses = []
+        test_losses = []
+        for train_domain, test_domain in zip(meta_train, cycle(meta_test), strict=False):
+            train_loss, test_loss = self._pair(batches[train_domain], batches[test_domain])
+            train_losses.append(train_loss)
+            test_losses.append(test_loss)
+        risks = torch.stack(train_losses)
+        metas = torch.stack(test_losses)
         loss = (risks + self.weight * metas).sum() / self.domains
         return loss, {"risk": risks.detach().mean(), "meta": metas.detach().mean()}
 
     def _pair(self, train: Batch, test: Batch) -> tuple[Tensor, Tensor]:
         """The loss on one batch, and the loss on the other after a trial step on the first."""
-        named = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        parameters = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         risk = cross_entropy(self.model(train.images), train.labels)
-        slopes = torch.autograd.grad(risk, list(named.values()), materialize_grads=True)
-        tried = {
-            name: value - self._trial(value, slope) for (name, value), slope in zip(named.items(), slopes, strict=True)
-        }
-        logits = functional_call(self.model, tried, (test.images,))
-        # The same value and gradient as the risk has, without a second pass back through the model.
-        rise = [((value - value.detach()) * slope).sum() for value, slope in zip(named.values(), slopes, strict=True)]
-        return risk.detach() + torch.stack(rise).sum(), cross_entropy(logits, test.labels)
+        slopes = torch.autograd.grad(risk, list(parameters.values()), materialize_grads=True)
+        after_trial = {}
+        zeros = []  # with the gradient of the risk
+        for (name, value), slope in zip(parameters.items(), slopes, strict=True):
+            after_trial[name] = value - self._trial_step(value, slope)
+            zeros.append(((value - value.detach()) * slope).sum())
+        # The same value and gradient as the risk itself has, without a second pass back through the model.
+        train_loss = risk.detach() + torch.stack(zeros).sum()
+        logits = functional_call(self.model, after_trial, (test.images,))
+        return train_loss, cross_entropy(logits, test.labels)
 
-    def _trial(self, value: Tensor, slope: Tensor) -> Tensor:
-        """What a new Adam takes from a parameter at its first step: the slope over its own size."""
+    def _trial_step(self, value: Tensor, slope: Tensor) -> Tensor:
+        """What a new Adam subtracts from a parameter at its first step: the slope over its own size."""
         slope = slope + self.weight_decay * value.detach()
         return self.lr * slope / (slope.abs() + EPSILON)
 
 
 class Fish(Algorithm):
-    """One step for each domain, one after the other, of which only a part is kept: gradients come to agree.
+    """Makes one step for each domain in turn and keeps only a part of them all: gradients come to agree.
 
-    Adam's averages go on from update to update. The domains come in a new random order each time. They pass the model
-    one by one, so a BatchNorm in training sees one at a time and needs two rows of each; its running statistics are
-    those of the passes, and no part of them is taken back.
+    Adam's averages continue from update to update. The domains come in a new random order each time. They pass the
+    model one by one, so a BatchNorm in training sees one at a time and needs two rows of each; its running statistics
+    are those of the passes, and no part of them is taken back.
 
     Args:
         meta_lr: the part that is kept (epsilon in the paper).
@@ -107,32 +117,31 @@ class Fish(Algorithm):
         return losses(self.model, batches).mean(), {}
 
     def update(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """A step on each domain, then the weights go back part of the way; the mean of the losses met."""
+        """Makes a step on each domain, then takes the weights part of the way back; reports the mean loss."""
         self._check(batches)
         start = [parameter.detach().clone() for parameter in self.model.parameters()]
-        met = [self._descended(batches[domain]) for domain in torch.randperm(self.domains).tolist()]
+        domain_losses = []
+        for domain in torch.randperm(self.domains).tolist():
+            loss, _ = self.loss([batches[domain]])
+            self.descend(loss)
+            domain_losses.append(loss.detach())
         with torch.no_grad():
             for parameter, first in zip(self.model.parameters(), start, strict=True):
                 parameter.copy_(first.lerp(parameter, self.meta_lr))
         self.step += 1
-        return {"loss": float(torch.stack(met).mean())}
-
-    def _descended(self, batch: Batch) -> Tensor:
-        loss, _ = self.loss([batch])
-        self.descend(loss)
-        return loss.detach()
+        return {"loss": float(torch.stack(domain_losses).mean())}
 
 
 class Fishr(Penalized):
     """Penalizes how far the variances of the head's gradients differ between domains.
 
-    The variance (population) is over samples, for each weight and bias of the head; sums of it are kept, in which
-    each step counts ``ema`` times as much as the next. The penalty is their mean squared distance from the mean
-    domain.
+    The variance (population) is over samples, for each weight and bias of the head. It is summed over steps, and each
+    step counts ``ema`` times as much as the next. The penalty is the mean squared distance of these sums from those
+    of the mean domain.
 
     Args:
         weight: of the penalty from step ``anneal`` on; 0 before.
-        anneal: a number of steps, for a training of 5,000; ``Spec`` makes it as much of any other.
+        anneal: a step of a training of 5,000; ``Spec`` scales its default to trainings of other lengths.
         ema: how much of a sum is left after a step; below 1.
 
     Paper: Rame, Dancette and Cord, Fishr: Invariant Gradient Variances for Out-of-Distribution Generalization, 2022.
@@ -166,21 +175,26 @@ class Fishr(Penalized):
             raise AdaNPCError(f"Fishr needs a linear head, got {type(model.head).__name__}")
         if not 0 <= ema < 1:
             raise AdaNPCError(f"ema must be at least 0 and below 1, got {ema}")
-        self.ema, self.bias = ema, model.head.bias is not None
+        self.ema = ema
+        self.bias = model.head.bias is not None
         width = model.dim + self.bias
         self.register_buffer("sums", torch.zeros(domains, model.classes, width, device=model.device))
 
     def penalty(self, outputs: Sequence[Outputs]) -> Tensor:
         """The variance between domains of the sums, which follow this batch; its mean over weights and biases."""
-        sums = self.ema * self.sums + torch.stack([self._variance(output) for output in outputs])
+        variances = torch.stack([self._variance(output) for output in outputs])
+        sums = self.ema * self.sums + variances
         self.sums.copy_(sums.detach())
         return sums.var(0, correction=0).mean()
 
     def _variance(self, output: Outputs) -> Tensor:
         """The variance over samples of the gradient in each weight and bias (C, D + 1)."""
-        logits, labels = output.logits, output.labels
+        count = len(output.labels)
         # A sample's gradient is the product of its slope and its input, so its moments are products of matrices.
-        slopes = logits.softmax(1) - one_hot(labels, logits.shape[1])  # (B, C)
-        inputs = pad(output.features, (0, 1), value=1.0) if self.bias else output.features  # (B, D + 1)
-        mean, square = slopes.T @ inputs, slopes.square().T @ inputs.square()
-        return square / len(labels) - (mean / len(labels)).square()
+        slopes = output.logits.softmax(1) - one_hot(output.labels, output.logits.shape[1])  # (B, C)
+        inputs = output.features  # (B, D)
+        if self.bias:
+            inputs = pad(inputs, (0, 1), value=1.0)  # (B, D + 1): a bias is the weight of a constant input
+        total = slopes.T @ inputs  # (C, D + 1)
+        total_of_squares = slopes.square().T @ inputs.square()
+        return total_of_squares / count - (total / count).square()

@@ -14,14 +14,16 @@ from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.train.algorithm import Algorithm, Batch, risks
 from adanpc.lab.train.search import Draw, Power
 
-WIDTH, KERNEL = 64, 5  # of the context net
+# Of the context net.
+WIDTH = 64
+KERNEL = 5
 
 
 class Mixup(Algorithm):
     """Each domain is mixed with another: the images, and the losses for the labels of both, in the same shares.
 
-    The domains are put in a random circle, and each is mixed with the next, row by row. Of two batches of unequal size
-    the larger is cut. A single domain is mixed with itself in another order of rows.
+    The domains are put in a random circle, and each is mixed with the next, row by row. If the batches of a pair have
+    different sizes, the larger one is cut. A single domain is mixed with itself in another order of rows.
 
     Args:
         alpha: shares are drawn from Beta(alpha, alpha), one for each pair of domains; 0 mixes nothing.
@@ -42,19 +44,24 @@ class Mixup(Algorithm):
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean over pairs of domains of the two losses, in the shares of the images."""
-        pairs, shares = _pairs(batches), self._shares(len(batches))
-        mixed = [a.images * s + b.images * (1 - s) for (a, b), s in zip(pairs, shares, strict=True)]
+        pairs = _pairs(batches)
+        shares = self._shares(len(batches))
+        mixed = []
+        for (first, second), share in zip(pairs, shares, strict=True):
+            mixed.append(first.images * share + second.images * (1 - share))
         logits = self.model(torch.cat(mixed))
-        own, other = (risks(logits, [pair[side] for pair in pairs]) for side in (0, 1))
-        share = own.new_tensor(shares)
-        return (share * own + (1 - share) * other).mean(), {}
+        first_risks = risks(logits, [first for first, _ in pairs])
+        second_risks = risks(logits, [second for _, second in pairs])
+        weights = first_risks.new_tensor(shares)
+        return (weights * first_risks + (1 - weights) * second_risks).mean(), {}
 
     def _shares(self, count: int) -> list[float]:
-        """What each pair takes of its first batch."""
+        """The share that each pair takes of its first batch."""
         if self.alpha == 0:
             return [1.0] * count
-        both = torch.tensor(self.alpha, dtype=torch.float64)  # small alphas underflow in single precision
-        return cast(list[float], Beta(both, both).sample(torch.Size([count])).tolist())
+        alpha = torch.tensor(self.alpha, dtype=torch.float64)  # small ones underflow in single precision
+        drawn = Beta(alpha, alpha).sample(torch.Size([count]))
+        return cast(list[float], drawn.tolist())
 
 
 class ARM(Algorithm):
@@ -80,8 +87,10 @@ class ARM(Algorithm):
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss of the domains, each in its own context."""
-        images, sizes = torch.cat([batch.images for batch in batches]), [len(batch.labels) for batch in batches]
-        logits = self.model(cast(Contextual, self.model.encoder).with_context(images, sizes))
+        images = torch.cat([batch.images for batch in batches])
+        sizes = [len(batch.labels) for batch in batches]
+        encoder = cast(Contextual, self.model.encoder)
+        logits = self.model(encoder.with_context(images, sizes))
         return risks(logits, batches).mean(), {}
 
 
@@ -97,7 +106,8 @@ class Contextual(nn.Module):
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         first = _first_layer(encoder)
-        self.channels, self.encoder = first.in_channels, encoder
+        self.channels = first.in_channels
+        self.encoder = encoder
         self.context = nn.Sequential(
             *_normalized(self.channels, WIDTH),
             *_normalized(WIDTH, WIDTH),
@@ -121,23 +131,34 @@ class Contextual(nn.Module):
 def _pairs(batches: Sequence[Batch]) -> list[tuple[Batch, Batch]]:
     """Each batch with the next in a random circle, both cut to the shorter; in order of the first."""
     if len(batches) == 1:
-        return [(batches[0], _rows(batches[0], torch.randperm(len(batches[0].labels))))]
+        (batch,) = batches
+        return [(batch, _rows(batch, torch.randperm(len(batch.labels))))]
     circle = torch.randperm(len(batches)).tolist()
-    following = dict(zip(circle, circle[1:] + circle[:1], strict=True))
-    pairs = [(batch, batches[following[place]]) for place, batch in enumerate(batches)]
-    sizes = [torch.arange(min(len(a.labels), len(b.labels))) for a, b in pairs]
-    return [(_rows(a, rows), _rows(b, rows)) for (a, b), rows in zip(pairs, sizes, strict=True)]
+    following = {}
+    for place, domain in enumerate(circle):
+        following[domain] = circle[(place + 1) % len(circle)]
+    pairs = []
+    for domain, first in enumerate(batches):
+        second = batches[following[domain]]
+        rows = torch.arange(min(len(first.labels), len(second.labels)))
+        pairs.append((_rows(first, rows), _rows(second, rows)))
+    return pairs
 
 
 def _rows(batch: Batch, rows: Tensor) -> Batch:
+    """The batch with these rows alone."""
     rows = rows.to(batch.labels.device)
     return Batch(*(column[rows] for column in batch))
 
 
 def _first_layer(encoder: nn.Module) -> nn.Conv2d:
     """The first layer with weights, which must be a convolution over all channels."""
-    layers = (layer for layer in encoder.modules() if not list(layer.children()) and list(layer.parameters()))
-    first = next(layers, None)
+    first: nn.Module | None = None
+    for module in encoder.modules():
+        is_layer = not list(module.children())
+        if is_layer and list(module.parameters()):
+            first = module
+            break
     if not isinstance(first, nn.Conv2d) or first.groups != 1:
         raise AdaNPCError(f"ARM needs an encoder that begins with an ungrouped Conv2d, got {first}: choose another one")
     return first
@@ -145,10 +166,13 @@ def _first_layer(encoder: nn.Module) -> nn.Conv2d:
 
 def _widen(layer: nn.Conv2d) -> None:
     """Gives a convolution one more input channel, with weights as in a new one of that width; the others stay."""
-    new = nn.Conv2d(layer.in_channels + 1, layer.out_channels, cast(tuple[int, int], layer.kernel_size), bias=False)
-    layer.weight = nn.Parameter(torch.cat([layer.weight.detach(), new.weight.detach()[:, -1:].to(layer.weight)], 1))
+    kernel_size = cast(tuple[int, int], layer.kernel_size)
+    wider = nn.Conv2d(layer.in_channels + 1, layer.out_channels, kernel_size, bias=False)
+    new_channel = wider.weight.detach()[:, -1:].to(layer.weight)
+    layer.weight = nn.Parameter(torch.cat([layer.weight.detach(), new_channel], 1))
     layer.in_channels += 1
 
 
 def _normalized(channels: int, out: int) -> tuple[nn.Module, ...]:
+    """A convolution of the context net with what follows it."""
     return nn.Conv2d(channels, out, KERNEL, padding=KERNEL // 2), nn.BatchNorm2d(out), nn.ReLU()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib import import_module
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,70 +20,107 @@ from adanpc.lab.networks.features import features
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.seeds import seed_of
 from adanpc.lab.train.algorithm import Batch
-from adanpc.lab.train.assemble import assemble, splits
+from adanpc.lab.train.assemble import Prepared, assemble, splits
 from adanpc.lab.train.batches import Steps
 from adanpc.lab.train.interrupt import Interrupt
-from adanpc.lab.train.run import BEST, CHECKPOINT, Run
-from adanpc.lab.train.team import ALONE, Team
+from adanpc.lab.train.process_group import SINGLE_PROCESS, ProcessGroup
+from adanpc.lab.train.run import BEST, CHECKPOINT, Run, writing
 from adanpc.progress import track
 
-SIZE = 64  # images evaluated at once
+EVALUATION_BATCH = 64  # images evaluated at once; a matter of speed
 
 
-def train(run: Run, place: Team = ALONE, *, workers: int | None = None, tensorboard: bool = False) -> dict[str, Any]:
-    """Trains to the last step, from the checkpoint if there is one; the last record.
+def train(
+    run: Run,
+    group: ProcessGroup = SINGLE_PROCESS,
+    *,
+    prepared: Prepared | None = None,
+    workers: int | None = None,
+    tensorboard: bool = False,
+) -> dict[str, Any]:
+    """Trains to the last step, from the checkpoint if there is one; returns the last record.
 
-    Ctrl-C saves after the step at hand and raises KeyboardInterrupt; calling again continues as if nothing had been.
+    Ctrl-C saves after the current step and raises KeyboardInterrupt; calling again continues as if nothing had
+    happened. A run has one writer: while one process trains it, another is refused.
 
     Args:
         run: made by ``start``.
-        place: this process among those that train together, and its device.
+        group: the processes that train together, and this one's device.
+        prepared: the run's data and untrained algorithm, on this process's device, if they are at hand; otherwise
+            they are read and built here. The algorithm is trained in place.
         workers: processes that read images, see ``data.loading.ahead``.
         tensorboard: also writes scalars for TensorBoard into the run's folder.
     """
-    with Interrupt() as interrupt:
-        trainer = Trainer(run, place, workers)
-        board = _board(run.folder) if tensorboard and place.rank == 0 else None
+    with ExitStack() as stack:
+        interrupt = stack.enter_context(Interrupt())
+        if group.rank == 0:
+            stack.enter_context(writing(run.folder))
+        trainer = Trainer(run, group, workers, prepared)
+        board = None
+        if tensorboard and group.rank == 0:
+            board = _tensorboard_writer(run.folder)
         try:
             trainer.fit(interrupt, board)
         finally:
             trainer.algorithm.parallel = None  # nothing of it may outlive the group of processes
-        place.wait()  # for the one that evaluates and writes
-        return run.records()[-1]
+        group.wait()  # until process 0 has evaluated and written
+        return run.last_record()
 
 
 class Trainer:
-    """One run in one process."""
+    """One run in one process; see ``train`` for the arguments."""
 
-    def __init__(self, run: Run, place: Team, workers: int | None = None) -> None:
-        self.run, self.spec, self.place, self.workers = run, run.spec, place, workers
-        self.algorithm = assemble(run, place.device, fresh=True)
+    def __init__(
+        self, run: Run, group: ProcessGroup, workers: int | None = None, prepared: Prepared | None = None
+    ) -> None:
+        self.run = run
+        self.spec = run.spec
+        self.group = group
+        self.workers = workers
+        if prepared is None:
+            self.algorithm = assemble(run, group.device, fresh=True)
+            data = None
+        else:
+            self.algorithm = prepared.algorithm
+            data = prepared.data
         preprocessing = self.algorithm.model.preprocessing
-        self.parts = splits(run, preprocessing)
+        self.parts = splits(run, preprocessing, data)
         self.sources = [parts.large for name, parts in self.parts.items() if name not in self.spec.targets]
         transform = Augmented(preprocessing) if self.spec.augment else preprocessing
-        seen = [domain.with_transform(transform) for domain in self.sources]
-        self.steps = Steps(seen, self.spec.batch, self.spec.seed, rank=place.rank, world=place.world)
-        self.sums: dict[str, float] = {}  # of the numbers reported since the last record
-        self.best, self.seconds, self.note = -1.0, 0.0, ""
-        torch.manual_seed(seed_of(self.spec.seed, "training", place.rank))
-        if (state := run.state(CHECKPOINT)) is not None:
-            self._restore(state)
-        if place.world > 1:
+        training_domains = [domain.with_transform(transform) for domain in self.sources]
+        self.steps = Steps(training_domains, self.spec.batch, self.spec.seed, rank=group.rank, world=group.world)
+        self.sums: dict[str, float] = {}  # of the reported numbers, and of steps, since the last record
+        self.best_accuracy = -1.0
+        self.seconds = 0.0
+        self.progress_note = ""
+        torch.manual_seed(seed_of(self.spec.seed, "training", group.rank))
+        state = run.state(CHECKPOINT)
+        if state is not None:
+            with run.restoring(CHECKPOINT):
+                self._restore(state)
+        if group.world > 1:
             self.algorithm.distribute()
 
     def fit(self, interrupt: Interrupt, board: Any = None) -> None:
-        """Every step that is left."""
-        first, last = self.algorithm.step, self.spec.steps
+        """Trains every step that is left.
+
+        Args:
+            interrupt: says when to stop early.
+            board: a TensorBoard writer, or None.
+        """
+        first = self.algorithm.step
+        last = self.spec.steps
         batches = ahead(self.steps, range(first, last), self.steps.domains, self.workers)
+        bar = track(batches, f"training {self.spec.algorithm}", last - first)
         self.algorithm.train()
-        for batch in (bar := track(batches, f"training {self.spec.algorithm}", last - first)):
-            since = time.perf_counter()
+        for batch in bar:
+            started = time.perf_counter()
             loss = self._step(batch)
-            self.seconds += time.perf_counter() - since
-            bar.note(f"loss {loss:.3f}{self.note}")
-            stop = self.place.any(interrupt.asked)
-            if due := self.algorithm.step % self.spec.every == 0 or self.algorithm.step == last:
+            self.seconds += time.perf_counter() - started
+            bar.note(f"loss {loss:.3f}{self.progress_note}")
+            stop = self.group.any(interrupt.requested)
+            due = self.algorithm.step % self.spec.every == 0 or self.algorithm.step == last
+            if due:
                 self._record(board)
             if due or stop:
                 self._save()
@@ -91,92 +128,112 @@ class Trainer:
                 raise KeyboardInterrupt
 
     def _step(self, batches: Sequence[Batch]) -> float:
-        """One update; its loss."""
-        self.algorithm.prepare(self._source)
-        made = self.algorithm.update([Batch(*(part.to(self.place.device) for part in batch)) for batch in batches])
-        for name, value in (*made.items(), ("steps", 1.0)):
+        """Makes one update and returns its loss."""
+        self.algorithm.prepare(self._source_samples)
+        on_device = [Batch(*(column.to(self.group.device) for column in batch)) for batch in batches]
+        reported = self.algorithm.update(on_device)
+        for name, value in (*reported.items(), ("steps", 1.0)):
             self.sums[name] = self.sums.get(name, 0.0) + value
-        return made["loss"]
+        return reported["loss"]
 
-    def _source(self, count: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _source_samples(self, count: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """Features, labels and keys of source samples, for ``Algorithm.prepare``."""
-        sizes = [len(domain) for domain in self.sources]
-        chosen = torch.arange(sum(sizes)) if count is None else torch.randperm(sum(sizes))[:count].sort().values
-        rows = [
-            chosen[(chosen >= end - size) & (chosen < end)] - (end - size)
-            for size, end in zip(sizes, accumulate(sizes), strict=True)
-        ]
-        parts = [domain.subset(part) for domain, part in zip(self.sources, rows, strict=True) if len(part)]
-        made = torch.cat([features(self.algorithm.model, part, workers=self.workers) for part in parts])
-        return made, torch.cat([part.labels for part in parts]), chosen
+        total = sum(len(domain) for domain in self.sources)
+        keys = torch.arange(total)
+        if count is not None:
+            keys = torch.randperm(total)[:count].sort().values
+        # A sample's key is its row among those of all domains, one domain after another.
+        chosen: list[Domain] = []
+        first = 0
+        for domain in self.sources:
+            end = first + len(domain)
+            rows = keys[(keys >= first) & (keys < end)] - first
+            if len(rows):
+                chosen.append(domain.subset(rows))
+            first = end
+        encoded = torch.cat([features(self.algorithm.model, domain, workers=self.workers) for domain in chosen])
+        labels = torch.cat([domain.labels for domain in chosen])
+        return encoded, labels, keys
 
     def _record(self, board: Any) -> None:
-        """Evaluates, writes down what was seen, and keeps the model if it is the best so far on held-out source."""
+        """Evaluates, writes a record, and keeps the model if it is the best so far on held-out source."""
         steps = self.sums.pop("steps")
-        means = self.place.mean({name: value / steps for name, value in self.sums.items()})
+        means = self.group.mean({name: value / steps for name, value in self.sums.items()})
         self.sums = {}
-        if self.place.rank:
+        if self.group.rank != 0:
             return
-        last = self.algorithm.step == self.spec.steps
-        measured = {
-            name: accuracy(self.algorithm.model, parts.small, self.workers) for name, parts in self.parts.items()
+        held_out = {}
+        for name, parts in self.parts.items():
+            held_out[name] = accuracy(self.algorithm.model, parts.small, self.workers)
+        source = [value for name, value in held_out.items() if name not in self.spec.targets]
+        source_accuracy = sum(source) / len(source)
+        self.progress_note = f", accuracy on held-out source {source_accuracy:.1f} %"
+        entry = {
+            "step": self.algorithm.step,
+            **means,
+            "held_out": held_out,
+            "source": source_accuracy,
+            "seconds": round(self.seconds, 3),
         }
-        tested = {
-            name: accuracy(self.algorithm.model, self.parts[name].large, self.workers)
-            for name in self.spec.targets
-            if last
-        }
-        source = [value for name, value in measured.items() if name not in self.spec.targets]
-        score = sum(source) / len(source)
-        self.note = f", accuracy on held-out source {score:.1f} %"
-        entry = {"step": self.algorithm.step, **means, "held_out": measured, "source": score}
-        entry |= {"seconds": round(self.seconds, 3)} | ({"target": tested} if last else {})
+        if self.algorithm.step == self.spec.steps:
+            target = {}
+            for name in self.spec.targets:
+                target[name] = accuracy(self.algorithm.model, self.parts[name].large, self.workers)
+            entry["target"] = target
         self.run.record(entry)
-        if score > self.best:
-            self.best = score
+        if source_accuracy > self.best_accuracy:
+            self.best_accuracy = source_accuracy
             self.run.save(BEST, {"algorithm": self.algorithm.checkpoint()})
         if board is not None:
-            for name, value in {**means, **{f"held_out/{key}": value for key, value in measured.items()}}.items():
-                board.add_scalar(name, value, self.algorithm.step)
-            board.flush()
+            self._show(board, means, held_out)
+
+    def _show(self, board: Any, means: Mapping[str, float], held_out: Mapping[str, float]) -> None:
+        """Adds the numbers of a record to TensorBoard."""
+        for name, value in means.items():
+            board.add_scalar(name, value, self.algorithm.step)
+        for name, value in held_out.items():
+            board.add_scalar(f"held_out/{name}", value, self.algorithm.step)
+        board.flush()
 
     def _save(self) -> None:
-        if self.place.rank == 0:
-            self.run.save(
-                CHECKPOINT,
-                {
-                    "algorithm": self.algorithm.checkpoint(),
-                    "sums": self.sums,
-                    "best": self.best,
-                    "seconds": self.seconds,
-                    "rng": torch.get_rng_state(),
-                    "accelerators": torch.cuda.get_rng_state_all(),
-                },
-            )
+        if self.group.rank != 0:
+            return
+        state = {
+            "algorithm": self.algorithm.checkpoint(),
+            "sums": self.sums,
+            "best": self.best_accuracy,
+            "seconds": self.seconds,
+            "rng": torch.get_rng_state(),
+            "accelerators": torch.cuda.get_rng_state_all(),
+        }
+        self.run.save(CHECKPOINT, state)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.algorithm.restore(state["algorithm"])
-        self.sums, self.best, self.seconds = state["sums"], state["best"], state["seconds"]
-        if self.place.world == 1:
+        self.sums = dict(state["sums"])
+        self.best_accuracy = float(state["best"])
+        self.seconds = float(state["seconds"])
+        if self.group.world == 1:  # of several processes, only the state of the first one was saved
             torch.set_rng_state(state["rng"])
             torch.cuda.set_rng_state_all(state["accelerators"])
 
 
 def accuracy(model: SourceModel, domain: Domain, workers: int | None = None) -> float:
-    """The share of a domain that the model's head gets right, in percent; NaN if the domain is empty."""
-    training = model.training
+    """The percentage of a domain that the model's head classifies correctly; NaN if the domain is empty."""
+    was_training = model.training
     model.eval()
+    correct = [torch.zeros(0)]
     try:
         with torch.no_grad():
-            batches = chunks(domain, SIZE, workers)
-            right = [(model(images.to(model.device)).argmax(1).cpu() == labels).float() for images, labels in batches]
+            for images, labels in chunks(domain, EVALUATION_BATCH, workers):
+                predicted = model(images.to(model.device)).argmax(1).cpu()
+                correct.append((predicted == labels).float())
     finally:
-        model.train(training)
-    return 100 * torch.cat([*right, torch.zeros(0)]).mean().item()
+        model.train(was_training)
+    return 100 * torch.cat(correct).mean().item()
 
 
-def _board(folder: Path) -> Any:
-    """A writer of TensorBoard scalars."""
+def _tensorboard_writer(folder: Path) -> Any:
     try:
         return import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"))
     except ImportError:

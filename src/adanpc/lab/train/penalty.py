@@ -1,4 +1,4 @@
-"""What every algorithm is that adds a penalty to the mean loss of the domains."""
+"""The base of algorithms that add a penalty to the mean loss of the domains."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from adanpc.lab.train.algorithm import Algorithm, Batch
 
 
 class Outputs(NamedTuple):
-    """What a model makes of one domain's batch: features (B, D), logits (B, C), with labels (B,), and the risk ()."""
+    """What a model makes of one domain's batch."""
 
-    features: Tensor
-    logits: Tensor
-    labels: Tensor
-    risk: Tensor
+    features: Tensor  # (B, D)
+    logits: Tensor  # (B, C)
+    labels: Tensor  # (B,)
+    risk: Tensor  # ()
 
 
 class Penalized(Algorithm, ABC):
@@ -31,8 +31,8 @@ class Penalized(Algorithm, ABC):
 
     Args:
         weight: of the penalty; 0 leaves it out at every step.
-        anneal: until this step the weight is ``before`` instead. Where it changes Adam starts anew, since its
-            averages are of gradients of another size.
+        anneal: until this step the weight is ``before`` instead. When it changes, Adam starts over, since its
+            averages are those of gradients of another size.
     """
 
     erm: ClassVar[Mapping[str, Any] | None] = {"weight": 0.0}
@@ -43,34 +43,41 @@ class Penalized(Algorithm, ABC):
         for name, value in (("weight", weight), ("anneal", anneal)):
             if not value >= 0:
                 raise AdaNPCError(f"{name} must be 0 or more, got {value}")
-        self.weight, self.anneal = weight, anneal
+        self.weight = weight
+        self.anneal = anneal
 
     @abstractmethod
     def penalty(self, outputs: Sequence[Outputs]) -> Tensor:
-        """The penalty () for what the model makes of each domain; finite for a batch of one, too."""
+        """The penalty () for what the model makes of each domain; finite for a batch of one row, too."""
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss of the domains plus the penalty, with its weight at this step."""
         outputs = self._outputs(batches)
-        risk, penalty = torch.stack([output.risk for output in outputs]).mean(), self.penalty(outputs)
+        risk = torch.stack([output.risk for output in outputs]).mean()
+        penalty = self.penalty(outputs)
         weight = self.weight_at(self.step)
-        loss = risk + weight * penalty if weight else risk
+        loss = risk
+        if weight:  # 0 times an infinite penalty would still be NaN
+            loss = risk + weight * penalty
         return loss, {"risk": risk.detach(), "penalty": penalty.detach()}
 
     def descend(self, loss: Tensor, optimizer: str = "model") -> None:
-        """One step, by a new Adam if the weight has just changed."""
+        """Makes one step, by a new Adam if the weight has just changed."""
         if self.step and self.weight_at(self.step) != self.weight_at(self.step - 1):
             self.optimizers[optimizer] = self.adam(self.model)
         super().descend(loss, optimizer)
 
     def weight_at(self, step: int) -> float:
         """The weight of the penalty at a step."""
-        return self.before if self.weight and step < self.anneal else self.weight
+        if self.weight and step < self.anneal:
+            return self.before
+        return self.weight
 
     def _outputs(self, batches: Sequence[Batch]) -> list[Outputs]:
         features = self.model.features(torch.cat([batch.images for batch in batches]))
         logits: Tensor = self.model.head(features)
-        labels = [batch.labels for batch in batches]
-        sizes = [len(part) for part in labels]
-        parts = zip(features.split(sizes), logits.split(sizes), labels, strict=True)
-        return [Outputs(made, scored, true, cross_entropy(scored, true)) for made, scored, true in parts]
+        sizes = [len(batch.labels) for batch in batches]
+        outputs = []
+        for rows, scores, batch in zip(features.split(sizes), logits.split(sizes), batches, strict=True):
+            outputs.append(Outputs(rows, scores, batch.labels, cross_entropy(scores, batch.labels)))
+        return outputs

@@ -16,14 +16,14 @@ from adanpc.lab.train.search import Draw, Power
 
 
 class IRM(Penalized):
-    """Penalizes domains whose loss would fall if their logits were scaled: one head should be the best for all.
+    """Penalizes domains whose loss would fall if their logits were scaled: one head should be best for all.
 
     The penalty is the squared slope of the loss in such a scale, at 1, estimated without bias as the product of the
     slopes over even and odd rows; it can be negative. It is zero for a domain with a single row.
 
     Args:
         weight: of the penalty from step ``anneal`` on; 1 before. 0 leaves it out at every step.
-        anneal: a number of steps, for a training of 5,000; ``Spec`` makes it as much of any other.
+        anneal: a step of a training of 5,000; ``Spec`` scales its default to trainings of other lengths.
 
     Paper: Arjovsky, Bottou, Gulrajani and Lopez-Paz, Invariant Risk Minimization, 2019.
 
@@ -40,7 +40,8 @@ class IRM(Penalized):
 
     def penalty(self, outputs: Sequence[Outputs]) -> Tensor:
         """The mean squared slope of the domains."""
-        return torch.stack([_squared_slope(output.logits, output.labels) for output in outputs]).mean()
+        squares = [_squared_slope(output.logits, output.labels) for output in outputs]
+        return torch.stack(squares).mean()
 
 
 class VREx(Penalized):
@@ -48,7 +49,7 @@ class VREx(Penalized):
 
     Args:
         weight: of the penalty from step ``anneal`` on; 1 before. 0 leaves it out at every step.
-        anneal: a number of steps, for a training of 5,000; ``Spec`` makes it as much of any other.
+        anneal: a step of a training of 5,000; ``Spec`` scales its default to trainings of other lengths.
 
     Paper: Krueger et al., Out-of-Distribution Generalization via Risk Extrapolation, 2021.
 
@@ -105,5 +106,6 @@ def _squared_slope(logits: Tensor, labels: Tensor) -> Tensor:
     """The squared slope () of the mean cross-entropy in a scale of the logits, from two halves of the rows."""
     if len(labels) < 2:
         return logits.new_zeros(())
-    slopes = ((logits.softmax(1) - one_hot(labels, logits.shape[1])) * logits).sum(1)  # (B,)
+    errors = logits.softmax(1) - one_hot(labels, logits.shape[1])  # (B, C)
+    slopes = (errors * logits).sum(1)  # (B,)
     return slopes[::2].mean() * slopes[1::2].mean()

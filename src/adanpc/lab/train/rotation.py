@@ -19,8 +19,8 @@ TURNS = 4  # by 0, 90, 180 and 270 degrees
 class Rotation(Algorithm):
     """The mean cross-entropy over domains, plus that of telling the four rotations of every image apart.
 
-    ``rotation_head`` reads the rotation from the model's features; test-time training goes on with it where no labels
-    are known.
+    ``rotation_head`` reads the rotation from the model's features; test-time training continues with it where no
+    labels are known.
 
     Args:
         weight: of the second task.
@@ -54,5 +54,6 @@ def turned(images: Tensor) -> tuple[Tensor, Tensor]:
     """
     if images.shape[2] != images.shape[3]:
         raise AdaNPCError(f"a quarter turn needs square images, got {images.shape[2]} x {images.shape[3]}: crop them")
+    rotated = torch.cat([images.rot90(turn, (2, 3)) for turn in range(TURNS)])
     turns = torch.arange(TURNS, device=images.device).repeat_interleave(len(images))
-    return torch.cat([images.rot90(turn, (2, 3)) for turn in range(TURNS)]), turns
+    return rotated, turns

@@ -1,31 +1,49 @@
-"""A run's folder: what was asked, what was measured, and where training stands."""
+"""A run's folder: what was asked for, what was measured, and where training stands."""
 
 from __future__ import annotations
 
 import json
-import pickle
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, cast
 
-import torch
-
-from adanpc.errors import UnavailableError
-from adanpc.files import add_entry, entries, replace
+from adanpc.errors import AdaNPCError, UnavailableError
+from adanpc.files import add_entry, entries, held, replace
 from adanpc.lab.environment import environment
-from adanpc.lab.train.spec import Spec
+from adanpc.lab.networks.sealed import SealError
+from adanpc.lab.train import checkpoint
+from adanpc.lab.train.spec import Spec, check_fields
+from adanpc.require import text, whole
 
-SPEC, RECORDS, CHECKPOINT, BEST = "spec.json", "records.jsonl", "checkpoint.pt", "best.pt"
-FORMAT = 1
+SPEC = "spec.json"
+RECORDS = "records.jsonl"
+CHECKPOINT = "checkpoint.safetensors"
+BEST = "best.safetensors"
+LOCK = "train.lock"
+# Seconds. A process that was killed is survived by those that read images for it, and they share its lock. They look
+# for it every five seconds, and end when it is gone.
+PATIENCE = 10.0
+FORMAT = 2
+MOST_CHANNELS = 1024
+DOCUMENT_FIELDS = ("format", "spec", "data", "environment", "started")
+DATA_FIELDS = ("folder", "channels", "classes", "domains", "digest", "notice")
 
 
 class RunError(UnavailableError):
-    """A folder that is no run, or one that cannot be continued."""
+    """A folder that is not a run, or one that cannot be continued."""
+
+    code = "bad-run"
 
 
 class Run:
-    """A folder with ``spec.json``, ``records.jsonl``, ``checkpoint.pt`` and ``best.pt``.
+    """A folder with ``spec.json``, ``records.jsonl``, ``checkpoint.safetensors`` and ``best.safetensors``.
+
+    Opening a run checks everything that its ``spec.json`` says, and refuses a folder that holds symbolic links: to
+    write through one would change a file that is somewhere else.
 
     Args:
         folder: made by ``Run.create``.
@@ -33,19 +51,25 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        _refuse_links(folder)
+        if not (folder / SPEC).is_file():  # reading a pipe would wait for its writer
+            raise RunError(f"{folder} is not a run of adanpc train: it has no file {SPEC}")
         try:
             document = json.loads((folder / SPEC).read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{folder} is not a run of adanpc train: {SPEC} cannot be read ({error})") from None
-        if document.get("format") != FORMAT:
-            raise RunError(f"{folder} has format {document.get('format')}, this version reads {FORMAT}: update adanpc")
-        self.document: Mapping[str, Any] = document
-        self.spec = Spec.of(document["spec"])
+        try:
+            self.document: Mapping[str, Any] = _checked(document, folder)
+            self.spec = Spec.of(document["spec"])
+            _check_spec(self.spec, document["data"]["domains"])
+        except RunError:
+            raise
+        except AdaNPCError as error:
+            raise RunError(f"{folder / SPEC} was changed or is damaged: {error}; restore it, or train again") from None
 
     @classmethod
     def create(cls, folder: Path, spec: Spec, data: Mapping[str, Any]) -> Run:
         """A new run on data as described; refuses a folder that already has one."""
-        check_vacant(folder)
         document = {
             "format": FORMAT,
             "spec": spec.document(),
@@ -53,13 +77,15 @@ class Run:
             "environment": environment(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        folder.mkdir(parents=True, exist_ok=True)
-        replace(folder / SPEC, lambda new: _write(new, json.dumps(document, indent=1)))
+        check_vacant(folder)
+        with writing(folder):
+            check_vacant(folder)  # once more: another process may have been faster
+            replace(folder / SPEC, lambda new: _write(new, json.dumps(document, indent=1)))
         return cls(folder)
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """What the data looked like when the run was made: folder, channels, classes, domains and their sizes."""
+        """What the data looked like when the run was created: folder, channels, classes, domains and their sizes."""
         return cast(Mapping[str, Any], self.document["data"])
 
     def record(self, entry: Mapping[str, Any]) -> None:
@@ -68,33 +94,149 @@ class Run:
 
     def records(self) -> list[dict[str, Any]]:
         """One record for each evaluation, in order of steps; what was measured again after a crash counts once."""
-        found = {entry["step"]: entry for entry in entries(self.folder / RECORDS) if "step" in entry}
-        return [found[step] for step in sorted(found)]
+        by_step: dict[int, dict[str, Any]] = {}
+        for entry in entries(self.folder / RECORDS):
+            step = entry.get("step")
+            if type(step) is int:
+                by_step[step] = entry
+        return [by_step[step] for step in sorted(by_step)]
+
+    def last_record(self) -> dict[str, Any]:
+        """The record of the last step; refuses records that do not have it, or not all of it."""
+        for record in self.records():
+            if record["step"] == self.spec.steps and self._is_last(record):
+                return record
+        raise RunError(
+            f"{self.folder / RECORDS} has no complete record of the last step, {self.spec.steps}: "
+            "it was changed; restore it, or train again in another folder"
+        )
+
+    def _is_last(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record says what that of the last step does: accuracies of all domains, and seconds."""
+        if not isinstance(record.get("seconds"), int | float):
+            return False
+        held_out = record.get("held_out")
+        target = record.get("target")
+        return _are_accuracies(held_out, self.data["domains"]) and _are_accuracies(target, self.spec.targets)
 
     def finished(self) -> bool:
-        """Whether every step is made and saved; a record alone comes earlier, and a crash may lie between."""
+        """Whether the last step has been trained and saved; its record is written earlier, and a crash may follow."""
         state = self.state(CHECKPOINT)
         return state is not None and state["algorithm"]["step"] >= self.spec.steps
 
     def save(self, name: str, state: Mapping[str, Any]) -> None:
         """Writes a state, whole or not at all."""
-        replace(self.folder / name, lambda new: torch.save(dict(state), new))
+        checkpoint.write(self.folder / name, state)
 
     def state(self, name: str) -> dict[str, Any] | None:
-        """A state that was saved, or None; loading it runs no code."""
+        """A state that was saved, or None if there is none; a damaged file is refused."""
         path = self.folder / name
         if not path.exists():
             return None
         try:
-            return cast(dict[str, Any], torch.load(path, map_location="cpu", weights_only=True))
-        except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
-            raise RunError(f"{path} cannot be read ({error}): it is damaged, or was not written by adanpc") from None
+            state = checkpoint.read(path)
+            algorithm = state.get("algorithm")
+            if not isinstance(algorithm, dict) or type(algorithm.get("step")) is not int:
+                raise SealError(f"{path} does not hold an algorithm and its step")
+        except SealError as error:
+            raise RunError(f"{error}; restore the file from a copy, or train again in another folder") from None
+        return state
+
+    @contextmanager
+    def restoring(self, name: str) -> Iterator[None]:
+        """Refuses the state of this name if taking it up, inside, fails in any way: it is not one of this run's."""
+        try:
+            yield
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            reason = shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
+            raise RunError(
+                f"{self.folder / name} does not fit {SPEC} ({reason}): "
+                "restore both as they were written, or train again in another folder"
+            ) from None
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Refuses a second writer of a run, in this process or another, for as long as this one is at work."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        with held(folder / LOCK, wait=False) as free:
+            if free:
+                yield
+                return
+        if time.monotonic() > deadline:
+            raise RunError(f"another process is training in {folder}: wait for it to end, or choose another folder")
+        time.sleep(0.1)
 
 
 def check_vacant(folder: Path) -> None:
-    """Refuses a folder that already has a run."""
+    """Refuses a folder that already has a run, or links that a run would be written through."""
     if (folder / SPEC).exists():
-        raise RunError(f"{folder} already holds a run: continue it with --resume {folder}, or choose another --out")
+        raise RunError(f"{folder} already holds a run: resume that one, or choose another folder")
+    _refuse_links(folder)
+
+
+def _refuse_links(folder: Path) -> None:
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink():
+            raise RunError(
+                f"{path} is a symbolic link, and a run does not write through links: put the file itself there"
+            )
+
+
+def _checked(document: Any, folder: Path) -> dict[str, Any]:
+    """The contents of ``spec.json``, or an error that names the first field that is wrong."""
+    if not isinstance(document, dict):
+        raise AdaNPCError(f"it must hold a JSON object, got {document!r:.80}")
+    found = document.get("format")
+    if type(found) is int and found != FORMAT:
+        remedy = "update adanpc" if found > FORMAT else "train it again, older checkpoints cannot be read"
+        raise RunError(f"{folder} has format {found}, this version reads {FORMAT}: {remedy}")
+    check_fields("the run", document, DOCUMENT_FIELDS)
+    whole("format", found, least=FORMAT, most=FORMAT)
+    text("started", document["started"])
+    if not isinstance(document["environment"], dict):
+        raise AdaNPCError(f"environment must be an object, got {document['environment']!r}")
+    _check_data(document["data"])
+    return document
+
+
+def _check_data(data: Any) -> None:
+    """Refuses a description of data that ``create`` would not have written."""
+    check_fields("data", data, DATA_FIELDS)
+    for name in ("folder", "digest", "notice"):
+        text(name, data[name])
+    whole("channels", data["channels"], least=1, most=MOST_CHANNELS)
+    classes = data["classes"]
+    if not isinstance(classes, list) or not classes:
+        raise AdaNPCError(f"classes must be a list of names, got {classes!r}")
+    for name in classes:
+        text("each of the classes", name)
+    domains = data["domains"]
+    if not isinstance(domains, dict) or not domains:
+        raise AdaNPCError(f"domains must be an object of sizes by name, got {domains!r}")
+    for name, size in domains.items():
+        whole(f"the size of domain {name!r}", size, least=0)
+
+
+def _check_spec(spec: Spec, domains: Mapping[str, int]) -> None:
+    """Refuses a spec that ``create`` would not have been given: open settings, or targets that the data lacks."""
+    if spec.complete() != spec:
+        raise AdaNPCError("the spec leaves settings open that a run has to name")
+    for target in spec.targets:
+        if target not in domains:
+            raise AdaNPCError(f"target {target!r} is not one of the domains {', '.join(domains)}")
+    if set(domains) == set(spec.targets):
+        raise AdaNPCError("every domain is a target, and none is left to train on")
+
+
+def _are_accuracies(values: Any, domains: Collection[str]) -> bool:
+    """Whether these are numbers by name, one for each of the domains."""
+    if not isinstance(values, dict) or set(values) != set(domains):
+        return False
+    return all(isinstance(value, int | float) for value in values.values())
 
 
 def _write(path: Path, text: str) -> None:

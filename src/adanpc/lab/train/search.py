@@ -1,4 +1,4 @@
-"""Hyper-parameters as distributions: what a random search draws from."""
+"""Distributions of hyper-parameters, for a random search."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Power:
-    """base to the power of a number between low and high; a whole number if asked."""
+    """``base`` to the power of a number between low and high; rounded down to a whole number if ``whole``."""
 
     low: float
     high: float
@@ -40,8 +40,10 @@ class Power:
 
     def __call__(self, random: Random) -> float:
         """One draw."""
-        value = self.base ** random.uniform(self.low, self.high)
-        return int(value) if self.whole else value
+        value: float = self.base ** random.uniform(self.low, self.high)
+        if self.whole:
+            return int(value)
+        return value
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,14 @@ class Choice:
 
 
 def draw(space: Mapping[str, Draw], trial: int, seed: int = 0) -> dict[str, Any]:
-    """One value for each name, by trial, seed and that name alone. Trial 0 draws nothing: the defaults."""
+    """One value for each name, decided by trial, seed and that name alone.
+
+    Trial 0 draws nothing: it keeps the defaults.
+    """
+    drawn: dict[str, Any] = {}
     if trial == 0:
-        return {}
-    return {name: distribution(Random(seed_of(seed, trial, name))) for name, distribution in space.items()}
+        return drawn
+    for name, distribution in space.items():
+        random = Random(seed_of(seed, trial, name))
+        drawn[name] = distribution(random)
+    return drawn

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from inspect import signature
 from typing import Any, NamedTuple
 
 from adanpc.errors import AdaNPCError
+from adanpc.lab.settings import check_settings
+from adanpc.lab.train.algorithm import Algorithm
 from adanpc.lab.train.registry import ALGORITHMS
 from adanpc.lab.train.search import Choice, Draw, Power, draw
+from adanpc.require import between, did_you_mean, text, whole
+
+DOMAINBED_STEPS = 5000  # of a DomainBed training, which defaults that count steps are meant for
+MOST_STEPS = 10**12  # far beyond any training, and within what torch can count
+MOST_ROWS = 10**6  # of a batch
+GIVEN = ("self", "model", "domains", "adam")  # parameters of an algorithm that are not settings
 
 
-class Habit(NamedTuple):
-    """What is usual for images of a kind, after DomainBed: defaults, and what a random search draws from."""
+class Defaults(NamedTuple):
+    """What DomainBed uses for one kind of images.
+
+    Args:
+        encoder: by name.
+        pretrained: whether it starts from published weights.
+        batch: rows from each source domain in each step.
+        hyper: settings of the algorithm.
+        space: what a random search draws these settings, ``batch`` and ``dropout`` from.
+    """
 
     encoder: str
     pretrained: bool
@@ -22,22 +38,22 @@ class Habit(NamedTuple):
     space: Mapping[str, Draw]
 
 
-DIGITS = Habit("convnet", False, 64, {"lr": 1e-3}, {"lr": Power(-4.5, -2.5), "batch": Power(3, 9, 2, whole=True)})
-TINY = Habit("wrn-40-2", False, 128, {"lr": 1e-3}, {"lr": Power(-4.5, -2.5), "batch": Power(3, 9, 2, whole=True)})
-PHOTOS = Habit(
-    "resnet-50",
-    True,
-    32,
-    {"lr": 5e-5},
-    {
+SMALL_IMAGE_SPACE = {"lr": Power(-4.5, -2.5), "batch": Power(3, 9, 2, whole=True)}
+DIGITS = Defaults(encoder="convnet", pretrained=False, batch=64, hyper={"lr": 1e-3}, space=SMALL_IMAGE_SPACE)
+CIFAR = Defaults(encoder="wrn-40-2", pretrained=False, batch=128, hyper={"lr": 1e-3}, space=SMALL_IMAGE_SPACE)
+PHOTOS = Defaults(
+    encoder="resnet-50",
+    pretrained=True,
+    batch=32,
+    hyper={"lr": 5e-5},
+    space={
         "lr": Power(-5, -3.5),
         "weight_decay": Power(-6, -2),
         "batch": Power(3, 5.5, 2, whole=True),
         "dropout": Choice((0.0, 0.1, 0.5)),
     },
 )
-STEPS = 5000  # of a training as DomainBed has it, which numbers of steps among the settings are meant for
-HABITS = {"rotated-mnist": DIGITS, "cifar-10": TINY, "cifar-10-c": TINY}  # others are photos
+DEFAULTS = {"rotated-mnist": DIGITS, "cifar-10": CIFAR, "cifar-10-c": CIFAR}  # all other data sets are photos
 
 
 @dataclass(frozen=True)
@@ -48,11 +64,11 @@ class Spec:
         data: a data set by name, see ``adanpc.lab.data.read``.
         targets: the domains that are not trained on.
         algorithm: by name, see ``adanpc.lab.train.ALGORITHMS``.
-        encoder: by name, see ``adanpc.models.build``; by default the usual one for the data.
-        steps: updates. Settings that are numbers of steps, such as when a penalty begins, are by default as large a
-            part of these as of DomainBed's 5,000.
-        batch: rows from each source domain in each step.
-        every: after how many steps the model is evaluated and the run saved.
+        encoder: by name, see ``adanpc.lab.networks.build``; by default the usual one for the data.
+        steps: updates. Settings that count steps, such as when a penalty begins, are by default scaled to these as
+            they are to DomainBed's 5,000.
+        batch: rows from each source domain in each step; 0 is the usual number.
+        every: the number of steps after which the model is evaluated and the run saved.
         seed: decides the splits, the initial weights, the order of samples and every other random choice.
         hyper: the algorithm's own settings, lr and weight_decay among them.
         trial: 0 keeps the defaults; any other number draws what ``hyper`` leaves open from the search space, for every
@@ -61,14 +77,14 @@ class Spec:
         weights: a file to start from.
         norm, dropout, frozen_batchnorm: of the ``SourceModel``.
         augment: random crops, flips and colors in training; by default for photos.
-        images: of each domain at most, drawn by the seed, for a quick look; by default all.
+        images: use at most this many images of each domain, drawn by the seed, for a quick look; by default all.
     """
 
     data: str
     targets: tuple[str, ...]
     algorithm: str = "erm"
     encoder: str = ""
-    steps: int = STEPS
+    steps: int = DOMAINBED_STEPS
     batch: int = 0
     every: int = 300
     seed: int = 0
@@ -83,38 +99,102 @@ class Spec:
     images: int | None = None
 
     def __post_init__(self) -> None:
-        if self.algorithm not in ALGORITHMS:
-            raise AdaNPCError(f"there is no algorithm {self.algorithm!r}; there are: {', '.join(ALGORITHMS)}")
-        for name, least in (("steps", 1), ("batch", 0), ("every", 1), ("seed", 0), ("trial", 0)):
-            if getattr(self, name) < least:
-                raise AdaNPCError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.images is not None and self.images < 2:
-            raise AdaNPCError(f"images must be at least 2, one to learn from and one to select by, got {self.images}")
+        text("data", self.data)
+        text("encoder", self.encoder)
+        _check_targets(self.targets)
+        whole("steps", self.steps, least=1, most=MOST_STEPS)
+        whole("batch", self.batch, least=0, most=MOST_ROWS)
+        whole("every", self.every, least=1)
+        whole("seed", self.seed, least=0)
+        whole("trial", self.trial, least=0)
+        between("dropout", self.dropout, 0, 1)
+        _check_flag("norm", self.norm)
+        _check_flag("frozen_batchnorm", self.frozen_batchnorm)
+        if self.pretrained is not None:
+            _check_flag("pretrained", self.pretrained)
+        if self.augment is not None:
+            _check_flag("augment", self.augment)
+        if self.weights is not None:
+            text("weights", self.weights)
+        if self.images is not None:
+            whole("images, one to learn from and one to select by,", self.images, least=2)
+        if not isinstance(self.algorithm, str) or self.algorithm not in ALGORITHMS:
+            hint = did_you_mean(self.algorithm, ALGORITHMS)
+            known = ", ".join(ALGORITHMS)
+            raise AdaNPCError(f"there is no algorithm {self.algorithm!r}; there are: {known}{hint}")
+        if not isinstance(self.hyper, Mapping):
+            raise AdaNPCError(f"hyper must map names of settings to values, got {self.hyper!r}")
+        check_settings(self.algorithm, [ALGORITHMS[self.algorithm], Algorithm], self.hyper, GIVEN)
 
     def complete(self) -> Spec:
         """The spec with every default and every drawn value filled in; completing it again changes nothing."""
-        habit = HABITS.get(self.data, PHOTOS)
-        kind = ALGORITHMS[self.algorithm]
-        drawn = draw({**habit.space, **kind.space}, self.trial, self.seed)
-        batch, dropout = drawn.pop("batch", habit.batch), drawn.pop("dropout", 0.0)
-        usual = {name: signature(kind).parameters[name].default for name in kind.paced}
-        paced = {name: round({**usual, **drawn}[name] * self.steps / STEPS) for name in usual}
+        defaults = DEFAULTS.get(self.data, PHOTOS)
+        algorithm = ALGORITHMS[self.algorithm]
+        drawn = draw({**defaults.space, **algorithm.space}, self.trial, self.seed)
+        drawn_batch = drawn.pop("batch", defaults.batch)
+        drawn_dropout = drawn.pop("dropout", 0.0)
+        hyper = {**defaults.hyper, **drawn, **self._scaled_to_steps(drawn), **self.hyper}
+        pretrained = self.pretrained
+        if pretrained is None:
+            # Published weights are a default of the usual encoder alone: another one may have none.
+            pretrained = defaults.pretrained and not self.encoder
+        augment = self.augment
+        if augment is None:
+            augment = defaults is PHOTOS
         return replace(
             self,
-            encoder=self.encoder or habit.encoder,
-            batch=self.batch or kind.batch or batch,
-            hyper={**habit.hyper, **drawn, **paced, **self.hyper},
+            encoder=self.encoder or defaults.encoder,
+            batch=self.batch or algorithm.batch or drawn_batch,
+            hyper=hyper,
             trial=0,
-            dropout=self.dropout or dropout,
-            pretrained=habit.pretrained and not self.encoder if self.pretrained is None else self.pretrained,
-            augment=habit is PHOTOS if self.augment is None else self.augment,
+            dropout=self.dropout or drawn_dropout,
+            pretrained=pretrained,
+            augment=augment,
         )
 
+    def _scaled_to_steps(self, drawn: Mapping[str, Any]) -> dict[str, int]:
+        """The settings that count steps, drawn or by default, as large a part of this training as of DomainBed's."""
+        algorithm = ALGORITHMS[self.algorithm]
+        parameters = signature(algorithm).parameters
+        scaled: dict[str, int] = {}
+        for name in algorithm.paced:
+            count = drawn.get(name, parameters[name].default)
+            scaled[name] = round(count * self.steps / DOMAINBED_STEPS)
+        return scaled
+
     def document(self) -> dict[str, Any]:
-        """The spec as JSON has it."""
+        """The spec as values that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Spec:
-        """The spec that ``document`` wrote."""
-        return cls(**{**document, "targets": tuple(document["targets"])})
+        """The spec that ``document`` wrote; a field that is missing or unknown is refused by name."""
+        check_fields("the spec", document, [field.name for field in fields(cls)])
+        values = dict(document)
+        if isinstance(values["targets"], list):  # JSON has no tuples
+            values["targets"] = tuple(values["targets"])
+        return cls(**values)
+
+
+def check_fields(what: str, document: Any, names: Collection[str]) -> None:
+    """Refuses a document that is not an object with exactly these fields."""
+    if not isinstance(document, Mapping):
+        raise AdaNPCError(f"{what} must be an object with named fields, got {document!r}")
+    for name in names:
+        if name not in document:
+            raise AdaNPCError(f"{what} has no field {name!r}")
+    for name in document:
+        if name not in names:
+            raise AdaNPCError(f"{what} has an unknown field {name!r}{did_you_mean(name, names)}")
+
+
+def _check_targets(targets: Any) -> None:
+    if not isinstance(targets, tuple):
+        raise AdaNPCError(f"targets must be a tuple of domain names, got {targets!r}")
+    for name in targets:
+        text("each of the targets", name)
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise AdaNPCError(f"{name} must be True or False, got {value!r}")
