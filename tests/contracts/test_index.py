@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from adanpc.core import Append, MemoryBank
 from adanpc.index import STORAGE, ExactIndex, Found
 from adanpc.index import scan as scans
 from adanpc.testing import check_index
@@ -34,16 +35,15 @@ def test_the_check_sees_an_index_that_is_nearly_exact() -> None:
 def test_the_check_sees_an_index_that_changes_under_its_readers() -> None:
     class Shared(ExactIndex):
         def show(self, slots: Tensor, group: Tensor) -> ExactIndex:
+            shown = super().show(slots, group)
             self._groups[slots] = group
-            return super().show(slots, group)
+            return shown
 
     with pytest.raises(AssertionError, match="leave the index before as it was"):
         check_index(Shared)
 
 
 def test_an_index_of_ones_own_serves_a_bank() -> None:
-    from adanpc.core import Append, MemoryBank  # noqa: PLC0415
-
     class Own(ExactIndex):
         pass
 

@@ -21,14 +21,14 @@ ADMISSIONS = {
     "confident": Admission(min_confidence=0.6),
     "bounded": Admission(min_margin=0.1, max_entropy=1.5, class_quota=6, max_copies=2),
 }
-BANKS = [
+BANKS: list[dict[str, Any]] = [
     {"storage": storage, "soft": soft, "capacity": capacity, "evict": evict, "seed": 11}
     for storage, soft, (capacity, evict) in product(
         STORAGE, (False, True), [(None, "fifo"), *((5, policy) for policy in POLICIES)]
     )
 ]
 # Every rule, centering and admission meets every other; banks take turns.
-MODELS = [
+MODELS: list[dict[str, Any]] = [
     {"rule": rule, "centering": mode, "admission": admission, **pools}
     for (rule, mode, admission), pools in zip(
         product(RULES, MODES, ADMISSIONS), ([{"k": 7}, {"k_source": 4, "k_target": 3}] * 24), strict=True

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from adanpc.lab.adapt import Source
-from adanpc.lab.data.domain import Domain, join, some
+from adanpc.lab.data.domain import DataSet, Domain, join, some
 from adanpc.lab.networks.features import features
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.train.assemble import load_algorithm, splits
@@ -131,6 +131,7 @@ def scene_of(
     rows: int | None = None,
     recalled: int | None = RECALLED,
     device: str = "cpu",
+    data: DataSet | None = None,
 ) -> Scene:
     """The scene of a trained run.
 
@@ -141,10 +142,11 @@ def scene_of(
         rows: of each source domain in the bank at most, drawn likewise.
         recalled: held-out source images at most, as many of each domain; None takes all.
         device: where the model computes.
+        data: the run's data set, if it has been read already.
     """
     algorithm = load_algorithm(run, which).to(device)
     model = algorithm.model
-    parts = {name: Parts(part.large, part.small) for name, part in splits(run, model.preprocessing).items()}
+    parts = {name: Parts(part.large, part.small) for name, part in splits(run, model.preprocessing, data).items()}
     builder = Builder(
         sources=[part for name, part in parts.items() if name not in run.spec.targets],
         targets=[parts[name] for name in run.spec.targets],

@@ -21,7 +21,7 @@ from adanpc.lab.networks.features import features
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.seeds import seed_of
 from adanpc.lab.sweep.scene import Builder, Parts, Scene, scene_of, source_of
-from adanpc.lab.train.assemble import start
+from adanpc.lab.train.assemble import prepare
 from adanpc.lab.train.loop import train
 from adanpc.lab.train.process_group import ProcessGroup
 from adanpc.lab.train.run import SPEC, Run
@@ -113,10 +113,17 @@ class Trained:
         document = json.dumps(self.spec.complete().document(), sort_keys=True)
         folder = workspace.folder / "models" / f"{seed_of(document):014x}"
         with held(folder.with_suffix(".lock"), wait=True):
-            run = Run(folder) if (folder / SPEC).exists() else start(self.spec, workspace.data_dir, folder)
-            if not run.finished():
-                train(run, ProcessGroup(0, 1, torch.device(workspace.device)))
-        return run
+            group = ProcessGroup(0, 1, torch.device(workspace.device))
+            if (folder / SPEC).exists():
+                run = Run(folder)
+                if not run.finished():
+                    train(run, group)
+                return run
+            data = workspace.data(self.spec.data, self.spec.seed)
+            prepared = prepare(self.spec, workspace.data_dir, group.device, data)
+            run = Run.create(folder, prepared.spec, prepared.description)
+            train(run, group, prepared=prepared)
+            return run
 
     def reading(self) -> Reading:
         """What decides the cost."""
@@ -133,6 +140,7 @@ class Trained:
             rows=extent.rows,
             recalled=extent.recalled,
             device=workspace.device,
+            data=workspace.data(self.spec.data, self.spec.seed),
         )
 
 

@@ -50,10 +50,18 @@ def start(spec: Spec, data_dir: Path, folder: Path) -> Run:
     return Run.create(folder, prepared.spec, prepared.description)
 
 
-def prepare(spec: Spec, data_dir: Path, device: torch.device | str = "cpu") -> Prepared:
-    """What a run of this spec starts from; refuses what cannot be trained, and writes nothing."""
+def prepare(spec: Spec, data_dir: Path, device: torch.device | str = "cpu", data: DataSet | None = None) -> Prepared:
+    """What a run of this spec starts from; refuses what cannot be trained, and writes nothing.
+
+    Args:
+        spec: complete or not.
+        data_dir: holds the data set.
+        device: where the model is trained.
+        data: the data set, if it has been read already.
+    """
     spec = spec.complete()
-    data = read(spec.data, data_dir, seed=spec.seed)
+    if data is None:
+        data = read(spec.data, data_dir, seed=spec.seed)
     _check_targets(spec, data)
     description = {"folder": str(data_dir.resolve()), **_describe(data), "notice": data.notice}
     algorithm = _build(spec, description, device, fresh=True)
