@@ -16,7 +16,8 @@ import torch
 import adanpc
 from adanpc import AdaNPC, Admission, Append, MemoryBank, Origin, everyone
 from adanpc.core import Prediction, vote
-from adanpc.index import exact
+from adanpc.index import ExactIndex
+from adanpc.index import blocks as memory
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "adanpc"
@@ -90,15 +91,17 @@ def test_confidence_is_not_capped_by_a_second_softmax() -> None:
     assert float(answer.confidence) == 1.0  # the published code cannot exceed e / (e + 9) = 0.23 here
 
 
-def test_appending_copies_at_most_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "BLOCK_BYTES", 1 << 20)
+def test_appending_copies_no_full_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "BLOCK_BYTES", 1 << 20)
     bank = MemoryBank(64, 2)
     bank.apply(Append(torch.rand(12_000, 64), torch.zeros(12_000, dtype=torch.int64)))
-    blocks = {part.data_ptr() for part in bank._index.columns["row"]}
+    index = bank.contents.index
+    assert isinstance(index, ExactIndex)
+    blocks = {part.data_ptr() for part in index.blocks.columns["row"]}
     assert len(blocks) > 2
     bank.apply(Append(torch.rand(1, 64), torch.tensor([0]), Origin.ADMITTED))
-    kept = blocks & {part.data_ptr() for part in bank._index.columns["row"]}
-    assert len(kept) >= len(blocks) - 1
+    kept = blocks & {part.data_ptr() for part in index.blocks.columns["row"]}
+    assert kept == blocks
 
 
 def test_no_device_is_hard_coded() -> None:
