@@ -69,7 +69,7 @@ class Blocks:
         wanted = max(2 * self.room, -(-slots // TILE) * TILE)
         if wanted * self.slot_bytes > SMALL_BYTES:
             return self.block
-        return wanted
+        return min(wanted, self.block)
 
     def _memory(self, name: str, size: int) -> Tensor:
         """Untouched memory (size, width); main memory comes from NumPy, in huge pages that are faster to scan."""
