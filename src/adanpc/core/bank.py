@@ -303,7 +303,10 @@ class MemoryBank:
         return contents.queue()
 
     def revert(self, contents: Contents) -> None:
-        """Puts back contents that this bank had before, at no cost; for callers that only tried something."""
+        """Puts contents that this bank had before, or those of a bank with the same settings, in place of its own.
+
+        It costs nothing, and it is no change: for callers that only tried something, or that start again.
+        """
         with self._lock:
             self._ledger = None
             self._publish(contents)

@@ -93,7 +93,7 @@ def test_the_example_is_found() -> None:
     check_adapter(find(f"{EXAMPLE}:ClassPrior"))
 
 
-WITHOUT_PAPER = ("source", "knn", "adanpc-published")  # the source model, its frozen bank, and public code
+WITHOUT_PAPER = ("source", "knn")  # the source model, and its frozen bank
 
 
 @pytest.mark.parametrize("name", [name for name in ADAPTERS if name not in WITHOUT_PAPER])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from adanpc.core import MemoryBank
 from adanpc.errors import AdaNPCError
 from adanpc.lab.networks.source import SourceModel
 
@@ -58,9 +59,9 @@ class Source:
 class Adapter(nn.Module, ABC):
     """A classifier that may change while it is used: ``step`` answers a batch and may learn from it.
 
-    Everything that changes along the way is a parameter or buffer named by ``moving``, one of the ``optimizers``, or
-    part of ``extra``. So ``state_dict`` holds all of it, ``reset`` puts all of it back, and ``predict`` answers
-    without changing any of it.
+    Everything that changes along the way is a parameter or buffer named by ``moving``, one of the ``optimizers``, one
+    of the ``banks``, or part of ``extra``. So ``state_dict`` holds all of it, ``reset`` puts all of it back, and
+    ``predict`` answers without changing any of it.
 
     A method of your own is a subclass with an ``answer``; ``adanpc.testing.check_adapter`` checks it.
 
@@ -82,6 +83,7 @@ class Adapter(nn.Module, ABC):
             raise AdaNPCError("an adapter made inside torch.inference_mode() could never learn: make it outside")
         self.model = deepcopy(source.model).eval().requires_grad_(False)
         self.optimizers: dict[str, Optimizer] = {}
+        self.banks: dict[str, MemoryBank] = {}
         self._start: dict[str, Any] | None = None
 
     @abstractmethod
@@ -93,7 +95,7 @@ class Adapter(nn.Module, ABC):
         return set()
 
     def extra(self) -> dict[str, Any]:
-        """Returns what changes besides tensors and optimizers, as plain values; ``take_extra`` puts it back.
+        """Returns what changes besides tensors, optimizers and banks, as plain values; ``take_extra`` puts it back.
 
         Later steps must not change the returned values: copy here whatever a step changes in place.
         """
@@ -122,10 +124,13 @@ class Adapter(nn.Module, ABC):
     def predict(self, batch: Tensor) -> Tensor:
         """Returns what ``step`` would answer now, and changes nothing."""
         before = self._copy_of_what_moves()
+        contents = {name: bank.contents for name, bank in self.banks.items()}  # values: nothing is copied
         try:
             return self.step(batch)
         finally:
             super().load_state_dict(before, strict=False)  # the tensors that do not move are not in it
+            for name, bank in self.banks.items():
+                bank.revert(contents[name])
 
     @torch.inference_mode(False)
     def reset(self) -> None:
@@ -140,14 +145,18 @@ class Adapter(nn.Module, ABC):
         return super().load_state_dict(state_dict, strict, assign)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns the optimizers and what the method adds, for ``state_dict``."""
+        """Returns the optimizers, the banks and what the method adds, for ``state_dict``."""
         optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
-        return {"optimizers": optimizers, "extra": self.extra()}
+        banks = {name: bank.state() for name, bank in self.banks.items()}
+        return {"optimizers": optimizers, "banks": banks, "extra": self.extra()}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what ``get_extra_state`` returned, for ``load_state_dict``."""
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(deepcopy(state["optimizers"][name]))  # torch would share its tensors
+        for name, bank_state in state["banks"].items():
+            bank = self.banks[name]
+            bank.revert(MemoryBank.load(bank_state, device=bank.device).contents)
         self.take_extra(state["extra"])
 
     def forward(self, batch: Tensor) -> Tensor:
@@ -173,17 +182,17 @@ class Adapter(nn.Module, ABC):
             self._start = deepcopy(self.state_dict())
 
     def _copy_of_what_moves(self) -> dict[str, Any]:
-        """Returns the part of ``state_dict`` that a step may change, as a copy; the large rest is not copied."""
-        moving = self.moving()
-        copies: dict[str, Any] = {}
-        for name, value in self.state_dict().items():
-            if name in moving:
-                copies[name] = value.clone()
-            elif name == EXTRA_STATE:
-                # A bank would be expensive to copy, and extra() promises that later steps leave it alone.
-                copies[name] = {"optimizers": deepcopy(value["optimizers"]), "extra": value["extra"]}
-            elif name.endswith(EXTRA_STATE):  # of a submodule
-                copies[name] = deepcopy(value)
+        """Returns the part of ``state_dict`` that a step may change, as a copy, but for banks; the large rest is not
+        copied.
+        """
+        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        copies: dict[str, Any] = {name: tensors[name].detach().clone() for name in self.moving()}
+        for name, module in self.named_modules():
+            if module is self or type(module).get_extra_state is nn.Module.get_extra_state:
+                continue
+            copies[f"{name}.{EXTRA_STATE}"] = deepcopy(module.get_extra_state())
+        optimizers = {name: deepcopy(optimizer.state_dict()) for name, optimizer in self.optimizers.items()}
+        copies[EXTRA_STATE] = {"optimizers": optimizers, "banks": {}, "extra": self.extra()}
         return copies
 
 

@@ -12,7 +12,8 @@ from adanpc import core
 from adanpc.core import Admission, Append, MemoryBank, Origin, vote
 from adanpc.lab.adapt.adapter import Adapter, Source
 
-KS, TEMPERATURES = (1, 5, 10, 25, 50, 75, 100, 150, 200), (0.01, 0.05, 0.1, 0.25, 0.5)
+KS = (1, 5, 10, 25, 50, 75, 100, 150, 200)
+TEMPERATURES = (0.01, 0.05, 0.1, 0.25, 0.5)
 
 
 class AdaNPC(Adapter):
@@ -55,25 +56,15 @@ class AdaNPC(Adapter):
         self.classifier = core.AdaNPC(
             bank, k=k, rule=rule, temperature=temperature, admission=admission, centering=centering
         )
-        domains = torch.zeros_like(source.labels) if source.domains is None else source.domains
+        domains = source.domains
+        if domains is None:
+            domains = torch.zeros_like(source.labels)  # all are from one
         self.classifier.learn(source.features, source.labels, domain=domains)
+        self.banks["bank"] = bank
 
     def answer(self, batch: Tensor) -> Tensor:
         """The vote on features (B, D)."""
         return self.classifier.step(batch).probs.to(batch.dtype)
-
-    def predict(self, batch: Tensor) -> Tensor:
-        """What each query would be answered if it came next; changes nothing, and copies nothing."""
-        return self.classifier.predict(batch).probs.to(batch.dtype)
-
-    def extra(self) -> dict[str, Any]:
-        """The classifier: its bank, and the means beside it."""
-        return dict(self.classifier.state())
-
-    def take_extra(self, extra: Mapping[str, Any]) -> None:
-        """Puts back the classifier."""
-        state: Any = extra
-        self.classifier = core.AdaNPC.load(state, device=self.model.device)
 
 
 class AdaNPCPublished(Adapter):
@@ -81,6 +72,9 @@ class AdaNPCPublished(Adapter):
 
     It starts with one random row of class 0, answers a whole batch before any of it joins, and judges confidence by a
     softmax of the vote, which is already a probability: with C classes it cannot exceed e / (e + C - 1).
+
+    Paper: Zhang et al., AdaNPC: Exploring Non-Parametric Classifier for Test-Time Adaptation, ICML 2023, and its
+        public code.
 
     Args:
         k, temperature: of the vote.
@@ -96,11 +90,14 @@ class AdaNPCPublished(Adapter):
 
     def __init__(self, source: Source, *, k: int = 100, temperature: float = 0.1, threshold: float = 0.1) -> None:
         super().__init__(source)
-        self.k, self.temperature, self.threshold = k, temperature, threshold
+        self.k = k
+        self.temperature = temperature
+        self.threshold = threshold
         self.bank = MemoryBank(self.model.dim, self.model.classes, device=self.model.device)
-        first = torch.rand(1, self.model.dim, generator=torch.Generator().manual_seed(0)) * 2 - 1
-        for rows, labels in ((first, torch.zeros(1, dtype=torch.int64)), (source.features, source.labels)):
-            self.bank.apply(Append(rows, labels, Origin.SOURCE))
+        self.banks["bank"] = self.bank
+        random_row = torch.rand(1, self.model.dim, generator=torch.Generator().manual_seed(0)) * 2 - 1
+        self.bank.apply(Append(random_row, torch.zeros(1, dtype=torch.int64), Origin.SOURCE))
+        self.bank.apply(Append(source.features, source.labels, Origin.SOURCE))
 
     def answer(self, batch: Tensor) -> Tensor:
         """The vote on features (B, D)."""
@@ -111,12 +108,3 @@ class AdaNPCPublished(Adapter):
         if sure.any():
             self.bank.apply(Append(batch[sure], labels[sure], Origin.ADMITTED, confidence=probs.amax(1)[sure]))
         return probs.to(batch.dtype)
-
-    def extra(self) -> dict[str, Any]:
-        """The bank."""
-        return dict(self.bank.state())
-
-    def take_extra(self, extra: Mapping[str, Any]) -> None:
-        """Puts back the bank."""
-        state: Any = extra
-        self.bank = MemoryBank.load(state, device=self.model.device)

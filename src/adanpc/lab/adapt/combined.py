@@ -53,13 +53,17 @@ class Combined(Adapter, ABC):
             raise AdaNPCError(f"refresh must be at least 1 batch, got {refresh}")
         if refresh is not None and source.images is None:
             raise AdaNPCError("refresh encodes source images again: give Source(images=…), or leave refresh out")
-        self.mover, self.source, self.refresh, self.batches = mover, source, refresh, 0
+        self.mover = mover
+        self.source = source
+        self.refresh = refresh
+        self.batches = 0  # that have been met
         del self.model
         self.__dict__["model"] = mover.model  # one model, in the state dict once
         bank = MemoryBank(self.model.dim, self.model.classes, device=self.model.device)
         admission = Admission(min_confidence=min_confidence)
         self.classifier = core.AdaNPC(bank, k=k, temperature=temperature, admission=admission)
         self.classifier.learn(source.features, source.labels)
+        self.banks["bank"] = bank
 
     def moving(self) -> set[str]:
         """What the mover moves; the bank is beside the tensors."""
@@ -77,28 +81,34 @@ class Combined(Adapter, ABC):
 
     def _renew(self) -> None:
         """Makes all source rows anew; admitted rows follow them, as they were."""
-        assert self.source.images is not None
-        order = self.source.mixed()
-        with torch.no_grad():
-            parts = [self.model.features(self.source.images(part).to(self.model.device)) for part in order.split(ROWS)]
-        rows = torch.cat(parts)[order.argsort()]
         old = self.classifier.bank
         table = old.table("id", "label", "origin", "confidence")
         admitted = table["origin"] == Origin.ADMITTED
-        self.classifier.bank = MemoryBank(**old.config(), device=old.device)
-        self.classifier.learn(rows, self.source.labels)
+        renewed = MemoryBank(**old.config(), device=old.device)
+        renewed.apply(Append(self._encoded_source(), self.source.labels, Origin.SOURCE))
         if admitted.any():
-            kept = old.rows(table["id"][admitted])
-            confidence = table["confidence"][admitted]
-            self.classifier.apply(Append(kept, table["label"][admitted], Origin.ADMITTED, confidence=confidence))
+            rows = old.rows(table["id"][admitted])
+            labels = table["label"][admitted]
+            renewed.apply(Append(rows, labels, Origin.ADMITTED, confidence=table["confidence"][admitted]))
+        old.revert(renewed.contents)
+
+    def _encoded_source(self) -> Tensor:
+        """The features (n, D) of all source images by the encoder as it is now."""
+        assert self.source.images is not None
+        order = self.source.mixed()
+        parts = []
+        with torch.no_grad():
+            for rows in order.split(ROWS):
+                images = self.source.images(rows).to(self.model.device)
+                parts.append(self.model.features(images))
+        return torch.cat(parts)[order.argsort()]
 
     def extra(self) -> dict[str, Any]:
-        """The bank, and how many batches came."""
-        return {"classifier": self.classifier.state(), "batches": self.batches}
+        """How many batches have been met."""
+        return {"batches": self.batches}
 
     def take_extra(self, extra: Mapping[str, Any]) -> None:
-        """Puts the bank back."""
-        self.classifier = core.AdaNPC.load(extra["classifier"], device=self.model.device)
+        """Puts the number of batches back."""
         self.batches = extra["batches"]
 
 

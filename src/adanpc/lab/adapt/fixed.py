@@ -47,23 +47,11 @@ class FrozenKNN(Adapter):
         bank = MemoryBank(self.model.dim, self.model.classes, device=self.model.device)
         self.classifier = AdaNPC(bank, k=k, rule=rule, temperature=temperature, admission=nobody)
         self.classifier.learn(source.features, source.labels)
+        self.banks["source"] = bank
 
     def answer(self, batch: Tensor) -> Tensor:
         """The share of each class among the nearest rows of features (B, D)."""
         return self.classifier.predict(batch).probs.to(batch.dtype)
-
-    def predict(self, batch: Tensor) -> Tensor:
-        """As ``step``, which changes nothing either; without a copy of the bank."""
-        return self.answer(batch)
-
-    def extra(self) -> dict[str, Any]:
-        """The bank."""
-        return dict(self.classifier.state())
-
-    def take_extra(self, extra: Mapping[str, Any]) -> None:
-        """Puts the bank back."""
-        state: Any = extra
-        self.classifier = AdaNPC.load(state, device=self.model.device)
 
 
 class LAME(Adapter):
