@@ -2,7 +2,7 @@
 
 import torch
 
-from adanpc import AdaNPC, Append, MemoryBank, Origin, Veto
+from adanpc import AdaNPC, MemoryBank, Relabel, Restore, Veto
 
 classifier = AdaNPC(MemoryBank(dim=2, classes=2), k=2)
 features = torch.tensor([[1.0, 0.1], [1.0, 0.2], [0.9, 0.3], [0.1, 1.0], [0.2, 1.0]])
@@ -25,6 +25,10 @@ classifier.apply(Veto((0,), who="Dr. Ada", why="mislabeled in 2023"))
 after = classifier.predict(query)
 print(f"without row 0: class {int(after.labels)} with confidence {float(after.confidence):.2f}")
 
-# Correcting a label is a veto and an append; the correction is marked as an expert's.
-classifier.apply(Append(features[:1], torch.tensor([0]), Origin.EXPERT))
-print(f"corrected: confidence {float(classifier.predict(query).confidence):.2f}; vetoes kept: {classifier.bank.vetoes}")
+# Correcting a label is one change, and the row keeps its history.
+classifier.apply(Restore((0,), who="Dr. Ada", why="the image is fine"))
+classifier.apply(Relabel((0,), 0, who="Dr. Ada", why="the label was not"))
+corrected = classifier.predict(query)
+print(f"corrected: class {int(corrected.labels)} with confidence {float(corrected.confidence):.2f}")
+for judgment in classifier.bank.history(0):
+    print(f"  {judgment.verdict} by {judgment.who}: {judgment.why} (class {judgment.label} before)")
