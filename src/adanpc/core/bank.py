@@ -305,7 +305,8 @@ class MemoryBank:
     def revert(self, contents: Contents) -> None:
         """Puts contents that this bank had before, or those of a bank with the same settings, in place of its own.
 
-        It costs nothing, and it is no change: for callers that only tried something, or that start again.
+        It costs nothing, and it is no change: for callers that only tried something, or that start again. The two banks
+        then share memory, so the other one must not be changed any more.
         """
         with self._lock:
             self._ledger = None
