@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from adanpc import require
 from adanpc.core import Append, MemoryBank, Neighbors, Origin, vote
 from adanpc.errors import AdaNPCError, EmptyBankError, FeatureError, LabelError
 from adanpc.index import check_features
@@ -50,10 +51,13 @@ class KNNLoss(nn.Module):
         live_keys: bool = False,
     ) -> None:
         super().__init__()
-        for name, value in (("k", k), ("refresh", 1 if refresh is None else refresh)):
-            if value < 1:
-                raise AdaNPCError(f"{name} must be at least 1, got {value}")
-        self.k, self.temperature, self.refresh, self.live_keys = k, temperature, refresh, live_keys
+        require.whole("k", k, least=1)
+        if refresh is not None:
+            require.whole("refresh", refresh, least=1)
+        self.k = k
+        self.temperature = temperature
+        self.refresh = refresh
+        self.live_keys = live_keys
         self.bank = MemoryBank(dim, classes, capacity=size)
         self.steps = 0
         self.fixed: dict[int, list[int]] = {}  # EM mode: the neighbors of each sample's key
@@ -75,14 +79,20 @@ class KNNLoss(nn.Module):
         bank.apply(Append(features, labels, Origin.SOURCE, keys=keys))
         own = torch.arange(len(features), device=bank.device)[:, None]
         near = bank.search(features, self.k, exclude=own).ids
-        self.bank, self.fixed, self.steps = bank, dict(zip(keys.tolist(), near.tolist(), strict=True)), 0
+        self.bank = bank
+        self.fixed = dict(zip(keys.tolist(), near.tolist(), strict=True))
+        self.steps = 0
 
     def forward(self, features: Tensor, labels: Tensor, keys: Tensor | None = None) -> Tensor:
         """The mean loss of a batch (B, D); ``keys`` (B,) name the samples in EM mode."""
         self._check(features, labels, keys)
-        features, labels = features.to(self.bank.device), labels.to(self.bank.device)
+        features = features.to(self.bank.device)
+        labels = labels.to(self.bank.device)
         live = self._live(features, labels, keys)
-        near, places = self._in_queue(features, live) if self.refresh is None else self._as_fixed(live)
+        if self.refresh is None:
+            near, places = self._in_queue(features, live)
+        else:
+            near, places = self._as_fixed(live)
         if (near.ids < 0).all(1).any():
             raise EmptyBankError("a sample has no neighbors: call start(features, labels) with real samples first")
         present = near.ids >= 0
@@ -106,14 +116,19 @@ class KNNLoss(nn.Module):
         if not features.is_floating_point():
             raise FeatureError(f"features must be floating-point, for gradients, got {features.dtype}")
         check_features(features, self.bank.dim)
-        for name, given in (("labels", labels), ("keys", keys)):
-            if given is not None and (given.shape != features.shape[:1] or given.is_floating_point()):
-                shape = f"{given.dtype} of shape {tuple(given.shape)}"
-                raise LabelError(f"{name} must be whole numbers of shape ({len(features)},), got {shape}")
+        self._check_column("labels", labels, len(features))
+        if keys is not None:
+            self._check_column("keys", keys, len(features))
         if not 0 <= int(labels.min()) <= int(labels.max()) < self.bank.classes:
             raise LabelError(f"labels must lie in 0 … {self.bank.classes - 1}, got {labels.tolist()[:5]}, …")
         if self.refresh is not None and keys is None:
             raise AdaNPCError("EM mode needs keys: forward(features, labels, keys)")
+
+    @staticmethod
+    def _check_column(name: str, given: Tensor, count: int) -> None:
+        if given.shape != (count,) or given.is_floating_point():
+            shape = f"{given.dtype} of shape {tuple(given.shape)}"
+            raise LabelError(f"{name} must be whole numbers of shape ({count},), got {shape}")
 
     def _live(self, features: Tensor, labels: Tensor, keys: Tensor | None) -> Tensor:
         """Names the batch in the bank: in EM mode by its keys, in queue mode by the ids with which it enters (B,).
@@ -142,7 +157,8 @@ class KNNLoss(nn.Module):
         table = self.bank.table("label", "key")
         labels = torch.where(ids >= 0, table["label"][ids], -1)
         same = table["key"][ids][:, :, None] == keys  # (B, K, B)
-        return Neighbors(ids, ids.double(), labels), torch.where(same.any(2), same.long().argmax(2), -1)
+        places = torch.where(same.any(2), same.long().argmax(2), -1)
+        return Neighbors(ids, ids.double(), labels), places  # similarities are computed anew, with gradients
 
     def get_extra_state(self) -> dict[str, Any]:
         """The queue, the neighbors and the step: all that resuming needs."""
@@ -151,11 +167,13 @@ class KNNLoss(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes up where ``get_extra_state`` left off."""
         self.bank = MemoryBank.load(state["bank"], device=self.bank.device)
-        self.steps, self.fixed = state["steps"], state["fixed"]
+        self.steps = state["steps"]
+        self.fixed = state["fixed"]
 
 
 def _directions(features: Tensor) -> Tensor:
     """Features at length one, with gradients; half precision is widened, and no magnitude is too large or small."""
-    features = features if features.dtype == torch.float64 else features.float()
+    if features.dtype != torch.float64:
+        features = features.float()
     # The scale carries no gradient: a direction does not depend on it.
     return normalize(features / features.detach().abs().amax(1, keepdim=True), dim=1)
