@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -588,3 +589,27 @@ def test_the_seal_stands_where_the_reader_looks_for_it(tmp_path: Path) -> None:
     data = (tmp_path / "file").read_bytes()
     assert data[8:SEAL_START] == HEADER_START
     assert data[SEAL_START:SEAL_END].decode() == hashlib.sha256(data[:SEAL_START] + data[SEAL_END:]).hexdigest()
+
+
+# Algorithms of one's own
+
+
+@pytest.mark.parametrize("place", ["file", "path", "module"])
+def test_a_run_cannot_bring_its_own_code(folder: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    trap = "open({!r}, 'w').close()\nfrom adanpc.lab.train.erm import ERM\n\nclass Evil(ERM):\n    pass\n"
+    marker = folder.parent / "marker"
+    (folder / "evil.py").write_text(trap.format(str(marker)))
+    names = {"file": "evil.py:Evil", "path": f"{folder}/evil.py:Evil", "module": "evil:Evil"}
+    document = json.loads((folder / SPEC).read_text())
+    document["spec"]["algorithm"] = names[place]
+    (folder / SPEC).write_text(json.dumps(document))
+    monkeypatch.chdir(folder)  # where even Python itself would find it
+    words = f"was trained with the algorithm {names[place]!r}, which is not part of adanpc"
+    with pytest.raises(RunError, match=re.escape(words)):
+        Run(folder)
+    resume = ["train", "--resume", folder]
+    adapt = ["adapt", folder, "--method", "source"]
+    for arguments in (resume, adapt):
+        assert_one_sentence(command(*arguments), words)
+        assert_one_sentence(command(*arguments, "--algorithm", "erm"), words)  # another one than the run's
+    assert not marker.exists()

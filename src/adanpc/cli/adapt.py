@@ -46,6 +46,10 @@ def adapt(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of a method, as method.name=value; may be repeated.")
     ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="The run's algorithm, if it is your own: a run does not decide which code is executed."),
+    ] = None,
     which: Annotated[str, typer.Option(help="The best or the last model of the run.")] = "best",
     seed: Annotated[int, typer.Option(min=0, help="Of the order of arrival, and of what methods draw.")] = 0,
     device: Annotated[str, typer.Option(help="Where to compute, such as cpu or cuda.")] = "cpu",
@@ -66,7 +70,7 @@ def adapt(
             hint = did_you_mean(stream, STREAMS)
             raise AdaNPCError(f"there is no stream {stream!r}; there are: {', '.join(STREAMS)}{hint}")
         order = STREAMS[stream](seed=seed)
-        scene = scene_of(Run(run), which=which, images=images, device=known_device(device))
+        scene = scene_of(Run(run, algorithm), which=which, images=images, device=known_device(device))
 
         records = []
         for size in sizes:

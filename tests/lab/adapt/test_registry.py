@@ -107,16 +107,16 @@ CASES = {
     "registry_absent:Scaled": "there is no module 'registry_absent' in .* or among installed packages",
     "registry_absent.inner:Scaled": "there is no module 'registry_absent.inner' in .* or among installed packages",
     "absent.py:Scaled": "there is no file .*absent.py",
-    "given.py:Scald": "given.py has no class 'Scald'; methods in it: Scaled; did you mean 'Scaled'?",
-    "given.py:number": "given.py:number is not a test-time method: make it a subclass of adanpc.lab.adapt.Adapter",
+    "given.py:Scald": "given.py has no class 'Scald'; test-time methods in it: Scaled; did you mean 'Scaled'?",
+    "given.py:number": "given.py:number is not a test-time method: make it a subclass of .*adapter.Adapter",
     "given.py:Settings": "given.py:Settings is not a test-time method: .*",
     "given.py:Unfinished": "given.py:Unfinished is abstract: it must define answer",
-    "empty.py:Scaled": "empty.py has no class 'Scaled'; methods in it: none",
+    "empty.py:Scaled": "empty.py has no class 'Scaled'; test-time methods in it: none",
     "broken.py:Scaled": "broken.py cannot be imported: ZeroDivisionError: division by zero",
     "needy.py:Scaled": "needy.py cannot be imported: No module named 'registry_missing'",
     "garbled.py:Scaled": "garbled.py cannot be imported: SyntaxError: .*",
-    ":Scaled": "a method of your own is written module:Class or file.py:Class, got ':Scaled'",
-    "given.py:": "a method of your own is written module:Class or file.py:Class, got 'given.py:'",
+    ":Scaled": "a test-time method of your own is written module:Class or file.py:Class, got ':Scaled'",
+    "given.py:": "a test-time method of your own is written module:Class or file.py:Class, got 'given.py:'",
 }
 
 

@@ -14,7 +14,7 @@ from adanpc.lab.data.read import read
 from adanpc.lab.networks.encoders import build
 from adanpc.lab.seeds import seed_of
 from adanpc.lab.train.algorithm import Algorithm
-from adanpc.lab.train.registry import ALGORITHMS
+from adanpc.lab.train.registry import known
 from adanpc.lab.train.run import BEST, CHECKPOINT, Run, RunError, check_vacant
 from adanpc.lab.train.spec import Spec
 
@@ -158,5 +158,5 @@ def _build(spec: Spec, data: Mapping[str, Any], device: torch.device | str, fres
             dropout=spec.dropout,
             frozen_batchnorm=spec.frozen_batchnorm,
         )
-        algorithm = ALGORITHMS[spec.algorithm](model.to(device), len(sources), **spec.hyper)
+        algorithm = known(spec.algorithm)(model.to(device), len(sources), **spec.hyper)
         return algorithm.to(device)

@@ -1,7 +1,11 @@
-"""Every training algorithm by name."""
+"""Every training algorithm by name, and algorithms of your own by where they are defined."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from adanpc.errors import AdaNPCError
+from adanpc.lab.own import absolute_name, is_own, own_class
 from adanpc.lab.train.adversarial import CDANN, DANN
 from adanpc.lab.train.algorithm import Algorithm
 from adanpc.lab.train.alignment import CORAL, MMD
@@ -12,6 +16,7 @@ from adanpc.lab.train.inputs import ARM, Mixup
 from adanpc.lab.train.neighbors import KNN
 from adanpc.lab.train.risks import IRM, GroupDRO, VREx
 from adanpc.lab.train.rotation import Rotation
+from adanpc.require import did_you_mean
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "erm": ERM,
@@ -33,3 +38,52 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fishr": Fishr,
     "rotation": Rotation,
 }
+
+_named: dict[str, type[Algorithm]] = {}  # classes of your own that ``find`` was asked for in this process
+
+
+class AlgorithmError(AdaNPCError):
+    """The name of a training algorithm that does not exist, or that leads to something else."""
+
+
+class UntrustedAlgorithmError(AlgorithmError):
+    """The name of a class of your own that a file has brought up, and that nobody has named in this process."""
+
+
+def find(name: str) -> type[Algorithm]:
+    """Returns the class of a training algorithm. From then on runs of it can be opened in this process.
+
+    Args:
+        name: one of ``ALGORITHMS``, or a class of your own: ``my_module:MyAlgorithm`` from any module that Python can
+            import from the current folder, or ``path/to/file.py:MyAlgorithm``. The code of that module is executed, so
+            do not take the name from a file that you do not trust.
+    """
+    if isinstance(name, str) and is_own(name):
+        kind: type[Algorithm] = own_class(name, Algorithm, "training algorithm", AlgorithmError)
+        _named[absolute_name(name)] = kind
+        return kind
+    return _registered(name)
+
+
+def known(name: Any) -> type[Algorithm]:
+    """Returns the class of a training algorithm, and executes no code: for names that are read from a file.
+
+    Args:
+        name: one of ``ALGORITHMS``, or one that ``find`` was asked for in this process.
+    """
+    if not isinstance(name, str) or not is_own(name):
+        return _registered(name)
+    if absolute_name(name) not in _named:
+        raise UntrustedAlgorithmError(
+            f"the algorithm {name!r} is not part of adanpc, and a file does not decide which code is executed: "
+            f"if you trust it, call adanpc.lab.train.find({name!r}) first"
+        )
+    return _named[absolute_name(name)]
+
+
+def _registered(name: Any) -> type[Algorithm]:
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        choices = ", ".join(ALGORITHMS)
+        hint = did_you_mean(name, ALGORITHMS)
+        raise AlgorithmError(f"there is no algorithm {name!r}; there are: {choices}, or module:Class{hint}")
+    return ALGORITHMS[name]

@@ -16,6 +16,7 @@ from adanpc.files import add_entry, entries, held, replace
 from adanpc.lab.environment import environment
 from adanpc.lab.networks.sealed import SealError
 from adanpc.lab.train import checkpoint
+from adanpc.lab.train.registry import UntrustedAlgorithmError, find, known
 from adanpc.lab.train.spec import Spec, check_fields
 from adanpc.require import text, whole
 
@@ -43,14 +44,18 @@ class Run:
     """A folder with ``spec.json``, ``records.jsonl``, ``checkpoint.safetensors`` and ``best.safetensors``.
 
     Opening a run checks everything that its ``spec.json`` says, and refuses a folder that holds symbolic links: to
-    write through one would change a file that is somewhere else.
+    write through one would change a file that is somewhere else. Opening a run executes no code that it names.
 
     Args:
         folder: made by ``Run.create``.
+        algorithm: the name of the run's algorithm. It is needed only for a class of your own, and only if this process
+            has not named that yet, in a ``Spec`` or to ``adanpc.lab.train.find``.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, algorithm: str | None = None) -> None:
         self.folder = folder
+        if algorithm is not None:
+            find(algorithm)
         _refuse_links(folder)
         if not (folder / SPEC).is_file():  # reading a pipe would wait for its writer
             raise RunError(f"{folder} is not a run of adanpc train: it has no file {SPEC}")
@@ -64,8 +69,16 @@ class Run:
             _check_spec(self.spec, document["data"]["domains"])
         except RunError:
             raise
+        except UntrustedAlgorithmError:
+            name = document["spec"]["algorithm"]
+            raise RunError(
+                f"{folder} was trained with the algorithm {name!r}, which is not part of adanpc, and a run does not "
+                "decide which code is executed: if you trust that algorithm, name it yourself as `algorithm`"
+            ) from None
         except AdaNPCError as error:
             raise RunError(f"{folder / SPEC} was changed or is damaged: {error}; restore it, or train again") from None
+        if algorithm is not None and known(algorithm) is not known(self.spec.algorithm):
+            raise RunError(f"{folder} was trained with the algorithm {self.spec.algorithm}, not with {algorithm}")
 
     @classmethod
     def create(cls, folder: Path, spec: Spec, data: Mapping[str, Any]) -> Run:
@@ -81,7 +94,7 @@ class Run:
         with writing(folder):
             check_vacant(folder)  # once more: another process may have been faster
             replace(folder / SPEC, lambda new: _write(new, json.dumps(document, indent=1)))
-        return cls(folder)
+        return cls(folder, spec.algorithm)
 
     @property
     def data(self) -> Mapping[str, Any]:

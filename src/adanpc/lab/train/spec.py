@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from adanpc.errors import AdaNPCError
 from adanpc.lab.settings import check_settings
 from adanpc.lab.train.algorithm import Algorithm
-from adanpc.lab.train.registry import ALGORITHMS
+from adanpc.lab.train.registry import find, known
 from adanpc.lab.train.search import Choice, Draw, Power, draw
 from adanpc.require import between, did_you_mean, text, whole
 
@@ -63,7 +63,7 @@ class Spec:
     Args:
         data: a data set by name, see ``adanpc.lab.data.read``.
         targets: the domains that are not trained on.
-        algorithm: by name, see ``adanpc.lab.train.ALGORITHMS``.
+        algorithm: by name, see ``adanpc.lab.train.find``.
         encoder: by name, see ``adanpc.lab.networks.build``; by default the usual one for the data.
         steps: updates. Settings that count steps, such as when a penalty begins, are by default scaled to these as
             they are to DomainBed's 5,000.
@@ -118,18 +118,19 @@ class Spec:
             text("weights", self.weights)
         if self.images is not None:
             whole("images, one to learn from and one to select by,", self.images, least=2)
-        if not isinstance(self.algorithm, str) or self.algorithm not in ALGORITHMS:
-            hint = did_you_mean(self.algorithm, ALGORITHMS)
-            known = ", ".join(ALGORITHMS)
-            raise AdaNPCError(f"there is no algorithm {self.algorithm!r}; there are: {known}{hint}")
+        algorithm = find(self.algorithm)
         if not isinstance(self.hyper, Mapping):
             raise AdaNPCError(f"hyper must map names of settings to values, got {self.hyper!r}")
-        check_settings(self.algorithm, [ALGORITHMS[self.algorithm], Algorithm], self.hyper, GIVEN)
+        check_settings(self.algorithm, [algorithm, Algorithm], self.hyper, GIVEN)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        find(self.algorithm)  # so that it is known to another process, too, which is sent a spec as a pickle
 
     def complete(self) -> Spec:
         """The spec with every default and every drawn value filled in; completing it again changes nothing."""
         defaults = DEFAULTS.get(self.data, PHOTOS)
-        algorithm = ALGORITHMS[self.algorithm]
+        algorithm = known(self.algorithm)
         drawn = draw({**defaults.space, **algorithm.space}, self.trial, self.seed)
         drawn_batch = drawn.pop("batch", defaults.batch)
         drawn_dropout = drawn.pop("dropout", 0.0)
@@ -154,7 +155,7 @@ class Spec:
 
     def _scaled_to_steps(self, drawn: Mapping[str, Any]) -> dict[str, int]:
         """The settings that count steps, drawn or by default, as large a part of this training as of DomainBed's."""
-        algorithm = ALGORITHMS[self.algorithm]
+        algorithm = known(self.algorithm)
         parameters = signature(algorithm).parameters
         scaled: dict[str, int] = {}
         for name in algorithm.paced:
@@ -168,8 +169,12 @@ class Spec:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Spec:
-        """The spec that ``document`` wrote; a field that is missing or unknown is refused by name."""
+        """The spec that ``document`` wrote; a field that is missing or unknown is refused by name.
+
+        No code is executed: an algorithm of your own is refused unless this process has already named it.
+        """
         check_fields("the spec", document, [field.name for field in fields(cls)])
+        known(document["algorithm"])  # before the constructor, which would import it
         values = dict(document)
         if isinstance(values["targets"], list):  # JSON has no tuples
             values["targets"] = tuple(values["targets"])

@@ -1,0 +1,116 @@
+"""Classes of your own, by where they are defined: ``my_module:MyClass`` or ``path/to/file.py:MyClass``.
+
+Finding a class runs the code of its module. So only names that the user has typed may be looked up here, never names
+that were read from a file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from inspect import isabstract
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from adanpc.errors import AdaNPCError
+from adanpc.require import did_you_mean
+
+_modules_of_files: dict[Path, ModuleType] = {}  # a file is run once, so that its classes stay the same
+
+
+def is_own(name: str) -> bool:
+    """Returns whether a name says where a class is defined; names that are registered have no colon."""
+    return ":" in name
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Returns the module or file, and the class, that a name consists of."""
+    place, _, class_name = name.rpartition(":")  # the last colon: a path on Windows may have another
+    return place, class_name
+
+
+def absolute_name(name: str) -> str:
+    """Returns the name with the absolute path of its file, so that it means the same in every current folder."""
+    place, class_name = split_name(name)
+    if place.endswith(".py"):
+        # Unlike Path.resolve, this does not look at the disk, and takes any text: the name may come from a stranger.
+        place = os.path.abspath(place)
+    return f"{place}:{class_name}"
+
+
+def own_class(name: str, base: type[Any], what: str, error: type[AdaNPCError]) -> type[Any]:
+    """Returns the class that a name leads to, a subclass of ``base`` that is not abstract.
+
+    Args:
+        name: ``my_module:MyClass`` from any module that Python can import from the current folder, or
+            ``path/to/file.py:MyClass``. Its code is run.
+        base: what the class must be derived from.
+        what: such a class is called in messages: "test-time method".
+        error: raised with one sentence if there is no such class.
+    """
+    place, class_name = split_name(name)
+    if not place or not class_name:
+        raise error(f"a {what} of your own is written module:Class or file.py:Class, got {name!r}")
+    module = _module(place, error)
+    kind: Any = getattr(module, class_name, None)
+    if kind is None:
+        usable = [key for key, value in vars(module).items() if _is_usable(value, base)]
+        names = ", ".join(usable) or "none"
+        hint = did_you_mean(class_name, usable)
+        raise error(f"{place} has no class {class_name!r}; {what}s in it: {names}{hint}")
+    is_derived = isinstance(kind, type) and issubclass(kind, base)
+    if not is_derived:
+        raise error(f"{name} is not a {what}: make it a subclass of {base.__module__}.{base.__name__}")
+    if isabstract(kind):
+        missing = ", ".join(sorted(kind.__abstractmethods__))
+        raise error(f"{name} is abstract: it must define {missing}")
+    found: type[Any] = kind
+    return found
+
+
+def _is_usable(value: object, base: type[Any]) -> bool:
+    return isinstance(value, type) and issubclass(value, base) and not isabstract(value)
+
+
+def _module(place: str, error: type[AdaNPCError]) -> ModuleType:
+    """Returns the module of a name or of a file; whatever goes wrong while it runs becomes one sentence."""
+    try:
+        if place.endswith(".py"):
+            return _module_of_file(Path(place).resolve(), error)
+        _make_importable(Path.cwd())
+        return import_module(place)
+    except ModuleNotFoundError as cause:
+        missing = cause.name or ""
+        if place == missing or place.startswith(f"{missing}."):
+            raise error(f"there is no module {place!r} in {Path.cwd()} or among installed packages") from cause
+        raise error(f"{place} cannot be imported: {cause}") from cause
+    except error:
+        raise
+    except Exception as cause:  # a module of one's own may raise anything
+        raise error(f"{place} cannot be imported: {type(cause).__name__}: {cause}") from cause
+
+
+def _module_of_file(path: Path, error: type[AdaNPCError]) -> ModuleType:
+    """Returns the module in a file; a second call returns the same module."""
+    if path in _modules_of_files:
+        return _modules_of_files[path]
+    if not path.is_file():
+        raise error(f"there is no file {path}")
+    spec = spec_from_file_location(f"adanpc_own_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise error(f"{path} cannot be imported as a Python module")
+    _make_importable(path.parent)  # a script finds the modules beside it, and so does this one
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    _modules_of_files[path] = module
+    return module
+
+
+def _make_importable(folder: Path) -> None:
+    """Lets Python import modules from a folder, after all others: a file random.py must not replace Python's own."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
