@@ -45,9 +45,13 @@ _named: dict[str, type[Algorithm]] = {}  # classes of your own that ``find`` was
 class AlgorithmError(AdaNPCError):
     """The name of a training algorithm that does not exist, or that leads to something else."""
 
+    code = "unknown-algorithm"
+
 
 class UntrustedAlgorithmError(AlgorithmError):
     """The name of a class of your own that a file has brought up, and that nobody has named in this process."""
+
+    code = "untrusted-algorithm"
 
 
 def find(name: str) -> type[Algorithm]:
