@@ -37,7 +37,7 @@ def test_a_model_is_trained_once(workspace: Workspace, monkeypatch: pytest.Monke
     first = Trained(SPEC).run(workspace)
     stamp = (first.folder / "checkpoint.safetensors").stat().st_mtime_ns
 
-    def never(run: Run, place: ProcessGroup) -> None:
+    def never(run: Run, group: ProcessGroup, prepared: object = None) -> None:
         raise AssertionError("trained again")
 
     monkeypatch.setattr(subjects, "train", never)
