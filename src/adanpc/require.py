@@ -27,21 +27,21 @@ def whole(name: str, value: Any, *, least: int | None = None, most: int | None =
 
 def number(name: str, value: Any) -> float:
     """The value as a float, or an error unless it is a number; infinities are numbers, NaN is not."""
-    if not _is_number(value) or isnan(value):
+    if not _is_number(value) or isnan(_as_float(value)):
         raise AdaNPCError(f"{name} must be a number, got {value!r}")
-    return float(value)
+    return _as_float(value)
 
 
 def positive(name: str, value: Any) -> float:
     """The value as a float, or an error unless it is a finite number greater than 0."""
-    if not _is_number(value) or not 0 < float(value) < inf:
+    if not _is_number(value) or not 0 < _as_float(value) < inf:
         raise AdaNPCError(f"{name} must be a finite number greater than 0, got {value!r}")
     return float(value)
 
 
 def between(name: str, value: Any, least: float, most: float) -> float:
     """The value as a float, or an error unless it is a number from least to most."""
-    if not _is_number(value) or not least <= float(value) <= most:
+    if not _is_number(value) or not least <= _as_float(value) <= most:
         raise AdaNPCError(f"{name} must be a number from {least:g} to {most:g}, got {value!r}")
     return float(value)
 
@@ -65,6 +65,14 @@ def did_you_mean(value: Any, choices: Collection[str]) -> str:
     """The end of an error message: a hint at the closest choice, or nothing if none is close."""
     close = get_close_matches(str(value), list(choices), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _as_float(value: Any) -> float:
+    """The number as a float; a whole number beyond all floats is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return inf if value > 0 else -inf
 
 
 def _is_number(value: Any) -> bool:

@@ -28,7 +28,6 @@ from adanpc.core.changes import (
 )
 from adanpc.core.codec import judgments_from_json
 from adanpc.core.contents import (
-    ACTIVE,
     OTHER_GROUP,
     SOURCE_GROUP,
     BankSettings,
@@ -37,6 +36,7 @@ from adanpc.core.contents import (
     digest_of,
 )
 from adanpc.core.eviction import Eviction
+from adanpc.core.table import ACTIVE, check_kinds, check_mean, check_rows
 from adanpc.core.types import Neighbors, Origin
 from adanpc.errors import ChangeError, LabelError
 from adanpc.index import ExactIndex, Index, check_features, unit
@@ -350,6 +350,10 @@ class MemoryBank:
 
     def _append(self, contents: Contents, ledger: _Ledger, change: Append) -> Contents:
         table = self._checked(change)
+        if change.source_mean is not None:
+            check_mean("source_mean", change.source_mean, self.dim)
+        if change.observed is not None:
+            check_mean("observed total", change.observed.total, self.dim)
         first = contents.next_id
         count = len(table["label"])
         table["id"] = torch.arange(first, first + count, device=self.device)
@@ -412,21 +416,29 @@ class MemoryBank:
         return replace(self._replaced(contents, ledger, table), judgments=judgments)
 
     def _roll_back(self, contents: Contents, ledger: _Ledger, change: Rollback) -> Contents:
+        if change.to > contents.position:
+            raise ChangeError(f"a rollback leads to a position of the past, got {change.to} at {contents.position}")
+        # A rollback may come from a log, so its rows are believed no more than those of a file.
         table = {name: column.to(self.device) for name, column in change.rows.items()}
-        wanted = contents.table_of(self._slots(contents, []))
-        if table.keys() != wanted.keys():
-            raise ChangeError(f"a rollback of this bank has the columns {', '.join(wanted)}, got {', '.join(table)}")
-        if len(table["id"]) and int(table["id"].max()) >= contents.next_id:
-            raise ChangeError(f"a rollback brings back rows that were there, got row {int(table['id'].max())}")
-        removed = self._slots(contents, change.removed)
-        contents = self._without(contents, ledger, contents.index.ids(removed).tolist())
+        check_kinds(table, like=contents.table_of(self._slots(contents, [])))
+        check_rows(table, self.classes, contents.next_id)
+        for name in ("source_mean", "stream_total"):
+            if getattr(change, name) is not None:
+                check_mean(name, getattr(change, name), self.dim)
+        removed = sorted(set(change.removed))
+        if len(removed) != len(change.removed):
+            raise ChangeError("a rollback removes a row once, got one twice")
+        self._slots(contents, removed)  # refuses rows that are not there
+        contents = self._without(contents, ledger, removed)
         contents = self._replaced(contents, ledger, table)
         judgments = {row: history for row, history in contents.judgments.items() if row not in change.judgments}
-        return replace(
+        contents = replace(
             contents,
             judgments=judgments | {row: history for row, history in change.judgments.items() if history},
             statistics=Statistics(change.source_mean, change.stream_total, change.stream_count),
         )
+        contents.check()
+        return contents
 
     def _replaced(self, contents: Contents, ledger: _Ledger, table: Columns) -> Contents:
         """With the rows of a table in place of those that are held under the same ids.

@@ -21,6 +21,7 @@ from adanpc.core.types import Origin
 from adanpc.errors import ChangeError
 
 VERDICTS = ("veto", "restore", "relabel")
+LARGEST_ID = 2**63 - 1
 
 
 class Judgment(NamedTuple):
@@ -176,9 +177,13 @@ def _ids(name: str, given: Any) -> tuple[int, ...]:
     if not isinstance(given, Iterable) or isinstance(given, str | bytes):
         raise ChangeError(f"{name} must be a sequence of row ids such as ({given!r},), got {given!r}")
     try:
-        return tuple(index(row) for row in given)
+        ids = tuple(index(row) for row in given)
     except TypeError:
         raise ChangeError(f"{name} must be whole numbers, the ids of rows, got {given!r}") from None
+    for row in ids:
+        if not -LARGEST_ID <= row <= LARGEST_ID:
+            raise ChangeError(f"{name} must be ids of rows, got {row}")
+    return ids
 
 
 def _take_ids(change: Any) -> None:

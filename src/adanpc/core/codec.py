@@ -117,7 +117,7 @@ def decode(data: bytes) -> Change:
     """The change that ``encode`` wrote; any other bytes are a ChangeError."""
     header, tensors = _unpacked(data)
     kind = header.pop("kind", None)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ChangeError(f"no change is of the kind {kind!r}: upgrade adanpc, or the bytes are damaged")
     try:
         if kind == "append":

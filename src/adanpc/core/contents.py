@@ -15,13 +15,13 @@ from adanpc.core.centering import Statistics
 from adanpc.core.changes import Judgment
 from adanpc.core.codec import NAMES, canonical, judgments_to_json
 from adanpc.core.eviction import POLICIES, Eviction
+from adanpc.core.table import ACTIVE, VETOED, TableError, check_judgments
 from adanpc.core.types import Neighbors, Origin
 from adanpc.errors import RowError
 from adanpc.index import STORAGE, Index, check_features, unit
 from adanpc.index.blocks import Blocks
 from adanpc.index.grid import Columns
 
-ACTIVE, VETOED = 1, 2  # the states of a row in a table
 PADDED = 4096  # results have k columns, however few rows there are, up to this k
 SOURCE_GROUP, OTHER_GROUP = 1, 2  # the groups of rows in the index
 
@@ -146,6 +146,17 @@ class Contents:
         if not names:
             table |= self.index.state(slots)
         return table
+
+    def check(self) -> None:
+        """Refuses contents whose parts contradict each other, as only forged changes could leave them."""
+        held = set(self.index.ids(self.held_slots()).tolist())
+        check_judgments(self.judgments, held, set(self.vetoed), self.settings.classes)
+        admitted = int(self.admitted.sum())
+        capacity = self.settings.capacity
+        if capacity is not None and admitted > capacity:
+            raise TableError(f"it holds {admitted} admitted rows, more than its capacity of {capacity}")
+        if self.statistics.stream_count and self.statistics.stream_total is None:
+            raise TableError("it counts a stream without its sum")
 
     def queue(self) -> Eviction | None:
         """The admitted rows that may vote in the order in which they leave; None without a capacity."""

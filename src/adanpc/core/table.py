@@ -1,0 +1,114 @@
+"""What a table of rows must hold, wherever it comes from: a file, or a change that was read from a log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from reprlib import repr as brief
+
+import torch
+from torch import Tensor
+
+from adanpc.core.changes import Judgment
+from adanpc.core.types import Origin
+from adanpc.errors import AdaNPCError
+from adanpc.index.grid import GRID, Columns, decode
+
+ACTIVE, VETOED = 1, 2  # the states of a row
+CHUNK = 1 << 18  # coordinates checked at once: what the cache holds
+LENGTH = 0.01  # how far from one a row's length may be; int8 rounds by less than 0.002 at D = 8192
+
+
+class TableError(AdaNPCError):
+    """Rows that no bank could hold, or for which search would not be exact."""
+
+    code = "bad-table"
+
+
+def check_kinds(table: Mapping[str, Tensor], like: Columns) -> None:
+    """Passes columns with the names, types and shapes of an empty bank's table, all of one length."""
+    if table.keys() != like.keys():
+        raise TableError(f"the columns must be {', '.join(like)}, got {', '.join(table)}")
+    count = len(table["id"]) if table["id"].ndim else 0
+    for name, wanted in like.items():
+        shape = (count, *wanted.shape[1:])
+        column = table[name]
+        if column.dtype != wanted.dtype or column.shape != shape:
+            given = f"{column.dtype} of shape {tuple(column.shape)}"
+            raise TableError(f"the column {name!r} must be {wanted.dtype} of shape {shape}, got {given}")
+
+
+def check_rows(table: Mapping[str, Tensor], classes: int, next_id: int) -> None:
+    """Passes rows whose columns are of the right kind and that a bank of so many classes can hold."""
+    ids = table["id"]
+    if (ids[1:] <= ids[:-1]).any():
+        raise TableError("its ids do not rise from row to row")
+    if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < next_id:
+        raise TableError(f"its ids, {int(ids[0])} … {int(ids[-1])}, must lie in 0 … next_id - 1, {next_id - 1}")
+    for bad, what in _bad_columns(table, classes):
+        _refuse(bad, ids, what)
+    encoded = {name: table[name] for name in ("row", "fine", "scale", "residual") if name in table}
+    step = max(1, CHUNK // encoded["row"].shape[1])
+    for start in range(0, len(ids), step):
+        part = {name: column[start : start + step] for name, column in encoded.items()}
+        for bad, what in _bad_rows(part):
+            _refuse(bad, ids[start : start + step], what)
+
+
+def check_judgments(
+    judgments: Mapping[int, tuple[Judgment, ...]], held: set[int], vetoed: set[int], classes: int
+) -> None:
+    """Passes judgments of rows that are held, by which just the vetoed rows may not vote."""
+    silenced = set()
+    for row, history in judgments.items():
+        if row not in held:
+            raise TableError(f"its judgments are of row {row}, which it does not hold")
+        if not history:
+            raise TableError(f"its judgments of row {row} are empty")
+        if any(judgment.label >= classes for judgment in history):
+            raise TableError(f"its judgments of row {row} name a label that there is not")
+        decisions = [judgment.verdict for judgment in history if judgment.verdict != "relabel"]
+        if decisions and decisions[-1] == "veto":
+            silenced.add(row)
+    if silenced != vetoed:
+        raise TableError(f"its judgments veto the rows {brief(sorted(silenced))}, its states {brief(sorted(vetoed))}")
+
+
+def check_mean(name: str, mean: Tensor, dim: int) -> None:
+    """Passes a finite vector of float64."""
+    if mean.dtype != torch.float64 or mean.shape != (dim,):
+        raise TableError(f"its {name} must be float64 of shape ({dim},), got {mean.dtype} of {tuple(mean.shape)}")
+    if not mean.isfinite().all():
+        raise TableError(f"its {name} holds NaN or infinity")
+
+
+def _refuse(bad: Tensor, ids: Tensor, what: str) -> None:
+    if bad.any():
+        raise TableError(f"row {int(ids[bad.nonzero()[0, 0]])} {what}")
+
+
+def _bad_columns(table: Mapping[str, Tensor], classes: int) -> Iterator[tuple[Tensor, str]]:
+    label = table["label"]
+    state = table["state"]
+    yield (label < 0) | (label >= classes), f"has a label outside 0 … {classes - 1}"
+    yield (state != ACTIVE) & (state != VETOED), "is neither active nor vetoed"
+    yield table["origin"] > max(Origin), "has an unknown origin"
+    yield ~table["confidence"].isfinite(), "has a confidence that is NaN or infinite"
+    if "soft" in table:
+        soft = table["soft"]
+        probabilities = (soft >= 0).all(1) & ((soft.sum(1) - 1).abs() <= 1e-3)
+        yield ~probabilities, "has soft labels that are not probabilities"
+
+
+def _bad_rows(part: Columns) -> Iterator[tuple[Tensor, str]]:
+    """Rows for which search would not be exact; every comparison is turned so that NaN is bad."""
+    if part["row"].dtype == torch.float32:
+        yield ((part["row"] * GRID).frac() != 0).any(1), "is NaN, infinite or off the grid of 2**-24"
+    rows = decode(part).double()
+    if "fine" in part:
+        scale = part["scale"].double()
+        yield ~((scale > 0) & scale.isfinite()), "has a scale that is not a positive number"
+        yield ((part["row"] == -128) | (part["fine"] == -128)).any(1), "has a code outside -127 … 127"
+        hidden = (rows - part["row"].double() * scale).norm(dim=1, keepdim=True) * 1.0001
+        # Machines round a sum in different orders; this is far less than the room that 1.0001 leaves.
+        yield ~((part["residual"].double() - hidden).abs() <= 1e-6 * hidden), "has a false residual"
+    yield ~((rows.norm(dim=1) - 1).abs() <= LENGTH), "does not have length one"
