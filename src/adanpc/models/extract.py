@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.models.inputs import ModelInputs, first_tensor, inputs_for
-from adanpc.models.layers import INPUT_OF, layer_names, module_at, name_of, unwrapped
+from adanpc.models.layers import INPUT_OF, module_at, name_of, plain_name, unwrapped, visible_modules
 from adanpc.models.modes import evaluating
 from adanpc.models.outputs import joined, possible_logits
 
@@ -57,7 +57,8 @@ def run(model: nn.Module, inputs: Any) -> Any:
 def find_head(model: nn.Module, inputs: Any, classes: int | None = None) -> tuple[str, int]:
     """``"input of NAME"`` and the width of the linear layer whose output is the model's, found by running a batch."""
     target = unwrapped(model)
-    linear = [module for module in target.modules() if isinstance(module, nn.Linear)]
+    modules = visible_modules(target)
+    linear = [module for module in modules.values() if isinstance(module, nn.Linear)]
     made: dict[nn.Linear, Any] = {}  # in the order in which they ran
     with _watching(linear, made.__setitem__):
         output = run(target, inputs)
@@ -65,7 +66,7 @@ def find_head(model: nn.Module, inputs: Any, classes: int | None = None) -> tupl
         for module in reversed(made):
             if made[module].shape == logits.shape and torch.equal(made[module], logits):
                 return INPUT_OF + name_of(model, module), classes or module.out_features
-    names = ", ".join(layer_names(model))
+    names = ", ".join(plain_name(name) for name in modules if name)
     raise AdaNPCError(f"no linear layer makes the model's output; name the feature layer with layer=…, one of: {names}")
 
 

@@ -9,7 +9,8 @@ from adanpc.errors import AdaNPCError
 from adanpc.require import did_you_mean
 
 INPUT_OF = "input of "
-WRAPPER_PARTS = ("module", "_orig_mod")  # what DataParallel and torch.compile add to the names of layers
+COMPILED = "_orig_mod"  # torch.compile adds it to the names of layers
+WRAPPER_PARTS = ("module", COMPILED)  # DataParallel adds the other one
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -19,7 +20,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     would show them a different part of the batch.
     """
     while True:
-        compiled = getattr(model, "_orig_mod", None)
+        compiled = getattr(model, COMPILED, None)
         if isinstance(compiled, nn.Module):
             model = compiled
         elif isinstance(model, DataParallel | DistributedDataParallel):
@@ -40,20 +41,21 @@ def plain_layer(layer: str) -> str:
     return plain_name(layer)
 
 
-def layer_names(model: nn.Module) -> list[str]:
-    """All names that a feature layer may have."""
-    return [plain_name(name) for name, _ in unwrapped(model).named_modules() if name]
+def visible_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """All modules by name whose inputs and outputs hooks can see: not those inside a part that was compiled alone."""
+    modules: dict[str, nn.Module] = dict(unwrapped(model).named_modules())
+    return {name: module for name, module in modules.items() if COMPILED not in name.split(".")}
 
 
 def module_at(model: nn.Module, name: str) -> nn.Module:
     """The module of this name, with or without the parts that wrappers add."""
-    modules: dict[str, nn.Module] = dict(unwrapped(model).named_modules())
+    modules = visible_modules(model)
     if name in modules:
         return modules[name]
     for other, module in modules.items():
         if plain_name(other) == plain_name(name):
             return module
-    names = layer_names(model)
+    names = [plain_name(other) for other in modules if other]
     hint = did_you_mean(name, names)
     raise AdaNPCError(f"the model has no layer {name!r}{hint}; it has: {', '.join(names)}")
 
