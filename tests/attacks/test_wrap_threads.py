@@ -67,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
 
     wrapped: Wrapped
 
-    def do_POST(self) -> None:  # noqa: N802 - the name that http.server calls
+    def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         answer = self.wrapped.predict(request["inputs"])
         body = json.dumps({"rows": answer.neighbors.ids[:, 0].tolist(), "labels": answer.labels.tolist()}).encode()

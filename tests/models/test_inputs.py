@@ -181,7 +181,7 @@ def test_several_inputs_are_given_one_by_one() -> None:
     expected = torch.cat([left, right], 1)
     for inputs in ((left, right), [left, right], [left.numpy(), right], {"left": left.tolist(), "right": right}):
         torch.testing.assert_close(wrapped.features(inputs), expected)
-    torch.testing.assert_close(wrapped(left, right=right), model(left, right))
+    torch.testing.assert_close(wrapped(left, right=right.numpy()), model(left, right))
     torch.testing.assert_close(extract(model, "input of head", (left, right), 2)[0], expected)
 
 

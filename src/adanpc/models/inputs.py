@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -51,21 +52,11 @@ class ModelInputs:
     def batches(self, size: int) -> Iterator[ModelInputs]:
         """The same samples in batches of exactly ``size``; the last one is filled up with copies of its last sample."""
         count = self.count
-
         for start in range(0, count, size):
+            yield self.changed(partial(_rows, count=count, start=start, size=size))
 
-            def rows(tensor: Tensor, start: int = start) -> Tensor:
-                if not tensor.ndim or len(tensor) != count:
-                    return tensor  # shared by all samples
-                part = tensor[start : start + size]
-                missing = size - len(part)
-                if not missing:
-                    return part
-                return torch.cat([part, part[-1:].expand(missing, *part.shape[1:])])
-
-            yield self._changed(rows)
-
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
+    def changed(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
+        """The same with every tensor changed."""
         positional = tuple(_each_tensor(value, change) for value in self.positional)
         named = {name: _each_tensor(value, change) for name, value in self.named.items()}
         return ModelInputs(positional, named)
@@ -79,15 +70,17 @@ def inputs_for(model: nn.Module, given: Any) -> ModelInputs:
     numbers in the precision of the model's weights. Tensors keep their type. All tensors go to the model's device.
     """
     if isinstance(given, ModelInputs):
-        inputs = given
+        call = given
     elif isinstance(given, Mapping):
-        inputs = ModelInputs((), {str(name): _as_tensor(model, value) for name, value in given.items()})
+        call = ModelInputs((), dict(given))
     elif _are_several(given):
-        inputs = ModelInputs(tuple(_as_tensor(model, value) for value in given), {})
+        call = ModelInputs(tuple(given), {})
     else:
-        inputs = ModelInputs((_as_tensor(model, given),), {})
+        call = ModelInputs((given,), {})
+    positional = tuple(_as_tensor(model, value) for value in call.positional)
+    named = {name: _as_tensor(model, value) for name, value in call.named.items()}
     device = next(model.parameters(), torch.zeros(0)).device
-    return inputs._changed(lambda tensor: tensor.to(device))
+    return ModelInputs(positional, named).changed(lambda tensor: tensor.to(device))
 
 
 def first_tensor(value: Any) -> Tensor | None:
@@ -123,15 +116,13 @@ def _as_tensor(model: nn.Module, value: Any) -> Any:
     """Arrays and lists of numbers as tensors; anything else as it is."""
     if isinstance(value, numpy.ndarray | numpy.generic):
         return _converted(model, value)
-    if isinstance(value, tuple | list):
-        leaf = value
-        while isinstance(leaf, tuple | list) and leaf:
-            leaf = leaf[0]
-        if isinstance(leaf, Real):
-            return _converted(model, value)
-        value = leaf if _is_picture(leaf) else value
-    if _is_picture(value):
+    first = value
+    while isinstance(first, tuple | list) and first:
+        first = first[0]
+    if _is_picture(first):
         raise InputError(PIL_REMEDY)
+    if isinstance(value, tuple | list) and isinstance(first, Real):
+        return _converted(model, value)
     return value
 
 
@@ -149,6 +140,18 @@ def _converted(model: nn.Module, numbers: Any) -> Tensor:
         if parameter.is_floating_point():
             return tensor.to(parameter.dtype)
     return tensor.to(torch.get_default_dtype())
+
+
+def _rows(tensor: Tensor, count: int, start: int, size: int) -> Tensor:
+    """``size`` rows of a tensor that has one for each of ``count`` samples; any other is shared by all samples."""
+    if not tensor.ndim or len(tensor) != count:
+        return tensor
+    rows = tensor[start : start + size]
+    missing = size - len(rows)
+    if missing == 0:
+        return rows
+    copies = rows[-1:].expand(missing, *rows.shape[1:])
+    return torch.cat([rows, copies])
 
 
 def _is_picture(value: Any) -> bool:
