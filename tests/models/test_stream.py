@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset
 
 import adanpc
-from adanpc import Admission, Delete, Relabel, Restore, Veto
+from adanpc import Admission, Delete, Relabel, Restore, Rollback, Veto
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.models import Wrapped
 
@@ -124,6 +124,7 @@ def test_a_reset_forgets_the_stream(options: dict[str, Any]) -> None:
         wrapped.step(images(20, seed=4))
         assert len(bank) > 24
         change = wrapped.reset(who="Ada")
+        assert isinstance(change, Rollback)
         assert change.who == "Ada"
         assert torch.equal(bank.table()["id"], ids)
         assert bank.contents.statistics.stream_count == 0
