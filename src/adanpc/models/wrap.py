@@ -2,77 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from adanpc.core import AdaNPC, Append, Change, MemoryBank, Prediction
-from adanpc.errors import AdaNPCError
-from adanpc.models.recipe import RecipeError, describe, fingerprint
-from adanpc.progress import track
+from adanpc import require
+from adanpc.core import AdaNPC, Append, Change, Delete, MemoryBank, Prediction, Rollback
+from adanpc.errors import LabelError
+from adanpc.models.extract import extract, find_head, run
+from adanpc.models.inputs import ModelInputs
+from adanpc.models.layers import INPUT_OF, plain_layer
+from adanpc.models.loading import LabeledBatch, LoaderError, labeled_batches
+from adanpc.models.recipe import check_recipe, describe, feature_fingerprint
+from adanpc.models.start import Start
 
-INPUT_OF = "input of "
+__all__ = ["INPUT_OF", "Wrapped", "extract", "find_head", "wrap"]
 
 
 class Wrapped:
     """A model whose features are answered by a bank. The model itself is never changed.
+
+    Any number of threads may use it at once. The model runs in evaluation mode, and is in the mode that it had when
+    the last of them has its answer.
+
+    Inputs may be whatever the model takes: a tensor; an array or a list of numbers; a tuple of several inputs; a
+    mapping of inputs by name, such as a tokenizer's.
 
     Args:
         model: any module that takes a batch of inputs.
         classifier: the bank and how it votes.
         layer: the module whose output is the feature, or ``"input of NAME"``.
         preprocessing: what turns raw data into inputs, see ``describe``.
+        encode_size: how many inputs the model is run on at once, see ``wrap``.
     """
 
-    def __init__(self, model: nn.Module, classifier: AdaNPC, layer: str, preprocessing: Any = None) -> None:
-        self.model, self.classifier, self.layer = model, classifier, layer
+    def __init__(
+        self,
+        model: nn.Module,
+        classifier: AdaNPC,
+        layer: str,
+        preprocessing: Any = None,
+        *,
+        encode_size: int | None = None,
+    ) -> None:
+        if encode_size is not None:
+            encode_size = require.whole("encode_size", encode_size, least=1)
+        self.model = model
+        self.classifier = classifier
+        self.layer = layer
         self.preprocessing = describe(preprocessing)
+        self.encode_size = encode_size
+        self._start = Start.of(classifier.bank.contents)
+
+    # Answering
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """The model's own output, in evaluation mode and without gradients; called as the model is."""
+        if len(inputs) == 1 and not named:
+            return run(self.model, inputs[0])
+        return run(self.model, ModelInputs(inputs, named))
 
     def features(self, inputs: Any) -> Tensor:
         """The features (B, D) of a batch of inputs."""
-        return extract(self.model, self.layer, inputs)[0]
+        return self.features_and_output(inputs)[0]
 
-    def predict(self, inputs: Any) -> Prediction:
-        """What each input would be answered if it came next; changes nothing."""
-        return self.classifier.predict(self.features(inputs))
+    def features_and_output(self, inputs: Any) -> tuple[Tensor, Any]:
+        """The features (B, D) of a batch of inputs and the model's own output, from one pass.
 
-    def propose(self, inputs: Any) -> tuple[Prediction, Append | None]:
+        For the head's answer beside the vote: ``wrapped.classifier.step(features)`` is what ``wrapped.step`` answers.
+        """
+        return extract(self.model, self.layer, inputs, self.encode_size)
+
+    def predict(self, inputs: Any, *, exclude: Tensor | None = None) -> Prediction:
+        """What each input would be answered if it came next; changes nothing. See ``AdaNPC.predict``."""
+        return self.classifier.predict(self.features(inputs), exclude=exclude)
+
+    def propose(self, inputs: Any, *, domain: int = -1, keys: Any = None) -> tuple[Prediction, Append | None]:
         """The answers to inputs that arrive in this order, and the change by which the confident ones join.
 
         The change is not applied, so that it can be written to a log first; see ``AdaNPC.propose``.
         """
-        return self.classifier.propose(self.features(inputs))
+        return self.classifier.propose(self.features(inputs), domain=domain, keys=_keys(keys))
+
+    def step(self, inputs: Any, *, domain: int = -1, keys: Any = None) -> Prediction:
+        """Answers the inputs in order and lets confident answers join the bank.
+
+        Args:
+            inputs: a batch.
+            domain: of all of them, noted with the rows that join; -1 is unknown.
+            keys: (B,) your own numbers of the inputs, noted with the rows that join.
+        """
+        return self.classifier.step(self.features(inputs), domain=domain, keys=_keys(keys))
+
+    # Changing
 
     def apply(self, change: Change) -> range:
         """Carries out one change, see ``AdaNPC.apply``."""
-        return self.classifier.apply(change)
+        with self.classifier.bank.writing():
+            ids = self.classifier.apply(change)
+            if isinstance(change, Delete):
+                self._start = self._start.without(change.ids)  # a reset must not bring them back
+        return ids
 
-    def step(self, inputs: Any) -> Prediction:
-        """Answers the inputs in order and lets confident answers join the bank."""
-        return self.classifier.step(self.features(inputs))
+    def reset(self, *, who: str = "", why: str = "reset", when: float | None = None) -> Rollback:
+        """Forgets what the stream taught since ``wrap`` or ``load``; the change that did it, for a log.
+
+        Rows that were admitted since leave, rows that they drove out come back, and the stream's mean is as it was.
+        What people decided stays: vetoes, labels, deletions, rows of experts.
+        """
+        with self.classifier.bank.writing():
+            change = self._start.rollback(self.classifier.bank.contents, who=who, why=why, when=when)
+            self.classifier.apply(change)
+        return change
+
+    # Keeping
 
     @property
     def recipe(self) -> dict[str, str]:
         """How features are made: what a saved bank must meet again."""
-        return {"layer": self.layer, "preprocessing": self.preprocessing, "weights": fingerprint(self.model)}
+        return {
+            "layer": self.layer,
+            "preprocessing": self.preprocessing,
+            "weights": feature_fingerprint(self.model, self.layer),
+        }
 
-    def check(self, recipe: dict[str, str]) -> None:
-        """Refuses a bank whose recipe differs from this model's."""
-        for name, ours in self.recipe.items():
-            theirs = recipe.get(name, "")
-            if ours != theirs:
-                raise RecipeError(f"the bank was built with {name} {theirs or 'unknown'!r}, this model has {ours!r}")
+    def check(self, recipe: dict[str, str], strict: bool = True) -> None:
+        """Refuses a bank whose recipe differs from this model's, with a RecipeError.
+
+        Args:
+            recipe: of the bank.
+            strict: False to accept other weights and another preprocessing, by someone who knows that the features
+                are the same: after ``model.half()``, or if a transform was only renamed.
+        """
+        check_recipe(recipe, self.model, self.layer, self.preprocessing, strict)
 
 
 def wrap(
     model: nn.Module,
-    loader: Iterable[Sequence[Any]],
+    loader: Iterable[Any],
     *,
     layer: str | None = None,
-    classes: int | None = None,
+    classes: int | Sequence[str] | None = None,
     preprocessing: Any = None,
+    keys: Any = None,
+    encode_size: int | None = None,
     storage: str = "float32",
     capacity: int | None = None,
     evict: str = "fifo",
@@ -84,32 +159,48 @@ def wrap(
 
     Args:
         model: a trained classifier.
-        loader: batches (inputs, labels) or (inputs, labels, domains) of source data, already preprocessed.
+        loader: batches (inputs, labels) or (inputs, labels, domains) of source data, already preprocessed; or
+            dictionaries with an entry "labels" or "label", whose other entries are inputs by name.
         layer: the feature layer by its name in ``model.named_modules()``: its output, or with ``"input of NAME"`` its
-            input, averaged over space or tokens if there are any. By default the input of the model's last linear
-            layer, found by running one batch.
-        classes: how many; by default the width of that linear layer, or with ``layer`` as many as the labels name.
+            input, averaged over space or tokens if there are any. Where the inputs hold an ``attention_mask``, padding
+            does not count. By default the input of the model's last linear layer, found by running one batch.
+        classes: how many, or their names; by default the width of that linear layer, or with ``layer`` as many as the
+            labels name.
         preprocessing: what made the inputs, recorded with the bank and checked when it is loaded; by default the
             ``transform`` of the loader's data set, if it has one.
+        keys: (n,) your own numbers of all samples, in the order in which the loader gives them; by default the row
+            numbers of its data set, see ``labeled_batches``.
+        encode_size: if given, the model always runs on batches of exactly this many inputs; the last one is filled up
+            with copies. Most models round differently in batches of different sizes, so without it a feature's last
+            bits depend on how a stream is cut into batches.
         storage, capacity, evict, soft, device: of the ``MemoryBank``.
         **options: of ``AdaNPC``: k, rule, temperature, admission, centering, …
     """
     if preprocessing is None:
-        preprocessing = getattr(getattr(loader, "dataset", None), "transform", None)
-    features, labels, domains = [], [], []
-    for batch in track(loader, "Building the bank"):
-        if not isinstance(batch, Sequence) or len(batch) < 2:
-            raise AdaNPCError(f"the loader must give batches (inputs, labels), got {type(batch).__name__}")
+        dataset = getattr(loader, "dataset", None)
+        preprocessing = getattr(dataset, "transform", None)
+    class_count = _class_count(classes)
+    batches = []
+    features = []
+    for batch in labeled_batches(loader):
         if layer is None:
-            layer, classes = find_head(model, batch[0], classes)
-        features.append(extract(model, layer, batch[0])[0].to(device))
-        labels.append(_numbers("labels", batch[1]))
-        domains.append(_numbers("domains", batch[2]) if len(batch) > 2 else torch.full_like(labels[-1], -1))
-    if layer is None or not features:
-        raise AdaNPCError("the loader gave no batch: a bank needs labeled source data")
+            layer, class_count = find_head(model, batch.inputs, class_count)
+        encoded, _ = extract(model, layer, batch.inputs, encode_size)
+        _check_count(encoded, batch)
+        features.append(encoded.to(device))
+        batches.append(batch)
+    if layer is None or not any(len(batch.labels) for batch in batches):
+        raise LoaderError("the loader gave no batch: a bank needs labeled source data")
+    labels = torch.cat([batch.labels for batch in batches])
+    domains = torch.cat([batch.domains for batch in batches])
+    all_keys = torch.cat([batch.keys for batch in batches])
+    if keys is not None:
+        all_keys = _keys_of_all(keys, len(labels))
+    if class_count is None:
+        class_count = 1 + int(labels.max())
     bank = MemoryBank(
         features[0].shape[1],
-        classes or 1 + max((int(label.max()) for label in labels if len(label)), default=0),
+        class_count,
         storage=storage,
         capacity=capacity,
         evict=evict,
@@ -118,88 +209,36 @@ def wrap(
     )
     classifier = AdaNPC(bank, **options)
     if classifier.settings.centering.mode != "none":  # a mean needs all of them at once
-        features, labels, domains = [torch.cat(features)], [torch.cat(labels)], [torch.cat(domains)]
-    while features:  # let go of each batch as it is stored
-        keys = torch.arange(bank.next_id, bank.next_id + len(features[0]))
-        classifier.learn(features.pop(0), labels.pop(0), domain=domains.pop(0), keys=keys)
-    return Wrapped(model, classifier, layer, preprocessing)
+        features = [torch.cat(features)]
+    stored = 0
+    while features:
+        part = features.pop(0)  # let go of each batch as it is stored
+        rows = slice(stored, stored + len(part))
+        classifier.learn(part, labels[rows], domain=domains[rows], keys=all_keys[rows])
+        stored += len(part)
+    return Wrapped(model, classifier, plain_layer(layer), preprocessing, encode_size=encode_size)
 
 
-def _numbers(name: str, values: Any) -> Tensor:
-    """A copy of a loader's whole numbers (B,): loaders may use their arrays again."""
-    try:
-        return torch.as_tensor(values).clone()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise AdaNPCError(f"the loader's {name} must be whole numbers, got {type(values).__name__}: {error}") from None
+def _class_count(classes: int | Sequence[str] | None) -> int | None:
+    if classes is None:
+        return None
+    if isinstance(classes, Sequence) and not isinstance(classes, str):
+        return len(classes)
+    return require.whole("classes", classes, least=1)
 
 
-def find_head(model: nn.Module, inputs: Any, classes: int | None = None) -> tuple[str, int]:
-    """``"input of NAME"`` and the width of the linear layer whose output is the model's, found by running a batch."""
-    outputs: dict[str, Tensor] = {}
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-
-    def remember(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda module, given, made: outputs.__setitem__(name, made)
-
-    hooks = [module.register_forward_hook(remember(name)) for name, module in linear.items()]
-    try:
-        result = _run(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for name, made in reversed(outputs.items()):
-        if isinstance(result, Tensor) and made.shape == result.shape and torch.equal(made, result):
-            return INPUT_OF + name, classes or linear[name].out_features
-    names = ", ".join(name for name, _ in model.named_modules() if name)
-    raise AdaNPCError(f"no linear layer makes the model's output; name the feature layer with layer=…, one of: {names}")
+def _check_count(features: Tensor, batch: LabeledBatch) -> None:
+    """Refuses a batch without one label for each of its inputs."""
+    if len(features) != len(batch.labels):
+        raise LabelError(f"the loader gave {len(features)} inputs with {len(batch.labels)} labels: give one for each")
 
 
-def extract(model: nn.Module, layer: str, inputs: Any) -> tuple[Tensor, Any]:
-    """The features (B, D) of a batch at a layer, and the model's own output."""
-    modules = dict(model.named_modules())
-    name, before = layer.removeprefix(INPUT_OF), layer.startswith(INPUT_OF)
-    if name not in modules:
-        raise AdaNPCError(f"the model has no layer {name!r}; it has: {', '.join(filter(None, modules))}")
-    caught: list[Any] = []
-    # Copies, taken before the module or the next one can work in place on them.
-    if before:
-        hook = modules[name].register_forward_pre_hook(
-            lambda module, given, named: caught.append(_copy([*given, *named.values()][0])), with_kwargs=True
-        )
-    else:
-        hook = modules[name].register_forward_hook(lambda module, given, made: caught.append(_copy(made)))
-    try:
-        result = _run(model, inputs)
-    finally:
-        hook.remove()
-    if not caught or not isinstance(caught[-1], Tensor):
-        raise AdaNPCError(f"layer {layer!r} gave no tensor when the model ran; name another one")
-    return _pooled(caught[-1]), result
+def _keys(keys: Any) -> Tensor | None:
+    return None if keys is None else torch.as_tensor(keys)
 
 
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def _run(model: nn.Module, inputs: Any) -> Any:
-    """The model's output in evaluation mode, without gradients, on its own device; its mode is put back."""
-    place = next(model.parameters(), torch.zeros(0)).device
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            return model(inputs.to(place) if isinstance(inputs, Tensor) else inputs)
-    finally:
-        if model.training is not modes[0][1]:
-            model.train(modes[0][1])  # some modules do more than note their mode
-        for module, training in modes:
-            module.training = training
-
-
-def _pooled(features: Tensor) -> Tensor:
-    """(B, D) from (B, D), from (B, D, H, W) by the mean over space, from (B, T, D) by the mean over tokens."""
-    if not 2 <= features.ndim <= 4:
-        raise AdaNPCError(f"features must have shape (B, D), (B, T, D) or (B, D, H, W), got {tuple(features.shape)}")
-    if features.ndim == 4:
-        return features.mean((2, 3))
-    return features.mean(1) if features.ndim == 3 else features
+def _keys_of_all(keys: Any, count: int) -> Tensor:
+    values = torch.as_tensor(keys)
+    if values.shape != (count,):
+        raise LabelError(f"keys must have shape ({count},), one for each sample, got {tuple(values.shape)}")
+    return values

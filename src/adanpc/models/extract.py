@@ -1,0 +1,145 @@
+"""Running a model and catching what passes at one of its layers. Any number of threads may do so at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock, get_ident
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from adanpc import require
+from adanpc.errors import AdaNPCError
+from adanpc.models.inputs import ModelInputs, first_tensor, inputs_for
+from adanpc.models.layers import INPUT_OF, module_at, name_of, plain_name, unwrapped, visible_modules
+from adanpc.models.modes import evaluating
+from adanpc.models.outputs import joined, possible_logits
+
+M = TypeVar("M", bound=nn.Module)
+
+_HOOKS = Lock()  # torch numbers its hooks without one: two threads could get the same number
+
+
+def extract(model: nn.Module, layer: str, inputs: Any, size: int | None = None) -> tuple[Tensor, Any]:
+    """The features (B, D) of a batch at a layer, and the model's own output, from one pass.
+
+    Args:
+        model: is run in evaluation mode and without gradients; its mode is put back.
+        layer: the module whose output is the feature, or ``"input of NAME"``.
+        inputs: see ``inputs_for``.
+        size: if given, the model runs on batches of exactly this size, see ``wrap``.
+    """
+    target = unwrapped(model)
+    given = inputs_for(target, inputs)
+    if size is None:
+        return _one_pass(target, layer, given)
+    size = require.whole("encode_size", size, least=1)
+    count = given.count
+    if count == 0:
+        return _one_pass(target, layer, given)
+    features = []
+    outputs = []
+    for batch in given.batches(size):
+        feature, output = _one_pass(target, layer, batch)
+        features.append(feature)
+        outputs.append(output)
+    return torch.cat(features)[:count], joined(outputs, size, count)
+
+
+def run(model: nn.Module, inputs: Any) -> Any:
+    """The model's own output in evaluation mode, without gradients, on its own device."""
+    target = unwrapped(model)
+    return _call(target, inputs_for(target, inputs))
+
+
+def find_head(model: nn.Module, inputs: Any, classes: int | None = None) -> tuple[str, int]:
+    """``"input of NAME"`` and the width of the linear layer whose output is the model's, found by running a batch."""
+    target = unwrapped(model)
+    modules = visible_modules(target)
+    linear = [module for module in modules.values() if isinstance(module, nn.Linear)]
+    made: dict[nn.Linear, Any] = {}  # in the order in which they ran
+    with _watching(linear, made.__setitem__):
+        output = run(target, inputs)
+    for logits in possible_logits(output):
+        for module in reversed(made):
+            if made[module].shape == logits.shape and torch.equal(made[module], logits):
+                return INPUT_OF + name_of(model, module), classes or module.out_features
+    names = ", ".join(plain_name(name) for name in modules if name)
+    raise AdaNPCError(f"no linear layer makes the model's output; name the feature layer with layer=…, one of: {names}")
+
+
+def _one_pass(model: nn.Module, layer: str, inputs: ModelInputs) -> tuple[Tensor, Any]:
+    """``extract`` for the inputs as they are."""
+    before = layer.startswith(INPUT_OF)
+    module = module_at(model, layer.removeprefix(INPUT_OF))
+    caught: list[Tensor] = []
+
+    def catch(module: nn.Module, value: Any) -> None:
+        tensor = first_tensor(value)
+        if tensor is not None:
+            caught.append(tensor.clone())  # before this module or the next one can work in place on it
+
+    with _watching([module], catch, before=before):
+        output = _call(model, inputs)
+    if not caught:
+        raise AdaNPCError(f"layer {layer!r} gave no tensor when the model ran; name another one")
+    return _pooled(caught[-1], inputs.mask), output
+
+
+@contextmanager
+def _watching(modules: Sequence[M], note: Callable[[M, Any], None], *, before: bool = False) -> Iterator[None]:
+    """Calls ``note`` with what each module gives back, or is given, whenever the calling thread runs it.
+
+    The model is shared: torch calls a hook in the runs of all threads, so it ignores those of the others.
+    """
+    owner = get_ident()
+
+    # If a hook is removed while another thread is about to call it, torch leaves out the named arguments.
+    def on_input(module: Any, positional: Any, named: Any = None) -> None:
+        if get_ident() == owner:
+            note(module, [positional, named])
+
+    def on_output(module: Any, positional: Any, output: Any) -> None:
+        if get_ident() == owner:
+            note(module, output)
+
+    hooks = []
+    try:
+        for module in modules:
+            with _HOOKS:
+                if before:
+                    hooks.append(module.register_forward_pre_hook(on_input, with_kwargs=True))
+                else:
+                    hooks.append(module.register_forward_hook(on_output))
+        yield
+    finally:
+        for hook in hooks:
+            with _HOOKS:
+                hook.remove()
+
+
+def _call(model: nn.Module, inputs: ModelInputs) -> Any:
+    with evaluating(model), torch.no_grad():
+        if getattr(model, "_compiled_call_impl", None) is not None:  # model.compile(): hooks see the plain call alone
+            return model._call_impl(*inputs.positional, **inputs.named)
+        return model(*inputs.positional, **inputs.named)
+
+
+def _pooled(features: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, D) from (B, D), from (B, D, H, W) by the mean over space, from (B, T, D) by the mean over tokens.
+
+    Tokens that ``mask`` (B, T) marks as padding do not count.
+    """
+    if not 2 <= features.ndim <= 4:
+        raise AdaNPCError(f"features must have shape (B, D), (B, T, D) or (B, D, H, W), got {tuple(features.shape)}")
+    if features.ndim == 4:
+        return features.mean((2, 3))
+    if features.ndim == 2:
+        return features
+    if mask is None or mask.shape != features.shape[:2]:
+        return features.mean(1)
+    real = mask.to(features.device).bool()[:, :, None]  # (B, T, 1)
+    total = features.masked_fill(~real, 0).sum(1)  # (B, D)
+    return total / real.sum(1).clamp(min=1)

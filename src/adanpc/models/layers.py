@@ -1,0 +1,69 @@
+"""Layers by name: the same names whether or not a model is compiled or spread over several devices."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from adanpc.errors import AdaNPCError
+from adanpc.require import did_you_mean
+
+INPUT_OF = "input of "
+COMPILED = "_orig_mod"  # torch.compile adds it to the names of layers
+WRAPPER_PARTS = ("module", COMPILED)  # DataParallel adds the other one
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel``.
+
+    This is what is run to make features: hooks cannot see into a compiled graph, and in DataParallel every device
+    would show them a different part of the batch.
+    """
+    while True:
+        compiled = getattr(model, COMPILED, None)
+        if isinstance(compiled, nn.Module):
+            model = compiled
+        elif isinstance(model, DataParallel | DistributedDataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def plain_name(name: str) -> str:
+    """The name of a layer or a parameter without the parts that wrappers add: ``module.fc`` is ``fc``."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPER_PARTS)
+
+
+def plain_layer(layer: str) -> str:
+    """The same for a feature layer: ``input of module.fc`` is ``input of fc``."""
+    if layer.startswith(INPUT_OF):
+        return INPUT_OF + plain_name(layer.removeprefix(INPUT_OF))
+    return plain_name(layer)
+
+
+def visible_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """All modules by name whose inputs and outputs hooks can see: not those inside a part that was compiled alone."""
+    modules: dict[str, nn.Module] = dict(unwrapped(model).named_modules())
+    return {name: module for name, module in modules.items() if COMPILED not in name.split(".")}
+
+
+def module_at(model: nn.Module, name: str) -> nn.Module:
+    """The module of this name, with or without the parts that wrappers add."""
+    modules = visible_modules(model)
+    if name in modules:
+        return modules[name]
+    for other, module in modules.items():
+        if plain_name(other) == plain_name(name):
+            return module
+    names = [plain_name(other) for other in modules if other]
+    hint = did_you_mean(name, names)
+    raise AdaNPCError(f"the model has no layer {name!r}{hint}; it has: {', '.join(names)}")
+
+
+def name_of(model: nn.Module, wanted: nn.Module) -> str:
+    """The name under which ``model``, wrappers included, knows one of its modules."""
+    modules: dict[str, nn.Module] = dict(model.named_modules())
+    for name, module in modules.items():
+        if module is wanted:
+            return name
+    raise AdaNPCError(f"the model has no such {type(wanted).__name__}")
