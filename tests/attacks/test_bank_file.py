@@ -9,6 +9,8 @@ import json
 import os
 import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -135,6 +137,76 @@ def test_bytes_of_no_meaning(tmp_path: Path) -> None:
             refusal(
                 written(tmp_path / "bank", (size - 8 & ~7).to_bytes(8, "little", signed=True) + noise.randbytes(size))
             )
+
+
+# Writers that do not replace the file but cut it
+
+
+@pytest.mark.parametrize("left", [4, 100, 1500, -20])
+def test_a_file_that_is_cut_after_its_size_was_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    data = honest("float32")
+    path = written(tmp_path / "bank", data[:left])
+    status = os.stat_result((path.stat().st_mode, 0, 0, 1, 0, 0, len(data), 0, 0, 0))
+    monkeypatch.setattr(os, "fstat", lambda _: status)
+    assert refusal(path) == "it became shorter while it was read; load it again when nobody writes to it"
+
+
+CUT = """
+import os, random, sys
+path = sys.argv[1]
+data = open(path, "rb").read()
+places = random.Random(0)
+print("ready", flush=True)
+with open(path, "rb+") as file:
+    while True:
+        os.truncate(path, places.randrange(len(data)))
+        file.seek(0)
+        file.write(data)
+        file.flush()
+"""
+LOAD = """
+import sys
+import torch
+from adanpc.store import BankFileError, load
+torch.set_num_threads(1)
+path, digest = sys.argv[1:]
+loaded = 0
+refused = 0
+while loaded + refused < 100 or (not (loaded and refused) and loaded + refused < 5000):
+    try:
+        found = load(path)
+    except BankFileError:
+        refused += 1
+    else:
+        assert found.digest() == digest
+        loaded += 1
+print(loaded, refused)
+"""
+
+
+def test_a_file_that_another_process_cuts_again_and_again(tmp_path: Path) -> None:
+    """A mapped file would kill the reader by SIGBUS. This one is loaded or refused."""
+    classifier = AdaNPC(MemoryBank(64, 3, storage="float16"))
+    rows = torch.randn(1000, 64, generator=torch.Generator().manual_seed(0))
+    classifier.learn(rows, torch.arange(1000) % 3)
+    path = tmp_path / "bank"
+    save(classifier, path)
+    cutter = subprocess.Popen([sys.executable, "-c", CUT, str(path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert cutter.stdout is not None
+        assert cutter.stdout.readline() == "ready\n"
+        command = [sys.executable, "-c", LOAD, str(path), classifier.digest()]
+        loader = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert cutter.poll() is None
+    finally:
+        cutter.kill()
+        cutter.communicate()
+    assert (loader.returncode, loader.stderr) == (0, "")
+    loaded, refused = loader.stdout.split()
+    assert int(refused) > 0
+    assert int(loaded) + int(refused) >= 100
 
 
 # Not a bank
@@ -507,6 +579,14 @@ def test_forged_documents(tmp_path: Path, words: str, forge: Callable[[Document,
     assert words in refusal(written(tmp_path / "bank", forged(document, columns, text)))
 
 
+def test_judgments_of_a_row_that_has_left(tmp_path: Path) -> None:
+    document, columns = taken_apart(honest("float32"))
+    columns = {name: column if "_" in name else numpy.delete(column, 3, 0) for name, column in columns.items()}
+    document["rows"] = 8
+    words = "its judgments are of row 3, which it does not hold"
+    assert words in refusal(written(tmp_path / "bank", forged(document, columns)))
+
+
 @pytest.mark.parametrize("false", ["0" * 64, ""])
 def test_a_false_seal(tmp_path: Path, false: str) -> None:
     document, columns = taken_apart(honest("float32"))
@@ -672,6 +752,7 @@ def test_the_forger_knows_format_1(tmp_path: Path) -> None:
         document, columns = taken_apart(of_format_1(storage))
         assert document["seal"] == seal(document, columns)
         document["classifier"]["temperature"] = 1
+        document["recipe"] = {}
         assert load(written(tmp_path / "bank", forged(document, columns))).settings.temperature == 1
 
 
