@@ -154,7 +154,7 @@ def test_a_file_that_is_cut_after_its_size_was_looked_at(
 
 
 CUT = """
-import os, random, sys
+import os, random, sys, time
 path = sys.argv[1]
 data = open(path, "rb").read()
 places = random.Random(0)
@@ -165,6 +165,7 @@ with open(path, "rb+") as file:
         file.seek(0)
         file.write(data)
         file.flush()
+        time.sleep(places.uniform(0, 0.01))
 """
 LOAD = """
 import sys
