@@ -1,10 +1,13 @@
-"""Bank files taken apart and put together again by somebody who knows the format, seal included."""
+"""Bank files taken apart and put together again by somebody who knows the format, and random changes to them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +22,25 @@ from adanpc.models import Wrapped
 from adanpc.store import BankFileError, load, save
 
 ORDER = {"int64": "I64", "float64": "F64", "float32": "F32", "float16": "F16", "int8": "I8", "uint8": "U8"}
+PATIENCE = int(os.environ.get("ADANPC_FUZZ", "1"))  # how many times as many random changes are tried
+NUMBERS = [0, 1, -1, 2, 3, 4, 5, 7, 8, 9, 12, 37, 255, 2**24, 2**24 + 1, 2**31, 2**53, 2**53 + 1, 2**63, 2**64, 10**400]
+FLOATS = [0.0, -0.0, 0.5, 1.0, 1.5, -3.0, 1e-320, 1e308, -1e308]
+TEXTS = [
+    "",
+    "inf",
+    "-inf",
+    "nan",
+    "veto",
+    "restore",
+    "relabel",
+    "float32",
+    "int8",
+    "fifo",
+    "source",
+    "stream",
+    "\ud800",
+]
+OTHERS: list[Any] = [None, True, False, [], {}, [[]], [[0, []]], {"": ""}, [1, 2, 3]]
 GOLDEN = Path(__file__).parents[1] / "store" / "golden"
 Document = dict[str, Any]
 Columns = dict[str, numpy.ndarray[Any, Any]]
@@ -107,3 +129,39 @@ def forged(document: Document, columns: Columns, text: str | None = None, multip
         dtype = ORDER[str(columns[name].dtype)]
         header[name] = {"dtype": dtype, "shape": list(columns[name].shape), "data_offsets": [start, end]}
     return with_header(json.dumps(header).encode(), b"".join(columns[name].tobytes() for name in names), multiple)
+
+
+def a_value(chance: random.Random) -> Any:
+    pools: list[list[Any]] = [NUMBERS, FLOATS, TEXTS, OTHERS]
+    return chance.choice(chance.choice(pools))
+
+
+def change_somewhere(value: Any, chance: random.Random) -> None:
+    """Puts another value into a JSON object or array, anywhere, or takes one away, or adds one."""
+    while True:
+        places = list(value) if isinstance(value, dict) else list(range(len(value)))
+        place = chance.choice(places)
+        if not isinstance(value[place], dict | list) or not value[place] or not chance.randrange(6):
+            break
+        value = value[place]
+    match chance.randrange(6):
+        case 0:
+            del value[place]
+        case 1 if isinstance(value, dict):
+            value[chance.choice(["more", *places])] = value.pop(place)
+        case 1:
+            value.insert(place, value[place])
+        case 2 if isinstance(value[place], int) and not isinstance(value[place], bool):
+            value[place] += chance.choice([-8, -1, 1, 8])
+        case _:
+            value[place] = a_value(chance)
+
+
+@contextmanager
+def numbered(number: int) -> Iterator[None]:
+    """Adds to whatever is raised inside by which number it can be raised again."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"the number was {number}")
+        raise
