@@ -42,6 +42,7 @@ from adanpc.core import (
     nobody,
 )
 from adanpc.core.centering import Statistics
+from adanpc.core.codec import decode, encode
 from adanpc.models import RecipeError, Wrapped
 from adanpc.store import BankFileError, load, save
 from adanpc.store import file as file_module
@@ -345,6 +346,11 @@ def test_the_reader_in_the_docs_needs_no_adanpc(tmp_path: Path, storage: str) ->
     assert all(numpy.array_equal(columns[name], table[name].numpy()) for name in table)
     assert rows.dtype == numpy.float32
     assert numpy.array_equal(rows, classifier.bank.rows(table["id"]).numpy())
+    for version in (1, 2):
+        golden = GOLDEN / f"format-{version}-{storage}.safetensors"
+        document, columns, rows = names["read_bank"](golden)
+        assert document["version"] == version
+        assert numpy.array_equal(rows, load(golden).bank.rows(torch.from_numpy(columns["id"].copy())).numpy())
     data = (tmp_path / "bank").read_bytes()
     for damaged in (data[:-20] + bytes([data[-20] ^ 1]) + data[-19:], data.replace(b"Ann", b"Bob")):
         (tmp_path / "bank").write_bytes(damaged)
@@ -458,6 +464,20 @@ def test_the_document_in_the_docs_is_that_of_a_file() -> None:
     with safe_open(GOLDEN / "format-2-int8.safetensors", "pt") as opened:
         (example,) = blocks("json")
         assert json.loads(example) == json.loads(opened.metadata()["adanpc"])
+
+
+def test_the_bytes_of_a_change_in_the_docs() -> None:
+    (dump,) = blocks("hex")
+    data = bytes.fromhex("".join(line[6:53] for line in dump.splitlines()))
+    change = Append(torch.tensor([[3.0, 4.0]]), torch.tensor([1]), Origin.EXPERT, who="Ann")
+    assert encode(change) == data
+    decoded = decode(data)
+    assert isinstance(decoded, Append)
+    assert (decoded.origin, decoded.who, decoded.features.tolist()) == (Origin.EXPERT, "Ann", [[3.0, 4.0]])
+    for number, line in enumerate(dump.splitlines()):  # the right side shows what is written on the left
+        part = data[16 * number : 16 * number + 16]
+        shown = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        assert line == f"{16 * number:04x}  {part.hex(' '):<47}  {shown}".rstrip()
 
 
 # What cannot be saved
