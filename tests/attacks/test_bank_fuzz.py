@@ -164,7 +164,7 @@ def check_that_it_works(classifier: AdaNPC, folder: Path) -> None:
 def test_a_file_that_was_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[random.Random], bytes], sealed: bool
 ) -> None:
-    if sealed:  # a forger would write the right one, whatever he changed
+    if sealed:  # a forger would write the right seal, whatever else is changed
         monkeypatch.setattr(file_module, "_seal", lambda document, _: document["seal"])
     sentences = []
     for number in range(ROUNDS):
