@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from reprlib import repr as brief
 from sys import float_info
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adanpc.core import Origin
-from adanpc.core.codec import NAMES, judgments_from_json
+from adanpc.core.codec import NAMES, judgments_from_json, judgments_to_json
 from adanpc.core.contents import ACTIVE, VETOED
 from adanpc.errors import AdaNPCError
 from adanpc.index.grid import GRID, Columns, decode
@@ -75,9 +75,10 @@ def check_header(document: Any) -> int:
     if not isinstance(version, int) or isinstance(version, bool):
         raise ContentsError(f"version in its document has the wrong type: {brief(version)}")
     if version > VERSION:
-        raise ContentsError(f"it was written by a newer adanpc, in format {version} after {VERSION}", "upgrade adanpc")
+        newer = f"it was written by a newer adanpc, in format {brief(version)} after {VERSION}"
+        raise ContentsError(newer, "upgrade adanpc")
     if version < 1:
-        raise ContentsError(f"there is no format {version}")
+        raise ContentsError(f"there is no format {brief(version)}")
     return version
 
 
@@ -87,9 +88,14 @@ def check_document(document: dict[str, Any]) -> None:
     for part in PARTS:
         if part != "recipe" or document[part]:  # a bank without a model has none
             check_fields(part, document[part], FIELDS[part])
-    for row, history in judgments_from_json(document["judgments"]).items():
-        if row >= document["next_id"] or not history:
-            raise ContentsError(f"its judgments of row {row} are of no row, or empty")
+    judgments = judgments_from_json(document["judgments"])
+    for row, history in judgments.items():
+        if row >= document["next_id"]:
+            raise ContentsError(f"its judgments are of row {brief(row)}, which never existed")
+        if not history:
+            raise ContentsError(f"its judgments of row {row} are empty")
+    if judgments_to_json(judgments) != document["judgments"]:
+        raise ContentsError("its judgments are not written as adanpc writes them: each row once, in the order of ids")
 
 
 def check_fields(part: str, values: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -109,12 +115,28 @@ def check_fields(part: str, values: dict[str, Any], fields: dict[str, Any]) -> N
             raise ContentsError(f"{name} in its {part} must lie in 0 … {most}, got {brief(value)}")
 
 
-def check_columns(document: dict[str, Any], table: Columns, found: dict[str, tuple[str, list[int]]]) -> None:
-    """Passes types and shapes that follow from the document and an empty bank's table, before anything is read."""
+def means_of(document: dict[str, Any], found: Collection[str]) -> list[str]:
+    """The means that a file of the newest format should hold: those that it has, and the one that it cannot lack."""
+    means = [name for name in MEANS if name in found]
+    if document["stream_count"] and "stream_total" not in means:
+        means.append("stream_total")
+    return means
+
+
+def check_columns(
+    document: dict[str, Any], table: Columns, means: Collection[str], found: dict[str, tuple[str, list[int]]]
+) -> None:
+    """Passes types and shapes that follow from the document, before anything of that size is read.
+
+    Args:
+        document: of any format.
+        table: of an empty bank with the document's settings.
+        means: names of the means that there should be.
+        found: what there is.
+    """
     wanted = {name: (NAMES[made.dtype], [document["rows"], *made.shape[1:]]) for name, made in table.items()}
-    for name in MEANS:
-        if name in found:
-            wanted[name] = ("F64", [document["bank"]["dim"]])
+    for name in means:
+        wanted[name] = ("F64", [document["bank"]["dim"]])
     # Columns that are missing or unknown come first: they explain the others.
     for name in sorted(wanted.keys() | found.keys(), key=lambda name: (name in wanted and name in found, name)):
         given = found.get(name, "absent")
@@ -146,20 +168,24 @@ def check_tensors(document: dict[str, Any], tensors: Columns) -> None:
 
 
 def _check_judgments(document: dict[str, Any], tensors: Columns) -> None:
-    """Passes judgments of rows that are there, whose vetoed rows are those that were vetoed last."""
-    held = set(tensors["id"].tolist())
-    silenced = set(tensors["id"][tensors["state"] == VETOED].tolist())
-    last = set()
-    for row, history in judgments_from_json(document["judgments"]).items():
-        if row not in held:
-            raise ContentsError(f"its judgments are of row {row}, which it does not hold")
+    """Passes judgments of rows that are there, and states that are what was decided last."""
+    ids = tensors["id"]
+    judgments = judgments_from_json(document["judgments"])
+    judged = torch.tensor(list(judgments), dtype=torch.int64)
+    absent = judged[~torch.isin(judged, ids)]
+    if len(absent):
+        raise ContentsError(f"its judgments are of row {int(absent[0])}, which it does not hold")
+    vetoed_last = []
+    for row, history in judgments.items():
+        if any(judgment.label >= document["bank"]["classes"] for judgment in history):
+            raise ContentsError(f"its judgments of row {row} name a label outside its classes")
         decisions = [judgment.verdict for judgment in history if judgment.verdict != "relabel"]
         if decisions and decisions[-1] == "veto":
-            last.add(row)
-        if any(judgment.label >= document["bank"]["classes"] for judgment in history):
-            raise ContentsError(f"its judgments of row {row} name a label that there is not")
-    if last != silenced:
-        raise ContentsError(f"its judgments veto the rows {brief(sorted(last))}, its states {brief(sorted(silenced))}")
+            vetoed_last.append(row)
+    vetoed = ids[tensors["state"] == VETOED].tolist()
+    if vetoed_last != vetoed:
+        by_judgment = f"by its judgments, the vetoed rows are {brief(vetoed_last)}"
+        raise ContentsError(f"{by_judgment}, but by their states {brief(vetoed)}")
 
 
 def _refuse(bad: Tensor, ids: Tensor, what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
@@ -13,9 +13,9 @@ from typing import Any, overload
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
-from adanpc.core import AdaNPC, MemoryBank
+from adanpc.core import AdaNPC, Admission, MemoryBank
 from adanpc.core.codec import NAMES, canonical
 from adanpc.core.contents import State
 from adanpc.files import replace
@@ -31,6 +31,7 @@ from adanpc.store.check import (
     check_document,
     check_header,
     check_tensors,
+    means_of,
 )
 from adanpc.store.safetensors_file import SafetensorsFile, opened
 from adanpc.version import __version__
@@ -57,14 +58,16 @@ def save(thing: AdaNPC | Wrapped, path: Location) -> None:
     if not isinstance(classifier, AdaNPC):
         raise BankFileError(f"{path} was not saved: give an AdaNPC or a wrapped model, got {type(thing).__name__}")
     with _one_sentence(path, "was not saved", "what was there before is unchanged; check the disk and save again"):
+        admission = type(classifier.settings.admission)
+        if admission is not Admission:
+            raise ContentsError(f"no file can keep an admission of type {admission.__name__}", "use an Admission")
         state = classifier.state()
         document = _document(state, recipe)
         tensors = {name: tensor.cpu().contiguous() for name, tensor in state["tensors"].items()}
-        check_document(document)  # a file that load would refuse is not written
-        check_tensors(document, tensors)
+        _check(document, tensors)  # a file that load would refuse is not written
         text = canonical({**document, "seal": _seal(document, tensors)})
         if len(json.dumps(text)) > MOST_TEXT:
-            raise ContentsError(f"its texts need more than {MOST_TEXT} bytes", "shorten the reasons of its vetoes")
+            raise ContentsError(f"its texts need more than {MOST_TEXT} bytes", "shorten the reasons of its judgments")
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():
             raise ContentsError("there is a folder or a device", "give the path of a file")
@@ -93,7 +96,8 @@ def load(
     """
     remedy = "the file is damaged or forged: take another copy or build the bank again"
     with _one_sentence(path, "was not loaded", remedy):
-        state, recipe = _read(Path(path))
+        state = _read(Path(path))
+        recipe = state["document"].pop("recipe")
         classifier = AdaNPC.load(state, device=device)
     if model is None:
         return classifier
@@ -107,21 +111,30 @@ def load(
     return wrapped
 
 
+class _HandedOver(dict[str, Tensor]):
+    """Columns that are let go of as they are taken, so that the bank's copy is the only other one in memory."""
+
+    def items(self) -> Any:
+        """Every name and column, once."""
+        while self:
+            yield self.popitem()
+
+
 @contextmanager
 def _one_sentence(path: Location, fate: str, remedy: str) -> Iterator[None]:
     """Turns whatever is refused inside into one BankFileError."""
     try:
         yield
-    except FileNotFoundError as error:
-        advice = "give the path of a file that adanpc saved"
-        raise BankFileError(f"{path} {fate}: there is no such file or folder; {advice}") from error
     except OSError as error:
         what = error.strerror or error
         raise BankFileError(f"{path} {fate}: {what}; check the path, its rights and the disk") from error
     except ContentsError as flaw:
         raise BankFileError(f"{path} {fate}: {flaw}; {flaw.remedy or remedy}") from flaw
-    except (SafetensorError, ValueError, RecursionError) as error:
-        raise BankFileError(f"{path} {fate}: {' '.join(str(error).split())[:200]}; {remedy}") from error
+    except MemoryError as error:
+        raise BankFileError(f"{path} {fate}: there is not enough memory; free some and try again") from error
+    except (SafetensorError, ValueError, OverflowError, RecursionError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise BankFileError(f"{path} {fate}: {what}; {remedy}") from error
 
 
 def _seal(document: dict[str, Any], tensors: Columns) -> str:
@@ -148,37 +161,51 @@ def _document(state: State, recipe: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> tuple[State, dict[str, str]]:
-    """The checked state and the recipe of a file."""
+def _check(document: dict[str, Any], tensors: Columns) -> None:
+    """Passes what a file of the newest format may hold."""
+    check_document(document)
+    found = {}
+    for name, tensor in tensors.items():
+        found[name] = (NAMES.get(tensor.dtype, str(tensor.dtype)), list(tensor.shape))
+    check_columns(document, _empty_table(document), means_of(document, found), found)
+    check_tensors(document, tensors)
+
+
+def _read(path: Path) -> State:
+    """The checked document and columns of a file, in the newest format."""
     with opened(path) as file:
-        text = file.metadata.get(KEY, "null")
-        document = json.loads(text)
-        version = check_header(document)
-        if version == 1:
-            format1.check_document(document)
-        else:
-            check_document(document)
-        if text != canonical(document):  # repeated names, for one: readers would differ on what they mean
-            raise ContentsError("its document is not written as adanpc writes it")
-        tensors = _tensors(file, document, version)
+        document = _document_in(file)
+        found = {name: (entry.dtype, entry.shape) for name, entry in file.entries.items()}
+        check_columns(document, _empty_table(document), _means_due(document, found), found)
+        tensors = {name: file.tensor(name) for name in file.entries}
     if _seal(document, tensors) != document["seal"]:
         raise ContentsError("its contents do not have the seal that it states")
-    if version == 1:
-        tensors = format1.renamed(tensors)
-        document = format1.upgraded(document, tensors)
-        if not document["stream_count"]:
-            del tensors["stream_total"]  # zeros: there was no stream
+    if document["version"] == 1:
+        document, tensors = format1.upgraded(document, tensors)
     check_tensors(document, tensors)
-    recipe = document.pop("recipe")
-    return {"document": document, "tensors": tensors}, recipe
+    return {"document": document, "tensors": _HandedOver(tensors)}
 
 
-def _tensors(file: SafetensorsFile, document: dict[str, Any], version: int) -> Columns:
-    """The columns of a file, if they have the types and shapes that its document asks for."""
-    found = {name: (entry.dtype, entry.shape) for name, entry in file.entries.items()}
-    if version == 1:
-        found = format1.renamed(found)
-        format1.check_means(document, found)
-    empty = MemoryBank(**document["bank"])
-    check_columns(document, empty.table(), found)
-    return {name: file.tensor(name) for name in file.entries}
+def _document_in(file: SafetensorsFile) -> dict[str, Any]:
+    """The checked document of a file, in the format in which it was written."""
+    text = file.metadata.get(KEY, "null")
+    document: dict[str, Any] = json.loads(text)
+    if check_header(document) == 1:
+        format1.check_document(document)
+    else:
+        check_document(document)
+    if text != canonical(document):  # repeated names, for one: readers would differ on what they mean
+        raise ContentsError("its document is not written as adanpc writes it")
+    return document
+
+
+def _means_due(document: dict[str, Any], found: Collection[str]) -> list[str]:
+    """The means that a file with this document should hold, by their names in its format."""
+    if document["version"] == 1:
+        return format1.means_of(document)
+    return means_of(document, found)
+
+
+def _empty_table(document: dict[str, Any]) -> Columns:
+    """The columns of a bank with the document's settings and no rows."""
+    return MemoryBank(**document["bank"]).table()

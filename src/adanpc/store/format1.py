@@ -1,14 +1,18 @@
-"""Files of format 1, as the first release wrote them: their documents and columns in today's words."""
+"""Files of format 1, as the first release wrote them: how they are checked, and what they mean today."""
 
 from __future__ import annotations
 
 from reprlib import repr as brief
 from typing import Any
 
+from adanpc.core import Origin
+from adanpc.core.contents import VETOED
 from adanpc.index.grid import Columns
 from adanpc.store.check import FIELDS, NUMBER, ContentsError, check_fields
 
 CENTERING = "centring"  # as it was spelled
+MEAN = f"{CENTERING}.mean"
+TOTAL = f"{CENTERING}.total"
 FIELDS_1: dict[str, dict[str, Any]] = {
     "document": {
         "format": str, "version": int, "adanpc": str, "seal": str, "rows": int, "next_id": int, "bank": dict,
@@ -20,7 +24,6 @@ FIELDS_1: dict[str, dict[str, Any]] = {
     CENTERING: {"mode": str, "prior": int, "count": int, "mean": bool},
     "recipe": FIELDS["recipe"],
 }  # fmt: skip
-RENAMED = {f"{CENTERING}.mean": "source_mean", f"{CENTERING}.total": "stream_total"}
 
 
 def check_document(document: dict[str, Any]) -> None:
@@ -34,28 +37,31 @@ def check_document(document: dict[str, Any]) -> None:
             raise ContentsError(f"a veto must be a row's id and two texts, who and why, got {brief(veto)}")
 
 
-def renamed(found: dict[str, Any]) -> dict[str, Any]:
-    """What belongs to columns, by the names that they have today."""
-    return {RENAMED.get(name, name): value for name, value in found.items()}
+def means_of(document: dict[str, Any]) -> list[str]:
+    """The means that the document announces."""
+    if document[CENTERING]["mean"]:
+        return [MEAN, TOTAL]
+    return [TOTAL]
 
 
-def check_means(document: dict[str, Any], found: dict[str, Any]) -> None:
-    """Passes columns that have the means that the document announces."""
+def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any], Columns]:
+    """The document and the columns of today's format that mean the same.
+
+    Format 1 knew neither positions, nor times, nor who had restored or relabeled a row.
+    """
+    _check_rows(document, tensors)
+    columns = dict(tensors)
     centering = document[CENTERING]
-    if "stream_total" not in found or ("source_mean" in found) != centering["mean"]:
-        raise ContentsError(f"its columns {brief(sorted(found))} do not have the means that its document announces")
-
-
-def upgraded(document: dict[str, Any], tensors: Columns) -> dict[str, Any]:
-    """The document in today's format. Format 1 knew neither positions, nor times, nor what had been restored."""
-    label_of = dict(zip(tensors["id"].tolist(), tensors["label"].tolist(), strict=True))
+    total = columns.pop(TOTAL)
+    if centering["count"]:
+        columns["stream_total"] = total
+    if centering["mean"]:
+        columns["source_mean"] = columns.pop(MEAN)
     judgments = []
-    for row, who, why in document["vetoes"]:
-        if row not in label_of:
-            raise ContentsError(f"its vetoes name row {row}, which it does not hold")
-        judgments.append([row, [["veto", label_of[row], who, why, None]]])
-    centering = document[CENTERING]
-    return {
+    labels = tensors["label"][tensors["state"] == VETOED].tolist()
+    for (row, who, why), label in zip(document["vetoes"], labels, strict=True):
+        judgments.append([row, [["veto", label, who, why, None]]])
+    newest = {
         "format": document["format"],
         "version": 2,
         "adanpc": document["adanpc"],
@@ -72,3 +78,15 @@ def upgraded(document: dict[str, Any], tensors: Columns) -> dict[str, Any]:
         "centering": {"mode": centering["mode"], "prior": centering["prior"], "unit_features": False},
         "recipe": document["recipe"],
     }
+    return newest, columns
+
+
+def _check_rows(document: dict[str, Any], tensors: Columns) -> None:
+    """Passes the vetoes of exactly the vetoed rows, and admitted rows within the capacity, which vetoed ones filled."""
+    vetoed = tensors["id"][tensors["state"] == VETOED].tolist()
+    if [row for row, _, _ in document["vetoes"]] != vetoed:
+        raise ContentsError(f"its vetoes do not name its vetoed rows, {brief(vetoed)}, in this order")
+    admitted = int((tensors["origin"] == Origin.ADMITTED).sum())
+    capacity = document["bank"]["capacity"]
+    if capacity is not None and admitted > capacity:
+        raise ContentsError(f"it holds {admitted} admitted rows, more than its capacity of {capacity}")

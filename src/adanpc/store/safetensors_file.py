@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
@@ -24,6 +25,8 @@ from adanpc.store.check import ContentsError
 
 LENGTH_BYTES = 8  # of the number before the header that says how long it is
 MOST_HEADER = 100_000_000  # bytes; the safetensors library reads no longer one
+MOST_DIMENSIONS = 2  # no column has more, so nobody has to multiply a million sizes
+MOST_BYTES = 2**63 - 1  # what a file can have at all
 FIELDS = {"dtype", "shape", "data_offsets"}
 
 
@@ -46,28 +49,43 @@ class SafetensorsFile(NamedTuple):
     def tensor(self, name: str) -> Tensor:
         """A tensor of the file, in memory of its own."""
         entry = self.entries[name]
-        tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+        size = entry.end - entry.start
+        try:
+            tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+        except RuntimeError:  # this is how torch says that memory is short; a file of holes may be of any size
+            remedy = "load it on a machine with more memory"
+            raise ContentsError(
+                f"there is no memory for the {size} bytes of its column {brief(name)}", remedy
+            ) from None
         room: Any = tensor.view(-1).view(torch.uint8).numpy()
         self.file.seek(entry.start)
-        if self.file.readinto(room) != entry.end - entry.start:  # type: ignore[attr-defined]  # BinaryIO lacks it
-            raise ContentsError("it became shorter while it was read", "load it again when nobody writes to it")
+        if self.file.readinto(room) != size:  # type: ignore[attr-defined]  # BinaryIO lacks it
+            raise _cut_short()
         return tensor
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[SafetensorsFile]:
     """The file at a path, if it is a regular file and its header describes exactly the bytes that follow it."""
-    # Opening a pipe would wait for its writer, so a file is opened without waiting, and looked at before it is read.
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(number, "rb") as file:
+    advice = "give the path of a file that adanpc saved"
+    try:
+        # Opening a pipe would wait for its writer, so a file is opened without waiting, and looked at before it is
+        # read.
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ContentsError("there is no such file", advice) from None
+    try:
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode):
-            raise ContentsError("it is a folder or a device", "give the path of a file that adanpc saved")
-        header, start = _header(file, status.st_size)
-        metadata = header.pop("__metadata__", {})
-        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise ContentsError("its metadata are not texts")
-        yield SafetensorsFile(file, metadata, _entries(header, start, status.st_size))
+            raise ContentsError("it is a folder or a device", advice)
+        with open(number, "rb", closefd=False) as file:
+            header, start = _header(file, status.st_size)
+            metadata = header.pop("__metadata__", {})
+            if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+                raise ContentsError("its metadata must be texts")
+            yield SafetensorsFile(file, metadata, _entries(header, start, status.st_size))
+    finally:
+        os.close(number)
 
 
 def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
@@ -75,15 +93,23 @@ def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
     start = LENGTH_BYTES + length
     if size < LENGTH_BYTES or length > MOST_HEADER or start > size:
-        raise ContentsError(f"it is no safetensors file: {size} bytes cannot hold a header of {length}")
+        raise ContentsError(f"it is not a safetensors file: {size} bytes cannot hold a header of {length} bytes")
     text = file.read(length)
-    if len(text) != length or not text.startswith(b"{"):
-        raise ContentsError("it is no safetensors file: it has no header")
+    if len(text) != length:
+        raise _cut_short()
+    if not text.startswith(b"{"):
+        raise ContentsError("it is not a safetensors file: its header is not a JSON object")
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_once)
+    except ContentsError:
+        raise
     except (ValueError, RecursionError) as error:
         raise ContentsError(f"its header cannot be read: {error}") from None
     return header, start
+
+
+def _cut_short() -> ContentsError:
+    return ContentsError("it became shorter while it was read", "load it again when nobody writes to it")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -100,34 +126,38 @@ def _entries(header: dict[str, Any], start: int, size: int) -> dict[str, Entry]:
     end = start
     for name, entry in sorted(entries.items(), key=lambda pair: (pair[1].start, pair[1].end)):
         if entry.start != end:
-            raise ContentsError(f"its column {name!r} begins at byte {entry.start}, where {end} is due")
+            raise ContentsError(f"its column {brief(name)} begins at byte {entry.start}, but {end} is the next one")
         end = entry.end
     if end != size:
-        raise ContentsError(f"its header describes {end} bytes, it has {size}")
+        raise ContentsError(f"its header describes {end} bytes, but it has {size}")
     return entries
 
 
 def _entry(name: str, described: Any, start: int) -> Entry:
+    """What a header says of one tensor, if it can be true."""
+    column = f"its column {brief(name)}"
     if not isinstance(described, dict) or described.keys() != FIELDS:
-        raise ContentsError(f"its header does not describe the column {name!r} by type, shape and offsets")
+        raise ContentsError(f"{column} must be described by its type, shape and offsets, got {brief(described)}")
     dtype = described["dtype"]
     shape = described["shape"]
     offsets = described["data_offsets"]
-    if dtype not in DTYPES:
-        raise ContentsError(f"its column {name!r} has an unknown type, {dtype!r}")
-    if not _whole_numbers(shape) or not _whole_numbers(offsets) or len(offsets) != 2:
-        raise ContentsError(f"its column {name!r} has no proper shape and offsets")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ContentsError(f"{column} has an unknown type, {brief(dtype)}")
+    if not _whole_numbers(shape) or len(shape) > MOST_DIMENSIONS:
+        raise ContentsError(f"{column} has no proper shape, {brief(shape)}")
+    if not _whole_numbers(offsets) or len(offsets) != 2:
+        raise ContentsError(f"{column} has no proper offsets, {brief(offsets)}")
     begin, end = offsets
     width = DTYPES[dtype].itemsize
     if end - begin != prod(shape) * width:
-        raise ContentsError(f"its column {name!r} of shape {shape} has {end - begin} bytes")
+        raise ContentsError(f"{column} of type {dtype} and shape {shape} cannot have {end - begin} bytes")
     if (start + begin) % width:
-        raise ContentsError("its columns do not start at multiples of their size")
+        raise ContentsError(f"{column} does not start at a multiple of its {width} bytes")
     return Entry(dtype, shape, start + begin, start + end)
 
 
 def _whole_numbers(values: Any) -> bool:
-    """Whether this is a list of whole numbers from 0 on."""
+    """Whether this is a list of whole numbers that bytes can be counted with."""
     if not isinstance(values, list):
         return False
-    return all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values)
+    return all(isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_BYTES for value in values)
