@@ -6,11 +6,13 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from math import inf, isnan
 from numbers import Integral, Real
+from reprlib import repr as brief
 from typing import Any, TypeVar
 
 from adanpc.errors import AdaNPCError
 
 Name = TypeVar("Name", bound=str)
+LONGEST_NAME = 100  # characters of a name that anybody could have meant
 
 
 def whole(name: str, value: Any, *, least: int | None = None, most: int | None = None) -> int:
@@ -58,12 +60,14 @@ def one_of(name: str, value: Any, choices: Collection[Name]) -> Name:
     for choice in choices:
         if value == choice:
             return choice
-    raise AdaNPCError(f"{name} must be one of {', '.join(choices)}, got {value!r}{did_you_mean(value, choices)}")
+    raise AdaNPCError(f"{name} must be one of {', '.join(choices)}, got {brief(value)}{did_you_mean(value, choices)}")
 
 
 def did_you_mean(value: Any, choices: Collection[str]) -> str:
     """The end of an error message: a hint at the closest choice, or nothing if none is close."""
-    close = get_close_matches(str(value), list(choices), n=1)
+    if not isinstance(value, str) or len(value) > LONGEST_NAME:
+        return ""
+    close = get_close_matches(value, list(choices), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

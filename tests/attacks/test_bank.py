@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -289,11 +288,32 @@ def test_a_rollback_forgets_what_came_since_and_nothing_else() -> None:
     made.step(features(30, 3))  # evicts all that was admitted before
     made.apply(Restore((1,), "mallory"))
     made.apply(Relabel((2,), 0, "mallory"))
-    made.apply(Delete((3,), "a patient", "wants to be forgotten"))
     made.apply(made.rollback(earlier, who="guard", why="answers fell apart"))
     answer = made.predict(features(20, 2))
     assert torch.equal(answer.probs, expected.probs)
     assert made.bank.vetoes[1].why == "blurred"
     assert made.bank.next_id > earlier.next_id  # ids are never given twice
-    with suppress(ValueError):
-        made.step(features(1, 4))
+
+
+def test_earlier_contents_stay_whatever_happens_later() -> None:
+    made = classifier(capacity=5)
+    made.step(features(5, 1))
+    first = made.bank.contents
+    made.step(features(5, 2))
+    second = made.bank.contents
+    tables = [{name: column.clone() for name, column in contents.table().items()} for contents in (first, second)]
+    made.bank.revert(first)
+    made.step(features(9, 3))
+    made.apply(Relabel((1,), 0))
+    for contents, table in zip((first, second), tables, strict=True):
+        for name, column in contents.table().items():
+            assert torch.equal(column, table[name]), name
+
+
+def test_who_keeps_earlier_contents_does_not_make_a_bank_grow() -> None:
+    made = classifier(capacity=5)
+    earlier = made.bank.contents
+    for seed in range(200):
+        made.step(features(1, seed))
+    assert len(earlier) == 40
+    assert made.bank.contents.index.slots < 60

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -85,7 +86,7 @@ def forged(header: Any, tail: bytes = b"", version: int = 1, magic: bytes = MAGI
 SIGNED: dict[str, Any] = {"who": "", "why": "", "when": None}
 APPEND: dict[str, Any] = {**SIGNED, "kind": "append", "origin": 0, "centered": False}
 ROLLBACK: dict[str, Any] = {
-    **SIGNED, "kind": "rollback", "to": 1, "removed": [], "stream_count": 0, "judgments": [], "tensors": [],
+    **SIGNED, "kind": "rollback", "to": 1, "at": 1, "removed": [], "stream_count": 0, "judgments": [], "tensors": [],
 }  # fmt: skip
 
 
@@ -137,14 +138,45 @@ def test_what_is_not_a_change_has_no_bytes() -> None:
         encode(Looks())  # type: ignore[arg-type]
 
 
+def test_a_rollback_is_for_the_position_at_which_it_was_made() -> None:
+    made = AdaNPC(MemoryBank(3, 2), k=1, centering="stream")
+    made.learn(torch.rand(2, 3), torch.tensor([0, 1]))
+    change = made.rollback(made.bank.contents)
+    made.step(torch.rand(1, 3))
+    with pytest.raises(ChangeError, match="made at position 1 cannot be applied at 2: make it anew"):
+        made.apply(change)
+
+
+def test_what_was_deleted_does_not_come_back() -> None:
+    made = AdaNPC(MemoryBank(3, 2), k=1)
+    made.learn(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))
+    earlier = made.bank.contents
+    made.apply(Delete((2,), "a patient"))
+    made.apply(made.rollback(earlier))
+    assert made.bank.table("id")["id"].tolist() == [0, 1, 3]
+
+
+def test_a_change_keeps_its_own_numbers() -> None:
+    mean = torch.rand(3, dtype=torch.float64)
+    made = AdaNPC(MemoryBank(3, 2), k=1, centering="source")
+    made.apply(Append(torch.rand(2, 3), torch.tensor([0, 1]), centered=True, source_mean=mean))
+    before = made.digest()
+    mean.zero_()
+    made.state()["tensors"]["source_mean"].zero_()
+    assert made.digest() == before
+    assert encode(Veto((np.int64(1),), when=np.float32(1.5))) == encode(Veto((1,), when=1.5))  # type: ignore[arg-type]
+    with pytest.raises(ChangeError, match="labels of a change cannot be torch.float32"):
+        encode(Append(torch.rand(1, 3), torch.tensor([0.2])))
+
+
 def test_a_rollback_that_does_not_fit_is_refused() -> None:
     made = AdaNPC(MemoryBank(3, 2), k=1)
     made.learn(torch.rand(2, 3), torch.tensor([0, 1]))
     before = made.digest()
     with pytest.raises(TableError, match="the columns must be id, state, label"):
-        made.apply(Rollback(0, (), {}))
+        made.apply(Rollback(0, 1, (), {}))
     table = made.bank.table()
     table["id"] = table["id"] + 9
     with pytest.raises(TableError, match="its ids, 9 … 10, must lie in 0 … next_id - 1, 1"):
-        made.apply(Rollback(0, (), table))
+        made.apply(Rollback(0, 1, (), table))
     assert made.digest() == before

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from reprlib import repr as brief
 from threading import RLock
 from typing import Any
 from weakref import ReferenceType, ref
@@ -38,7 +38,7 @@ from adanpc.core.contents import (
 from adanpc.core.eviction import Eviction
 from adanpc.core.table import ACTIVE, check_kinds, check_mean, check_rows
 from adanpc.core.types import Neighbors, Origin
-from adanpc.errors import ChangeError, LabelError
+from adanpc.errors import ChangeError, LabelError, RowError
 from adanpc.index import ExactIndex, Index, check_features, unit
 from adanpc.index.blocks import Blocks
 from adanpc.index.grid import Columns
@@ -89,7 +89,8 @@ class MemoryBank:
         self._lock = RLock()
         self._ledger: _Ledger | None = None  # made of the contents when it is needed
         self._version = 0
-        self._published: deque[tuple[int, ReferenceType[Contents]]] = deque()  # versions that may still be read
+        self._published: list[tuple[int, ReferenceType[Contents]]] = []  # versions that may still be read
+        self._slots_used = 0  # that any version in this memory has shown
         self._publish(self._empty(settings))
 
     def _empty(self, settings: BankSettings) -> Contents:
@@ -108,6 +109,7 @@ class MemoryBank:
             columns=Blocks(widths, self.device),
             vetoed={},
             judgments={},
+            deleted=frozenset(),
             admitted=torch.zeros(settings.classes, dtype=torch.int64, device=self.device),
             next_id=0,
             position=0,
@@ -177,7 +179,9 @@ class MemoryBank:
     def history(self, row: int) -> tuple[Judgment, ...]:
         """What people decided about a row, oldest first."""
         contents = self._contents
-        contents.slots_of(torch.tensor([row], device=self.device))
+        if not 0 <= row < contents.next_id:
+            raise RowError(f"row {row} is not in the bank: it never existed")
+        self._slots(contents, [row])  # refuses a row that has left
         return contents.judgments.get(row, ())
 
     def __len__(self) -> int:
@@ -241,14 +245,15 @@ class MemoryBank:
     @torch.inference_mode(False)
     def _restore_state(self, state: State) -> None:
         document = state["document"]
-        tensors = {name: tensor.to(self.device, copy=True) for name, tensor in state["tensors"].items()}
-        statistics = Statistics(
-            tensors.pop("source_mean", None), tensors.pop("stream_total", None), document["stream_count"]
-        )
+        tensors = {name: tensor.to(self.device) for name, tensor in state["tensors"].items()}
+        mean = tensors.pop("source_mean", None)
+        total = tensors.pop("stream_total", None)
+        statistics = Statistics(mean, total, document["stream_count"]).to(self.device)
         contents = self._with_rows(self._contents, self._take_ledger(), tensors)
         contents = replace(
             contents,
             judgments=judgments_from_json(document["judgments"]),
+            deleted=frozenset(document["deleted"]),
             next_id=document["next_id"],
             position=document["position"],
             statistics=statistics,
@@ -310,21 +315,25 @@ class MemoryBank:
         """
         with self._lock:
             self._ledger = None
-            self._publish(contents)
+            if contents.columns is not self._contents.columns:
+                self._slots_used = contents.index.slots
+            # An index with no slot hidden anew: later ones share memory with this one, and change it where it ends.
+            nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
+            self._publish(replace(contents, index=contents.index.hide(nothing)))
 
     def _publish(self, contents: Contents) -> None:
         self._version += 1
         self._published.append((self._version, ref(contents)))
+        self._slots_used = max(self._slots_used, contents.index.slots)
         self._contents = contents
 
     def _take_ledger(self) -> _Ledger:
         ledger = self._ledger
         self._ledger = None
         if ledger is None:
-            ledger = _Ledger(self._contents, self._version)
-        while self._published[0][1]() is None:
-            self._published.popleft()
-        ledger.reclaim(oldest=self._published[0][0])
+            ledger = _Ledger(self._contents, self._version, self._slots_used)
+        self._published = [(version, contents) for version, contents in self._published if contents() is not None]
+        ledger.reclaim([version for version, _ in self._published])
         return ledger
 
     def _changed(self, change: Change, ledger: _Ledger) -> Contents:
@@ -342,7 +351,8 @@ class MemoryBank:
             case Delete():
                 ids = sorted(set(change.ids))
                 self._slots(contents, ids)  # refuses rows that are not there
-                return self._without(contents, ledger, ids)
+                without = self._without(contents, ledger, ids)
+                return replace(without, deleted=contents.deleted.union(ids))
             case Rollback():
                 return self._roll_back(contents, ledger, change)
             case _:
@@ -416,12 +426,18 @@ class MemoryBank:
         return replace(self._replaced(contents, ledger, table), judgments=judgments)
 
     def _roll_back(self, contents: Contents, ledger: _Ledger, change: Rollback) -> Contents:
-        if change.to > contents.position:
-            raise ChangeError(f"a rollback leads to a position of the past, got {change.to} at {contents.position}")
+        if change.at != contents.position:
+            here = contents.position
+            raise ChangeError(
+                f"a rollback that was made at position {change.at} cannot be applied at {here}: make it anew"
+            )
         # A rollback may come from a log, so its rows are believed no more than those of a file.
         table = {name: column.to(self.device) for name, column in change.rows.items()}
         check_kinds(table, like=contents.table_of(self._slots(contents, [])))
         check_rows(table, self.classes, contents.next_id)
+        forgotten = contents.deleted.intersection(table["id"].tolist())
+        if forgotten:
+            raise ChangeError(f"row {min(forgotten)} was deleted for good and cannot come back")
         for name in ("source_mean", "stream_total"):
             if getattr(change, name) is not None:
                 check_mean(name, getattr(change, name), self.dim)
@@ -435,7 +451,7 @@ class MemoryBank:
         contents = replace(
             contents,
             judgments=judgments | {row: history for row, history in change.judgments.items() if history},
-            statistics=Statistics(change.source_mean, change.stream_total, change.stream_count),
+            statistics=Statistics(change.source_mean, change.stream_total, change.stream_count).to(self.device),
         )
         contents.check()
         return contents
@@ -484,7 +500,7 @@ class MemoryBank:
 
     def _with_rows(self, contents: Contents, ledger: _Ledger, table: Columns) -> Contents:
         """With the rows of a table, each under its id, in slots that nobody reads."""
-        slots = ledger.allocate(contents, len(table["id"]))
+        slots = torch.tensor(ledger.allocate(len(table["id"])), dtype=torch.int64, device=self.device)
         if not len(slots):
             return contents
         contents.columns.reserve(int(slots.max()) + 1)
@@ -492,7 +508,7 @@ class MemoryBank:
         for name in contents.columns.widths:
             values[name] = table[name] if name == "soft" else table[name][:, None]
         contents.columns.write(slots, values)
-        ledger.enter(table, slots)
+        ledger.enter(table, slots, version=self._version + 1)
         active = table["state"] == ACTIVE
         voting = table
         vetoed = contents.vetoed
@@ -525,7 +541,7 @@ class MemoryBank:
             "domain": self._whole_numbers("domain", change.domain, count),
             "key": self._whole_numbers("keys", -1 if change.keys is None else change.keys, count),
             "confidence": self._numbers("confidence", 1.0 if change.confidence is None else change.confidence, count),
-            "origin": torch.full((count,), Origin(change.origin), dtype=torch.uint8, device=self.device),
+            "origin": torch.full((count,), _origin(change.origin), dtype=torch.uint8, device=self.device),
             "state": torch.full((count,), ACTIVE, dtype=torch.uint8, device=self.device),
         }
         if self.soft:
@@ -559,7 +575,10 @@ class MemoryBank:
 
     def _column(self, name: str, given: Any, shape: tuple[int, ...]) -> Tensor:
         """A tensor of this shape on the bank's device; a single number stands for all rows."""
-        value = torch.as_tensor(given, device=self.device).detach()
+        try:
+            value = torch.as_tensor(given, device=self.device).detach()
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise LabelError(f"{name} must be a tensor of numbers, got {brief(given)}: {error}") from None
         if not value.ndim:
             value = value.expand(shape)
         if value.shape != shape:
@@ -572,31 +591,48 @@ class _Ledger:
 
     Args:
         contents: from which all of it is made.
-        version: of the contents. Slots that they do not use may still be read by those who hold earlier ones.
+        version: of the contents.
+        slots_used: that any version has shown. Those that these contents do not show may still be read by others.
     """
 
-    def __init__(self, contents: Contents, version: int) -> None:
+    def __init__(self, contents: Contents, version: int, slots_used: int) -> None:
         self.queue = contents.queue()
+        self._next_slot = slots_used
         self._slot_of: dict[int, int] = {}  # of admitted rows, where there is a capacity
+        self._shown_since: dict[int, int] = {}  # the first version that shows a slot; 0 if it is not known
         self._free: list[int] = []
-        self._retired: deque[tuple[int, list[int]]] = deque()  # slots, and the first version that does not show them
-        used = contents.held_slots()
+        self._retired: list[tuple[int, int, int]] = []  # slot, and from which version on until before which it is shown
+        self._still_shown: list[tuple[int, int, int]] = []  # those of them that somebody reads
+        self._older_readers: list[int] = []  # versions that were read when this was last looked at
+        shown = contents.held_slots()
         if self.queue is not None:
-            self.enter(contents.table_of(used, *DECIDING), used)
-        unused = set(range(contents.index.slots)) - set(used.tolist())
-        if unused:
-            self._retired.append((version, sorted(unused)))
+            self.enter(contents.table_of(shown, *DECIDING), shown, version=0)
+        unused = torch.ones(slots_used, dtype=torch.bool, device=shown.device)
+        unused[shown] = False
+        self._retired += [(slot, 0, version) for slot in unused.nonzero()[:, 0].tolist()]
 
-    def reclaim(self, *, oldest: int) -> None:
-        """Frees the slots that neither the oldest version that is still read shows, nor any later one."""
-        while self._retired and self._retired[0][0] <= oldest:
-            self._free += self._retired.popleft()[1]
+    def reclaim(self, readers: list[int]) -> None:
+        """Frees the slots that no version shows of those that somebody still reads, the newest included."""
+        older = readers[:-1]
+        waiting = self._retired
+        if older != self._older_readers:  # else what was shown to somebody still is
+            waiting = waiting + self._still_shown
+            self._still_shown = []
+        for slot, since, until in waiting:
+            if any(since <= version < until for version in older):
+                self._still_shown.append((slot, since, until))
+            else:
+                self._free.append(slot)
+        self._retired = []
+        self._older_readers = older
 
-    def allocate(self, contents: Contents, count: int) -> Tensor:
-        """So many slots (n,) that nobody reads: free ones first."""
-        reused = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        fresh = range(contents.index.slots, contents.index.slots + count - len(reused))
-        return torch.tensor([*reused, *fresh], dtype=torch.int64, device=contents.index.device)
+    def allocate(self, count: int) -> list[int]:
+        """So many slots that nobody reads: free ones first."""
+        slots = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        fresh = count - len(slots)
+        slots += range(self._next_slot, self._next_slot + fresh)
+        self._next_slot += fresh
+        return slots
 
     def slots(self, contents: Contents, ids: list[int]) -> Tensor:
         """The slots (n,) of these rows."""
@@ -605,15 +641,18 @@ class _Ledger:
             return torch.tensor([self._slot_of[row] for row in ids], dtype=torch.int64, device=device)
         return contents.slots_of(torch.tensor(ids, dtype=torch.int64, device=device))
 
-    def enter(self, table: Columns, slots: Tensor) -> None:
-        """Notes where rows are that may be evicted."""
+    def enter(self, table: Columns, slots: Tensor, *, version: int) -> None:
+        """Notes where rows are that may be evicted, and since which version."""
         if self.queue is not None:
             admitted = table["origin"] == Origin.ADMITTED
-            self._slot_of.update(zip(table["id"][admitted].tolist(), slots[admitted].tolist(), strict=True))
+            places = slots[admitted].tolist()
+            self._slot_of.update(zip(table["id"][admitted].tolist(), places, strict=True))
+            self._shown_since.update(dict.fromkeys(places, version))
 
     def retire(self, ids: list[int], slots: Tensor, *, version: int) -> None:
         """Takes back the slots of rows that are gone from this version on."""
-        self._retired.append((version, slots.tolist()))
+        for slot in slots.tolist():
+            self._retired.append((slot, self._shown_since.pop(slot, 0), version))
         for row in ids:
             self._slot_of.pop(row, None)
 
@@ -639,6 +678,13 @@ def _judged(
         judgment = Judgment(verdict, label, change.who, change.why, change.when)
         judgments[row] = (*judgments.get(row, ()), judgment)
     return judgments
+
+
+def _origin(given: Any) -> Origin:
+    try:
+        return Origin(given)
+    except ValueError:
+        raise LabelError(f"{given!r} is not a valid Origin; there are: {', '.join(Origin.__members__)}") from None
 
 
 def _pairs(table: Columns) -> list[tuple[int, int]]:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from adanpc import require
-from adanpc.core.changes import Append, Observed, Rollback
+from adanpc.core.changes import Append, Observed
 from adanpc.core.types import Origin
+from adanpc.errors import LabelError
 from adanpc.index import unit
 
 MODES = ("none", "source", "stream")
@@ -32,17 +33,23 @@ class Statistics:
         """The statistics once the change has been applied."""
         changed = self
         if change.source_mean is not None:
-            changed = replace(changed, source_mean=change.source_mean)
+            changed = replace(changed, source_mean=change.source_mean.clone())  # the caller may use its own again
         if change.observed is not None:
-            total = change.observed.total
+            total = change.observed.total.clone()
             if self.stream_total is not None:
                 total = self.stream_total + total.to(self.stream_total.device)
             changed = replace(changed, stream_total=total, stream_count=self.stream_count + change.observed.count)
         return changed
 
-    def returned(self, change: Rollback) -> Statistics:
-        """The statistics that a rollback brings back."""
-        return Statistics(change.source_mean, change.stream_total, change.stream_count)
+    def to(self, device: torch.device) -> Statistics:
+        """The same in tensors of its own on a device."""
+        mean = self.source_mean
+        if mean is not None:
+            mean = mean.to(device, copy=True)
+        total = self.stream_total
+        if total is not None:
+            total = total.to(device, copy=True)
+        return Statistics(mean, total, self.stream_count)
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class Centering:
 
     def __post_init__(self) -> None:
         require.one_of("centering", self.mode, MODES)
-        object.__setattr__(self, "prior", require.whole("prior", self.prior, least=1))
+        object.__setattr__(self, "prior", require.whole("prior", self.prior, least=1, most=2**53))
 
     def prepared(self, change: Append, features: Tensor, statistics: Statistics) -> Append:
         """The change with its checked features (n, D) centered, as the bank is to store them."""
@@ -80,7 +87,11 @@ class Centering:
             mean = _mean(features)
         means = mean.repeat(len(features), 1)
         if self.mode == "stream":
-            domains = torch.as_tensor(change.domain, device=features.device).expand(len(features))
+            domains = torch.as_tensor(change.domain, device=features.device)
+            if domains.ndim and domains.shape != (len(features),):
+                shape = tuple(domains.shape)
+                raise LabelError(f"domain must have shape ({len(features)},), a row for each, got {shape}")
+            domains = domains.expand(len(features))
             for name in domains.unique():
                 means[domains == name] = _mean(features[domains == name])
         return replace(change, features=_less(features, means), centered=True, source_mean=mean)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from operator import index
+from reprlib import repr as brief
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -34,15 +35,18 @@ class Judgment(NamedTuple):
     when: float | None = None  # seconds since 1970
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Observed:
     """What queries add to the statistics of the stream, whether they join or not."""
 
     total: Tensor  # (D,) float64, the sum of their features
     count: int
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", require.whole("count", self.count, least=0))
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)  # tensors have no single answer to whether they are equal
 class Append:
     """Rows to be stored, in this order. Features need not have unit length.
 
@@ -139,12 +143,13 @@ class Delete:
         _check_signature(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rollback:
     """The return to an earlier position, written as what that takes now; ``AdaNPC.rollback`` makes it.
 
     Args:
         to: the position that is returned to. Ids that were given since are not given again.
+        at: the position at which it was made; at any other, it would undo too little, and is refused.
         removed: rows that arrived since.
         rows: the table of rows that left or were changed since, as they were; see ``MemoryBank.table``.
         judgments: of these rows, as they were.
@@ -153,6 +158,7 @@ class Rollback:
     """
 
     to: int
+    at: int
     removed: tuple[int, ...]
     rows: Mapping[str, Tensor]
     judgments: Mapping[int, tuple[Judgment, ...]] = field(default_factory=dict)
@@ -165,6 +171,7 @@ class Rollback:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "to", require.whole("to", self.to, least=0))
+        object.__setattr__(self, "at", require.whole("at", self.at, least=self.to))
         object.__setattr__(self, "removed", _ids("removed", self.removed))
         _check_signature(self)
 
@@ -174,15 +181,16 @@ Change = Append | Veto | Restore | Relabel | Delete | Rollback
 
 def _ids(name: str, given: Any) -> tuple[int, ...]:
     """Row ids as a tuple of ints, or an error that shows how they are given."""
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes):
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
         raise ChangeError(f"{name} must be a sequence of row ids such as ({given!r},), got {given!r}")
+    rows = tuple(given)
     try:
-        ids = tuple(index(row) for row in given)
+        ids = tuple(index(row) for row in rows)
     except TypeError:
-        raise ChangeError(f"{name} must be whole numbers, the ids of rows, got {given!r}") from None
-    for row in ids:
-        if not -LARGEST_ID <= row <= LARGEST_ID:
-            raise ChangeError(f"{name} must be ids of rows, got {row}")
+        raise ChangeError(f"{name} must be whole numbers, the ids of rows, got {brief(rows)}") from None
+    for row, number in zip(rows, ids, strict=True):
+        if isinstance(row, bool) or not -LARGEST_ID <= number <= LARGEST_ID:
+            raise ChangeError(f"{name} must be ids of rows, got {brief(row)}")
     return ids
 
 
@@ -194,5 +202,14 @@ def _check_signature(change: Any) -> None:
     """Refuses a who, why or when that no log could keep, at once rather than when it is saved."""
     require.text("who", change.who)
     require.text("why", change.why)
-    if change.when is not None and not isfinite(require.number("when", change.when)):
-        raise ChangeError(f"when must be a finite number of seconds since 1970, got {change.when}")
+    object.__setattr__(change, "when", checked_time(change.when))
+
+
+def checked_time(when: Any) -> float | None:
+    """A time in seconds since 1970, or None where nobody knows it."""
+    if when is None:
+        return None
+    seconds = require.number("when", when)
+    if not isfinite(seconds):
+        raise ChangeError(f"when must be a finite number of seconds since 1970, got {brief(when)}")
+    return seconds

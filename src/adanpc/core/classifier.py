@@ -14,7 +14,7 @@ from adanpc.core.admission import Admission
 from adanpc.core.bank import MemoryBank
 from adanpc.core.centering import Centering
 from adanpc.core.changes import Append, Change, Rollback
-from adanpc.core.contents import Contents, State, digest_of
+from adanpc.core.contents import WIDEST, Contents, State, digest_of
 from adanpc.core.sequence import Pool, resolve
 from adanpc.core.types import Neighbors, Origin, Prediction, one_after_another, side_by_side
 from adanpc.core.vote import check_vote_settings, vote
@@ -40,14 +40,16 @@ class Settings:
     centering: Centering = NO_CENTERING
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", require.whole("k", self.k, least=1))
+        object.__setattr__(self, "k", require.whole("k", self.k, least=1, most=WIDEST))
         if (self.k_source is None) != (self.k_target is None):
             raise AdaNPCError("k_source and k_target go together: give both or neither")
         for name in ("k_source", "k_target"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, require.whole(name, getattr(self, name), least=1))
+                object.__setattr__(self, name, require.whole(name, getattr(self, name), least=1, most=WIDEST))
         check_vote_settings(self.rule, self.temperature)
         object.__setattr__(self, "temperature", float(self.temperature))
+        if not isinstance(self.centering, Centering):
+            raise AdaNPCError(f"centering must be a Centering such as Centering('stream'), got {self.centering!r}")
         if not isinstance(self.admission, Admission):
             raise AdaNPCError(
                 f"admission must be an Admission such as Admission(min_confidence=0.9), got {self.admission!r}"
@@ -181,6 +183,9 @@ class AdaNPC:
         """
         now = self.bank.contents
         before = earlier.table()
+        if now.deleted:  # what was deleted stays deleted
+            kept = ~torch.isin(before["id"], torch.tensor(sorted(now.deleted), device=before["id"].device))
+            before = {name: column[kept] for name, column in before.items()}
         present = now.table()
         arrived = ~torch.isin(present["id"], before["id"])
         touched = _differing(before, present)
@@ -193,6 +198,7 @@ class AdaNPC:
         statistics = earlier.statistics
         return Rollback(
             to=earlier.position,
+            at=now.position,
             removed=tuple(present["id"][arrived].tolist()),
             rows=rows,
             judgments=judgments,
@@ -252,15 +258,16 @@ class AdaNPC:
             soft=answer.probs[new] if contents.settings.soft else None,
             domain=domain,
             confidence=answer.confidence[new],
-            keys=None if keys is None else keys.to(new.device)[new],
+            keys=None if keys is None else torch.as_tensor(keys, device=new.device)[new],
             centered=True,
             observed=observed,
         )
 
     def _checked(self, features: Tensor, keys: Tensor | None = None) -> Tensor:
         checked = check_features(features, self.bank.dim).to(self.bank.device)
-        if keys is not None and keys.shape != checked.shape[:1]:
-            raise LabelError(f"keys must have shape ({len(checked)},), one for each query, got {tuple(keys.shape)}")
+        if keys is not None and torch.as_tensor(keys).shape != checked.shape[:1]:
+            shape = tuple(torch.as_tensor(keys).shape)
+            raise LabelError(f"keys must have shape ({len(checked)},), one for each query, got {shape}")
         return checked
 
     def _answer(self, neighbors: Neighbors) -> Prediction:

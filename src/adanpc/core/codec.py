@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from adanpc.core.changes import (
     Restore,
     Rollback,
     Veto,
+    checked_time,
 )
 from adanpc.core.types import Origin
 from adanpc.errors import AdaNPCError, ChangeError
@@ -96,14 +97,27 @@ def _describe_append(change: Append, header: dict[str, Any], tensors: dict[str, 
     for name, dtype in APPEND_TENSORS.items():
         value = getattr(change, name)
         if value is not None:
-            tensors[name] = torch.as_tensor(value).to(dtype)
+            tensors[name] = _as_stored(name, torch.as_tensor(value), dtype)
     if change.observed is not None:
         header["observed_count"] = change.observed.count
         tensors["observed_total"] = change.observed.total
 
 
+def _as_stored(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in the type in which a bank takes it; what a bank would refuse is not made acceptable here."""
+    if value.is_floating_point() != dtype.is_floating_point and name != "features":
+        raise ChangeError(f"{name} of a change cannot be {value.dtype}")
+    return value.to(dtype)
+
+
 def _describe_rollback(change: Rollback, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    header |= {"kind": "rollback", "to": change.to, "removed": change.removed, "stream_count": change.stream_count}
+    header |= {
+        "kind": "rollback",
+        "to": change.to,
+        "at": change.at,
+        "removed": change.removed,
+        "stream_count": change.stream_count,
+    }
     header["judgments"] = judgments_to_json(change.judgments)
     for name, column in change.rows.items():
         tensors[ROW + name] = column
@@ -140,7 +154,7 @@ def _append(header: dict[str, Any], tensors: dict[str, Tensor]) -> Append:
     if total is not None:
         header["observed"] = Observed(total, require.whole("observed_count", count, least=0))
     try:
-        header["origin"] = Origin(header["origin"])
+        header["origin"] = Origin(require.whole("origin", header["origin"]))
     except ValueError:
         raise ChangeError(f"there is no origin {header['origin']!r}") from None
     if not isinstance(header["centered"], bool):
@@ -173,21 +187,25 @@ def judgments_from_json(entries: Any) -> dict[int, tuple[Judgment, ...]]:
     judgments: dict[int, tuple[Judgment, ...]] = {}
     try:
         for row, history in entries:
-            judgments[require.whole("row", row, least=0)] = tuple(_judgment(*values) for values in history)
-    except (TypeError, ValueError) as error:
+            number = require.whole("row", row, least=0)
+            if number in judgments:
+                raise ChangeError(f"judgments name row {number} twice")
+            judgments[number] = tuple(_judgment(values) for values in history)
+    except TypeError:
+        raise ChangeError("judgments must be [row, [[verdict, label, who, why, when], …]]") from None
+    except ValueError as error:
         raise ChangeError(f"judgments must be [row, [[verdict, label, who, why, when], …]]: {error}") from None
     return judgments
 
 
-def _judgment(verdict: Any, label: Any, who: Any, why: Any, when: Any) -> Judgment:
-    if when is not None and not isfinite(require.number("when", when)):
-        raise ChangeError(f"when must be a finite number, got {when}")
+def _judgment(values: Any) -> Judgment:
+    verdict, label, who, why, when = values
     return Judgment(
         require.one_of("verdict", verdict, VERDICTS),
         require.whole("label", label, least=0),
         require.text("who", who),
         require.text("why", why),
-        when,
+        checked_time(when),
     )
 
 

@@ -22,6 +22,8 @@ from adanpc.index import STORAGE, Index, check_features, unit
 from adanpc.index.blocks import Blocks
 from adanpc.index.grid import Columns
 
+LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
+WIDEST = 2**24  # the most dimensions, classes and neighbors
 PADDED = 4096  # results have k columns, however few rows there are, up to this k
 SOURCE_GROUP, OTHER_GROUP = 1, 2  # the groups of rows in the index
 
@@ -47,10 +49,10 @@ class BankSettings:
 
     def __post_init__(self) -> None:
         for name in ("dim", "classes"):
-            object.__setattr__(self, name, require.whole(name, getattr(self, name), least=1))
+            object.__setattr__(self, name, require.whole(name, getattr(self, name), least=1, most=WIDEST))
         if self.capacity is not None:
-            object.__setattr__(self, "capacity", require.whole("capacity", self.capacity, least=1))
-        object.__setattr__(self, "seed", require.whole("seed", self.seed, least=0))
+            object.__setattr__(self, "capacity", require.whole("capacity", self.capacity, least=1, most=LARGEST))
+        object.__setattr__(self, "seed", require.whole("seed", self.seed, least=0, most=LARGEST))
         object.__setattr__(self, "soft", bool(self.soft))
         require.one_of("storage", self.storage, STORAGE)
         require.one_of("evict", self.evict, POLICIES)
@@ -69,6 +71,7 @@ class Contents:
     columns: Blocks  # label, domain, key, confidence, origin, and soft labels, by slot
     vetoed: Mapping[int, int]  # the slots of rows that may not vote, by id
     judgments: Mapping[int, tuple[Judgment, ...]]  # by id, for rows that were ever judged
+    deleted: frozenset[int]  # ids of rows that may never come back
     admitted: Tensor  # (C,) admitted rows that may vote, by class
     next_id: int
     position: int  # how many changes led here
@@ -171,12 +174,13 @@ class Contents:
 
     def state(self) -> State:
         """All of it, in tensors of its own and plain values."""
-        statistics = self.statistics
+        statistics = self.statistics.to(self.index.device)  # copies, which the caller may change
         document = {
             "bank": asdict(self.settings),
             "next_id": self.next_id,
             "position": self.position,
             "judgments": judgments_to_json(self.judgments),
+            "deleted": sorted(self.deleted),
             "stream_count": statistics.stream_count,
         }
         tensors = dict(self.table())

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from adanpc.core import Origin, Rollback
 from adanpc.core.changes import Judgment
-from adanpc.core.contents import ACTIVE, Contents
+from adanpc.core.contents import Contents
+from adanpc.core.table import ACTIVE
 from adanpc.index.grid import Columns
 
 
@@ -18,8 +19,7 @@ from adanpc.index.grid import Columns
 class Start:
     """The rows that a full bank may evict, and the stream's statistics, at one moment.
 
-    The contents themselves are not kept: a bank uses no memory again that earlier contents may show, so it would grow
-    with every row that it evicts.
+    The contents themselves are not kept: a bank does not use memory again that earlier contents may show.
     """
 
     position: int
@@ -54,26 +54,17 @@ class Start:
             statistics.stream_count,
         )
 
-    def without(self, ids: Collection[int]) -> Start:
-        """The same without these rows."""
-        held = self.admitted["id"]
-        gone = torch.isin(held, torch.tensor(list(ids), dtype=torch.int64, device=held.device))
-        return replace(
-            self,
-            admitted={name: column[~gone] for name, column in self.admitted.items()},
-            judgments={row: history for row, history in self.judgments.items() if row not in ids},
-        )
-
     def rollback(self, now: Contents, *, who: str, why: str, when: float | None) -> Rollback:
         """The change that takes a bank from its contents now back to this start."""
         present = now.table("id", "origin", "state")
         admitted = present["origin"] == Origin.ADMITTED
         since = present["id"] >= self.next_id
         staying = int((admitted & ~since & (present["state"] == ACTIVE)).sum())
-        rows = self._evicted(present["id"], staying)
+        rows = self._evicted(present["id"], now.deleted, staying)
         returning = rows["id"].tolist()
         return Rollback(
             to=self.position,
+            at=now.position,
             removed=tuple(present["id"][admitted & since].tolist()),
             rows=rows,
             judgments={row: self.judgments[row] for row in returning if row in self.judgments},
@@ -85,9 +76,11 @@ class Start:
             when=when,
         )
 
-    def _evicted(self, held: Tensor, staying: int) -> Columns:
-        """The table of the rows that are no longer held, without the oldest if a restored row has taken their place."""
-        evicted = ~torch.isin(self.admitted["id"], held) & (self.admitted["state"] == ACTIVE)
+    def _evicted(self, held: Tensor, deleted: Collection[int], staying: int) -> Columns:
+        """The table of the rows that were evicted, without the oldest if a restored row has taken their place."""
+        ids = self.admitted["id"]
+        forgotten = torch.tensor(sorted(deleted), dtype=torch.int64, device=ids.device)
+        evicted = ~torch.isin(ids, held) & ~torch.isin(ids, forgotten) & (self.admitted["state"] == ACTIVE)
         places = evicted.nonzero()[:, 0]
         if self.capacity is not None:
             free = max(self.capacity - staying, 0)

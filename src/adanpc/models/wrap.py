@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from adanpc import require
-from adanpc.core import AdaNPC, Append, Change, Delete, MemoryBank, Prediction, Rollback
+from adanpc.core import AdaNPC, Append, Change, MemoryBank, Prediction, Rollback
 from adanpc.errors import LabelError
 from adanpc.models.extract import extract, find_head, run
 from adanpc.models.inputs import ModelInputs
@@ -100,11 +100,7 @@ class Wrapped:
 
     def apply(self, change: Change) -> range:
         """Carries out one change, see ``AdaNPC.apply``."""
-        with self.classifier.bank.writing():
-            ids = self.classifier.apply(change)
-            if isinstance(change, Delete):
-                self._start = self._start.without(change.ids)  # a reset must not bring them back
-        return ids
+        return self.classifier.apply(change)
 
     def reset(self, *, who: str = "", why: str = "reset", when: float | None = None) -> Rollback:
         """Forgets what the stream taught since ``wrap`` or ``load``; the change that did it, for a log.

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from reprlib import repr as brief
 from sys import float_info
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from adanpc.core import Origin
 from adanpc.core.codec import NAMES, judgments_from_json, judgments_to_json
-from adanpc.core.contents import ACTIVE, VETOED
+from adanpc.core.table import ACTIVE, VETOED, TableError, check_judgments, check_mean, check_rows
 from adanpc.errors import AdaNPCError
-from adanpc.index.grid import GRID, Columns, decode
+from adanpc.index.grid import Columns
 
 FORMAT = "adanpc-bank"
 VERSION = 2
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # a file must not make its reader allocate more than it holds itself
 SIZES = ("dim", "classes", "k", "k_source", "k_target")
-CHUNK = 1 << 18  # coordinates checked at once: what the cache holds
-LENGTH = 0.01  # how far from one a row's length may be; int8 rounds by less than 0.002 at D = 8192
 NUMBER = int | float | str  # see ``number``
 PARTS = ("bank", "classifier", "admission", "centering", "recipe")
 FIELDS: dict[str, dict[str, Any]] = {
     "document": {
         "format": str, "version": int, "adanpc": str, "seal": str, "rows": int, "next_id": int, "position": int,
-        "judgments": list, "stream_count": int, "bank": dict, "classifier": dict, "admission": dict, "centering": dict,
-        "recipe": dict,
+        "judgments": list, "deleted": list, "stream_count": int, "bank": dict, "classifier": dict, "admission": dict,
+        "centering": dict, "recipe": dict,
     },
     "bank": {
         "dim": int, "classes": int, "storage": str, "capacity": int | None, "evict": str, "soft": bool, "seed": int,
@@ -94,8 +89,18 @@ def check_document(document: dict[str, Any]) -> None:
             raise ContentsError(f"its judgments are of row {brief(row)}, which never existed")
         if not history:
             raise ContentsError(f"its judgments of row {row} are empty")
+    _check_deleted(document)
     if judgments_to_json(judgments) != document["judgments"]:
         raise ContentsError("its judgments are not written as adanpc writes them: each row once, in the order of ids")
+
+
+def _check_deleted(document: dict[str, Any]) -> None:
+    """Passes ids of rows that existed, each once, in rising order."""
+    before = -1
+    for row in document["deleted"]:
+        if not isinstance(row, int) or isinstance(row, bool) or not before < row < document["next_id"]:
+            raise ContentsError(f"deleted in its document must be ids of rows, each once and rising, got {brief(row)}")
+        before = row
 
 
 def check_fields(part: str, values: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -146,84 +151,23 @@ def check_columns(
 
 
 def check_tensors(document: dict[str, Any], tensors: Columns) -> None:
-    """Passes columns that the bank of this document can hold, and finite means."""
-    ids = tensors["id"]
+    """Passes columns of the right types and shapes that the bank of this document can hold, and finite means."""
     config = document["bank"]
-    _check_ids(ids, document["next_id"])
-    for bad, what in _bad_columns(config, tensors):
-        _refuse(bad, ids, what)
-    names = [name for name in ("row", "fine", "scale", "residual") if name in tensors]
-    step = max(1, CHUNK // config["dim"])
-    for start in range(0, len(ids), step):
-        for bad, what in _bad_rows({name: tensors[name][start : start + step] for name in names}):
-            _refuse(bad, ids[start : start + step], what)
-    _check_judgments(document, tensors)
-    voting = (tensors["origin"] == Origin.ADMITTED) & (tensors["state"] == ACTIVE)
-    admitted = int(voting.sum())
+    table = {name: column for name, column in tensors.items() if name not in MEANS}
+    ids = table["id"]
+    try:
+        check_rows(table, config["classes"], document["next_id"])
+        held = set(ids.tolist())
+        vetoed = set(ids[table["state"] == VETOED].tolist())
+        check_judgments(judgments_from_json(document["judgments"]), held, vetoed, config["classes"])
+        for name in MEANS:
+            if name in tensors:
+                check_mean(name, tensors[name], config["dim"])
+    except TableError as flaw:
+        raise ContentsError(str(flaw)) from None
+    back = held.intersection(document["deleted"])
+    if back:
+        raise ContentsError(f"it holds row {min(back)}, which was deleted")
+    admitted = int(((table["origin"] == Origin.ADMITTED) & (table["state"] == ACTIVE)).sum())
     if config["capacity"] is not None and admitted > config["capacity"]:
         raise ContentsError(f"it holds {admitted} admitted rows, more than its capacity of {config['capacity']}")
-    for name in MEANS:
-        if name in tensors and not tensors[name].isfinite().all():
-            raise ContentsError(f"its {name} holds NaN or infinity")
-
-
-def _check_judgments(document: dict[str, Any], tensors: Columns) -> None:
-    """Passes judgments of rows that are there, and states that are what was decided last."""
-    ids = tensors["id"]
-    judgments = judgments_from_json(document["judgments"])
-    judged = torch.tensor(list(judgments), dtype=torch.int64)
-    absent = judged[~torch.isin(judged, ids)]
-    if len(absent):
-        raise ContentsError(f"its judgments are of row {int(absent[0])}, which it does not hold")
-    vetoed_last = []
-    for row, history in judgments.items():
-        if any(judgment.label >= document["bank"]["classes"] for judgment in history):
-            raise ContentsError(f"its judgments of row {row} name a label outside its classes")
-        decisions = [judgment.verdict for judgment in history if judgment.verdict != "relabel"]
-        if decisions and decisions[-1] == "veto":
-            vetoed_last.append(row)
-    vetoed = ids[tensors["state"] == VETOED].tolist()
-    if vetoed_last != vetoed:
-        by_judgment = f"by its judgments, the vetoed rows are {brief(vetoed_last)}"
-        raise ContentsError(f"{by_judgment}, but by their states {brief(vetoed)}")
-
-
-def _refuse(bad: Tensor, ids: Tensor, what: str) -> None:
-    if bad.any():
-        raise ContentsError(f"row {int(ids[bad.nonzero()[0, 0]])} {what}")
-
-
-def _check_ids(ids: Tensor, next_id: int) -> None:
-    if (ids[1:] <= ids[:-1]).any():
-        raise ContentsError("its ids do not rise from row to row")
-    if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < next_id:
-        raise ContentsError(f"its ids, {int(ids[0])} … {int(ids[-1])}, must lie in 0 … next_id - 1, {next_id - 1}")
-
-
-def _bad_columns(config: dict[str, Any], tensors: Columns) -> Iterator[tuple[Tensor, str]]:
-    label = tensors["label"]
-    state = tensors["state"]
-    classes = config["classes"]
-    yield (label < 0) | (label >= classes), f"has a label outside 0 … {classes - 1}"
-    yield (state != ACTIVE) & (state != VETOED), "is neither active nor vetoed"
-    yield tensors["origin"] > max(Origin), "has an unknown origin"
-    yield ~tensors["confidence"].isfinite(), "has a confidence that is NaN or infinite"
-    if config["soft"]:
-        soft = tensors["soft"]
-        probabilities = (soft >= 0).all(1) & ((soft.sum(1) - 1).abs() <= 1e-3)
-        yield ~probabilities, "has soft labels that are not probabilities"
-
-
-def _bad_rows(part: Columns) -> Iterator[tuple[Tensor, str]]:
-    """Rows for which search would not be exact; every comparison is turned so that NaN is bad."""
-    if part["row"].dtype == torch.float32:
-        yield ((part["row"] * GRID).frac() != 0).any(1), "is NaN, infinite or off the grid of 2**-24"
-    rows = decode(part).double()
-    if "fine" in part:
-        scale = part["scale"].double()
-        yield ~((scale > 0) & scale.isfinite()), "has a scale that is not a positive number"
-        yield ((part["row"] == -128) | (part["fine"] == -128)).any(1), "has a code outside -127 … 127"
-        hidden = (rows - part["row"].double() * scale).norm(dim=1, keepdim=True) * 1.0001
-        # Machines round a sum in different orders; this is far less than the room that 1.0001 leaves.
-        yield ~((part["residual"].double() - hidden).abs() <= 1e-6 * hidden), "has a false residual"
-    yield ~((rows.norm(dim=1) - 1).abs() <= LENGTH), "does not have length one"

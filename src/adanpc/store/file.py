@@ -13,7 +13,7 @@ from typing import Any, overload
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from adanpc.core import AdaNPC, Admission, MemoryBank
 from adanpc.core.codec import NAMES, canonical
@@ -75,15 +75,24 @@ def save(thing: AdaNPC | Wrapped, path: Location) -> None:
 
 
 @overload
-def load(path: Location, model: None = None, *, preprocessing: Any = None, device: Device = "cpu") -> AdaNPC: ...
+def load(
+    path: Location, model: None = None, *, preprocessing: Any = None, strict: bool = True, device: Device = "cpu"
+) -> AdaNPC: ...
 
 
 @overload
-def load(path: Location, model: nn.Module, *, preprocessing: Any = None, device: Device = "cpu") -> Wrapped: ...
+def load(
+    path: Location, model: nn.Module, *, preprocessing: Any = None, strict: bool = True, device: Device = "cpu"
+) -> Wrapped: ...
 
 
 def load(
-    path: Location, model: nn.Module | None = None, *, preprocessing: Any = None, device: Device = "cpu"
+    path: Location,
+    model: nn.Module | None = None,
+    *,
+    preprocessing: Any = None,
+    strict: bool = True,
+    device: Device = "cpu",
 ) -> AdaNPC | Wrapped:
     """What was saved, to go on exactly where it stopped; executes no code of the file's.
 
@@ -92,6 +101,7 @@ def load(
         model: the model that was wrapped; without one, the AdaNPC is returned and takes features.
         preprocessing: what makes the model's inputs; model and preprocessing must be those that the bank was built
             with, or a RecipeError says what differs.
+        strict: False to accept other weights and another preprocessing, if you know that the features are the same.
         device: where the bank shall live.
     """
     remedy = "the file is damaged or forged: take another copy or build the bank again"
@@ -105,19 +115,10 @@ def load(
         raise RecipeError(f"{path} was saved without a model; load it without one, or wrap the model and save that")
     wrapped = Wrapped(model, classifier, recipe["layer"], preprocessing)
     try:
-        wrapped.check(recipe)
+        wrapped.check(recipe, strict)
     except RecipeError as error:
-        raise RecipeError(f"{path} was not loaded: {error}; give what it was built with, or wrap anew") from error
+        raise RecipeError(f"{path} was not loaded: {error}") from error
     return wrapped
-
-
-class _HandedOver(dict[str, Tensor]):
-    """Columns that are let go of as they are taken, so that the bank's copy is the only other one in memory."""
-
-    def items(self) -> Any:
-        """Every name and column, once."""
-        while self:
-            yield self.popitem()
 
 
 @contextmanager
@@ -183,7 +184,7 @@ def _read(path: Path) -> State:
     if document["version"] == 1:
         document, tensors = format1.upgraded(document, tensors)
     check_tensors(document, tensors)
-    return {"document": document, "tensors": _HandedOver(tensors)}
+    return {"document": document, "tensors": tensors}
 
 
 def _document_in(file: SafetensorsFile) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from reprlib import repr as brief
 from typing import Any
 
 from adanpc.core import Origin
-from adanpc.core.contents import VETOED
+from adanpc.core.table import VETOED
 from adanpc.index.grid import Columns
 from adanpc.store.check import FIELDS, NUMBER, ContentsError, check_fields
 
@@ -70,6 +70,7 @@ def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any]
         "next_id": document["next_id"],
         "position": 0,
         "judgments": judgments,
+        "deleted": [],
         "stream_count": centering["count"],
         "bank": {**document["bank"], "seed": 0},  # ranks of a reservoir were the same for every bank
         "classifier": document["classifier"],

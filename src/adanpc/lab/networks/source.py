@@ -65,7 +65,7 @@ class SourceModel(nn.Module):
         """
         layer, classes = find_head(model, inputs)
         features, logits = extract(model, layer, inputs)
-        if logits.ndim != 2 or layer == INPUT_OF:
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or layer == INPUT_OF:
             form = f"a {type(model).__name__} that makes other outputs"
             if isinstance(model, nn.Linear):
                 form = "a Linear alone"

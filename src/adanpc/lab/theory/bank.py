@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from adanpc.core import MemoryBank, Neighbors, Origin
-from adanpc.core.contents import ACTIVE
+from adanpc.core.table import ACTIVE
 from adanpc.errors import AdaNPCError
 from adanpc.lab.show.exhibit import Chart, Series
 from adanpc.lab.theory.bounds import Assumptions, best_split, unit_ball, vote_error
