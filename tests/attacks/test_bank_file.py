@@ -540,7 +540,7 @@ DOCUMENTS: list[tuple[str, Callable[[Document, Columns], None]]] = [
     (STATES.format("[1]"), judged(vetoed(1), [6, [VETO, ["restore", 0, "", "", None]]])),
     (STATES.format("[1]"), judged(vetoed(1), [6, [["relabel", 0, "", "", None]]])),
     ("each row once, in the order of ids", judged(vetoed(6), vetoed(1))),
-    ("each row once, in the order of ids", judged(vetoed(1), vetoed(1), vetoed(6))),
+    ("judgments name row 1 twice", judged(vetoed(1), vetoed(1), vetoed(6))),
     ("its judgments are of row 9, which never existed", judged(vetoed(1), vetoed(6), vetoed(9))),
     ("which never existed", judged(vetoed(1), vetoed(6), vetoed(2**64))),
     ("which never existed", judged(vetoed(1), vetoed(6), vetoed(10**400))),
@@ -558,7 +558,7 @@ DOCUMENTS: list[tuple[str, Callable[[Document, Columns], None]]] = [
     ("why must be a string, got 5", judged([1, [["veto", 0, "", 5, None]]], vetoed(6))),
     ("when must be a number, got 'now'", judged([1, [["veto", 0, "", "", "now"]]], vetoed(6))),
     ("when must be a number, got True", judged([1, [["veto", 0, "", "", True]]], vetoed(6))),
-    ("too large", judged([1, [["veto", 0, "", "", 10**400]]], vetoed(6))),
+    ("when must be a finite number", judged([1, [["veto", 0, "", "", 10**400]]], vetoed(6))),
     ("when must be a", judged([1, [["veto", 0, "", "", float("nan")]]], vetoed(6))),
     ("when must be a finite number", judged([1, [["veto", 0, "", "", float("-inf")]]], vetoed(6))),
     ("judgments must be [row, [[verdict,", judged(1, 6)),
@@ -704,7 +704,7 @@ def test_codes_and_residual_of_another_length(tmp_path: Path) -> None:
 
 
 def test_rows_far_behind_the_first_are_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adanpc.store.check.CHUNK", 8)
+    monkeypatch.setattr("adanpc.core.table.CHUNK", 8)
     document, columns = taken_apart(honest("float32"))
     columns["row"][7, 0] = NAN
     assert "row 7 is NaN" in refusal(written(tmp_path / "bank", forged(document, columns)))

@@ -239,9 +239,13 @@ def test_without_a_model_the_classifier_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seed", "preprocessing", "words"),
     [
-        (1, "scale to 0 … 1", "built with weights '[0-9a-f]{16}', this model has '[0-9a-f]{16}'; give what it was"),
-        (0, "scale to -1 … 1", "built with preprocessing 'scale to 0 … 1', this model has 'scale to -1 … 1'; give"),
-        (0, None, "built with preprocessing 'scale to 0 … 1', this model has ''; give what it was built with, or wrap"),
+        (1, "scale to 0 … 1", "built with weights 'features:[0-9a-f]{16}', this model has 'features:[0-9a-f]{16}'"),
+        (
+            0,
+            "scale to -1 … 1",
+            "built with preprocessing 'scale to 0 … 1', this model has 'scale to -1 … 1'; pass preprocessing=",
+        ),
+        (0, None, "built with preprocessing 'scale to 0 … 1', this model has ''; pass preprocessing="),
     ],
 )
 def test_another_model_or_preprocessing_is_refused(tmp_path: Path, seed: int, preprocessing: Any, words: str) -> None:
@@ -273,7 +277,7 @@ def test_the_bytes_of_a_small_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         '"bank":{"capacity":null,"classes":3,"dim":2,"evict":"fifo","seed":5,"soft":false,"storage":"float32"},'
         '"centering":{"mode":"stream","prior":16,"unit_features":true},'
         '"classifier":{"k":10,"k_source":null,"k_target":null,"rule":"share","temperature":0.1},'
-        '"format":"adanpc-bank","judgments":[[1,[["veto",0,"Ann","no",1.5]]]],"next_id":3,"position":3,'
+        '"deleted":[],"format":"adanpc-bank","judgments":[[1,[["veto",0,"Ann","no",1.5]]]],"next_id":3,"position":3,'
         '"recipe":{"layer":"fc","preprocessing":"n\\u00f6ne","weights":"' + weights + '"},'
         '"rows":3,SEAL"stream_count":1,"version":2}'
     )
@@ -397,9 +401,9 @@ def test_files_of_format_1_load_for_ever(tmp_path: Path, storage: str, digest: s
 @pytest.mark.parametrize(
     ("storage", "digest"),
     [
-        ("float32", "cfc315f142fabc82aed44b565f532718b4f22ae5e5f03a7083aef3c7774e6afd"),
-        ("float16", "486f5df38cdff532bb5265ba8832abb7ecd325037db02c4512457131f8a6894f"),
-        ("int8", "a2135fc2564f35aa09e95b0c107952ff933fcd4f54e58675e985ba1f061b08c1"),
+        ("float32", "26118730638d53aeb508e3a005b399cfafcb51e1311776780cc6d63a016c7c3f"),
+        ("float16", "dbbc30da279e2d39cbc34f595625922e6f8ae4cb4ad729736f27f536ef603aae"),
+        ("int8", "8dc115161c3fd5c3e962a5ea4a2ef2671cfd9791136dbad3fb70afd20fb02b5d"),
     ],
 )
 def test_files_of_format_2_load_for_ever(tmp_path: Path, storage: str, digest: str) -> None:
@@ -408,6 +412,7 @@ def test_files_of_format_2_load_for_ever(tmp_path: Path, storage: str, digest: s
     loaded = load(path)
     assert loaded.digest() == digest
     assert loaded.position == 6
+    assert len(loaded.bank.contents.deleted) == 1
     assert [judgment.verdict for judgment in loaded.bank.history(3)] == ["veto", "restore"]
     assert loaded.bank.history(0)[0].when == 1.5
     assert loaded.bank.history(0)[1] == Judgment("relabel", loaded.bank.history(0)[0].label, "Cem")

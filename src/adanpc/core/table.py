@@ -65,12 +65,13 @@ def check_judgments(
         if not history:
             raise TableError(f"its judgments of row {row} are empty")
         if any(judgment.label >= classes for judgment in history):
-            raise TableError(f"its judgments of row {row} name a label that there is not")
+            raise TableError(f"its judgments of row {row} name a label outside its classes")
         decisions = [judgment.verdict for judgment in history if judgment.verdict != "relabel"]
         if decisions and decisions[-1] == "veto":
             silenced.add(row)
     if silenced != vetoed:
-        raise TableError(f"its judgments veto the rows {brief(sorted(silenced))}, its states {brief(sorted(vetoed))}")
+        by_judgment = f"by its judgments, the vetoed rows are {brief(sorted(silenced))}"
+        raise TableError(f"{by_judgment}, but by their states {brief(sorted(vetoed))}")
 
 
 def check_mean(name: str, mean: Tensor, dim: int) -> None:
