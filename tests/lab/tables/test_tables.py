@@ -186,9 +186,12 @@ def test_later_models_are_selected_from_the_best_unless_by_target_labels() -> No
         ("cifar-10-c-5", ("linear", "adanpc")),
     ],
 )
-def test_tables_run_from_end_to_end(name: str, only: tuple[str, ...], workspace: Workspace, tmp_path: Path) -> None:
+def test_tables_run_from_end_to_end(
+    name: str, only: tuple[str, ...], workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subjects, "UPDATES", 50)  # of a head; tests of it have their own
     photos = name.endswith("pacs")
-    scale = replace(LEAST, only=only, images=12 if photos else 10, encoder="efficientnet-lite0" if photos else "")
+    scale = replace(LEAST, only=only, images=7 if photos else 10, encoder="efficientnet-lite0" if photos else "")
     exhibit = made(name, workspace, scale)
     assert not any("have no record yet" in note for note in exhibit.notes)
     numbers = [cell.ours for part in exhibit.parts if isinstance(part, Sheet) for _, row in part.rows for cell in row]

@@ -16,19 +16,25 @@ from adanpc.lab.train.registry import ALGORITHMS
 
 SOURCES, TARGET = (0, 15, 45, 60), 30
 CHANCE = 0.1
-# Published weights that need larger batches or a longer warm-up than fifty steps of sixteen.
+# Published weights that need larger batches or a longer warm-up than fifty steps of eight.
 SETTINGS: dict[str, dict[str, Any]] = {"mmd": {"weight": 0.1}}
+BATCHES = {"dann": 16, "cdann": 16}
+
+
+def halved(image: torch.Tensor) -> torch.Tensor:
+    """A digit at half its size, which is learned in a quarter of the time."""
+    return torch.nn.functional.avg_pool2d(image, 2)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_fifty_steps_beat_chance_on_an_unseen_angle(name: str) -> None:
-    *domains, target = rotated_digits((*SOURCES, TARGET))
+    *domains, target = [domain.with_transform(halved) for domain in rotated_digits((*SOURCES, TARGET))]
     sources = [split(domain, 0)[0] for domain in domains]
     torch.manual_seed(0)
     algorithm = ALGORITHMS[name](
         build("convnet", 10, channels=1), len(sources), **{"lr": 1e-3, **SETTINGS.get(name, {})}
     )
-    steps = Steps(sources, 16, seed=0)
+    steps = Steps(sources, BATCHES.get(name, 8), seed=0)
 
     def source(count: int | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         some = sources[0].subset(range(100))
