@@ -111,9 +111,9 @@ GOOD = idx(torch.arange(6).reshape(1, 2, 3))
         (GOOD[:-1], "has 21 bytes instead of 22: copy it again"),
         (GOOD + b"\0", "has 23 bytes instead of 22"),
         (GOOD[:9], "has 9 bytes instead of 16"),
-        (gzip.compress(GOOD)[:-9], r"cannot be unpacked \(Compressed file ended .*: copy it again"),
-        (gzip.compress(GOOD)[:-8] + bytes(8), r"cannot be unpacked \(CRC check failed"),
-        (gzip.compress(GOOD)[:10] + b"\xff" * 20, r"cannot be unpacked \(Error -3"),
+        (gzip.compress(GOOD, mtime=0)[:-9], r"cannot be unpacked \(Compressed file ended .*: copy it again"),
+        (gzip.compress(GOOD, mtime=0)[:-8] + bytes(8), r"cannot be unpacked \(CRC check failed"),
+        (gzip.compress(GOOD, mtime=0)[:10] + b"\xff" * 20, r"cannot be unpacked \(Error -3"),
     ],
 )
 def test_a_damaged_file_is_named(content: bytes, message: str, tmp_path: Path) -> None:
