@@ -445,3 +445,42 @@ def test_int8_votes_agree_with_float32() -> None:
 def test_empty_bank_error_is_an_adanpc_error_and_a_value_error() -> None:
     assert issubclass(EmptyBankError, AdaNPCError)
     assert issubclass(AdaNPCError, ValueError)
+
+
+def test_more_rows_than_the_capacity_come_back_as_far_as_it_goes() -> None:
+    made = MemoryBank(2, 2, capacity=1)
+    for _ in range(2):
+        (row,) = made.apply(Append(torch.rand(1, 2) + 0.1, torch.tensor([0]), Origin.ADMITTED))
+        made.apply(Veto((row,)))
+    made.apply(Restore((0, 1)))
+    assert made.table("id")["id"].tolist() == [1]
+    assert made.admitted.tolist() == [1, 0]
+
+
+def test_a_bank_says_what_it_is() -> None:
+    made = bank(capacity=5)
+    made.apply(Veto((0,)))
+    assert repr(made).startswith("<MemoryBank of 4 rows, 1 vetoed: dim=3, classes=2")
+    assert repr(AdaNPC(made)).startswith("<AdaNPC with Settings(k=10")
+
+
+@pytest.mark.parametrize("row", [-1, 4, 2**70])
+def test_a_row_that_never_existed_has_no_history(row: int) -> None:
+    with pytest.raises(RowError, match="never existed"):
+        bank().history(row)
+
+
+@pytest.mark.parametrize("extra", [{"domain": 2**70}, {"keys": object()}])
+def test_columns_that_are_no_numbers_are_named(extra: dict[str, Any]) -> None:
+    with pytest.raises(LabelError, match="must be a tensor of numbers"):
+        bank().apply(Append(torch.ones(1, 3), torch.tensor([0]), **extra))
+
+
+def test_arrays_and_lists_are_taken_as_they_are() -> None:
+    made = bank()
+    rows: Any = [[1.0, 0.0, 0.0]]
+    assert made.search(rows, 2).ids.tolist() == made.search(torch.tensor(rows), 2).ids.tolist()
+    odd: Any
+    for odd in (["a"], object()):
+        with pytest.raises(FeatureError, match="features must"):
+            made.search(odd, 1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from adanpc.core import AdaNPC, Append, Centering, MemoryBank, Origin, nobody
+from adanpc.core import AdaNPC, Append, Centering, MemoryBank, Origin, Settings, nobody
 from adanpc.core.centering import Statistics
-from adanpc.errors import LabelError
+from adanpc.errors import AdaNPCError, LabelError
 from adanpc.index import unit
 
 SOURCE = torch.tensor([[2.0, 0.0], [4.0, 2.0], [10.0, 10.0], [14.0, 12.0]])
@@ -118,3 +120,15 @@ def test_one_enormous_feature_does_not_ruin_the_rest() -> None:
         made.step(features[:1] * attack)
         accuracy.append(float((made.step(features + 1).labels == labels).float().mean()))
     assert accuracy[0] == accuracy[1]
+
+
+def test_domains_that_do_not_fit_are_refused() -> None:
+    made = AdaNPC(MemoryBank(2, 2), centering="stream")
+    with pytest.raises(LabelError, match=r"domain must have shape \(4,\), a row for each, got \(3,\)"):
+        made.learn(SOURCE, torch.tensor([0, 1, 0, 1]), domain=DOMAIN[:3])
+
+
+def test_a_centering_is_a_value() -> None:
+    mode: Any = "stream"
+    with pytest.raises(AdaNPCError, match="centering must be a Centering such as"):
+        Settings(centering=mode)

@@ -180,3 +180,12 @@ def test_a_rollback_that_does_not_fit_is_refused() -> None:
     with pytest.raises(TableError, match="its ids, 9 … 10, must lie in 0 … next_id - 1, 1"):
         made.apply(Rollback(0, 1, (), table))
     assert made.digest() == before
+
+
+def test_a_rollback_keeps_to_the_capacity() -> None:
+    made = AdaNPC(MemoryBank(3, 2, capacity=1), k=1)
+    made.learn(torch.rand(2, 3), torch.tensor([0, 1]))
+    table = made.bank.table()
+    table["origin"][:] = Origin.ADMITTED
+    with pytest.raises(TableError, match="it holds 2 admitted rows, more than its capacity of 1"):
+        made.apply(Rollback(0, 1, (), table))

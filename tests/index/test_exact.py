@@ -385,3 +385,17 @@ print(os.waitpid(child, 0)[1])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "0", done.stderr
+
+
+def test_a_group_that_all_rows_are_in_hides_nothing() -> None:
+    index = build(torch.eye(64), "float32")
+    found = index.search(torch.eye(64)[:2], 3, group=1)
+    assert torch.equal(found.slots, index.search(torch.eye(64)[:2], 3).slots)
+
+
+def test_an_earlier_reader_sees_the_blocks_that_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 64 * 4)
+    made = blocks.Blocks({"row": (1, torch.float32)}, CPU)
+    made.reserve(200)
+    assert [len(part) for part in made.used("row", 64)] == [64]
+    assert [len(part) for part in made.used("row", 128)] == [64, 64]

@@ -27,9 +27,6 @@ class Eviction:
         self._heaps: dict[int, list[tuple[int, int, int]]] = {}  # (rank, id, label), by class if balanced, else one
         self._count = 0
 
-    def __len__(self) -> int:
-        return self._count
-
     def push(self, row: int, label: int) -> tuple[int, int]:
         """Takes in one row; the id and label of the row that leaves for it, perhaps itself, or -1 and -1."""
         self.add(row, label)

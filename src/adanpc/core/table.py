@@ -62,8 +62,6 @@ def check_judgments(
     for row, history in judgments.items():
         if row not in held:
             raise TableError(f"its judgments are of row {row}, which it does not hold")
-        if not history:
-            raise TableError(f"its judgments of row {row} are empty")
         if any(judgment.label >= classes for judgment in history):
             raise TableError(f"its judgments of row {row} name a label outside its classes")
         decisions = [judgment.verdict for judgment in history if judgment.verdict != "relabel"]

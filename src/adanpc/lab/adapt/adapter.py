@@ -130,7 +130,8 @@ class Adapter(nn.Module, ABC):
         finally:
             super().load_state_dict(before, strict=False)  # the tensors that do not move are not in it
             for name, bank in self.banks.items():
-                bank.revert(contents[name])
+                if bank.contents is not contents[name]:
+                    bank.revert(contents[name])
 
     @torch.inference_mode(False)
     def reset(self) -> None:
