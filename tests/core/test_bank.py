@@ -484,3 +484,11 @@ def test_arrays_and_lists_are_taken_as_they_are() -> None:
     for odd in (["a"], object()):
         with pytest.raises(FeatureError, match="features must"):
             made.search(odd, 1)
+
+
+def test_a_bank_can_take_up_the_contents_of_another() -> None:
+    made, other = bank(4), bank(70)
+    made.revert(other.contents)
+    assert made.digest() == other.digest()
+    made.apply(Append(torch.ones(1, 3), torch.tensor([1])))
+    assert made.table("id")["id"].tolist() == list(range(71))
