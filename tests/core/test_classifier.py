@@ -235,6 +235,14 @@ def test_keys_must_fit_the_queries() -> None:
             verb(torch.ones(3, 2), keys=torch.tensor([1, 2]))
 
 
+@pytest.mark.parametrize("keys", [["a", "b", "c"], [0.5, 1.0, 2.0], object()])
+def test_keys_must_be_whole_numbers(keys: Any) -> None:
+    for verb in (small().step, small().propose):
+        with pytest.raises(LabelError, match="keys must be whole numbers"):
+            verb(torch.ones(3, 2), keys=keys)
+    assert small(admission=everyone).step(torch.ones(3, 2), keys=[5, 6, 7]).joined.tolist() == [2, 3, 4]  # type: ignore[arg-type]
+
+
 def test_settings_are_fixed() -> None:
     made: Any = small()
     for change in ("settings", "position"):

@@ -125,16 +125,18 @@ class AdaNPC:
         The change is not applied here, though each query sees the earlier ones of the batch that join. Their ids are
         provisional until the change has been applied: ``prediction.settled(first id that apply gave)``.
         """
-        return self._propose(self._checked(features, keys), domain, keys)
+        checked = self._checked(features)
+        return self._propose(checked, domain, self._checked_keys(keys, len(checked)))
 
     def step(self, features: Tensor, *, domain: int = -1, keys: Tensor | None = None) -> Prediction:
         """Answers queries (B, D) in order and learns from each: the same for every way of cutting them into batches."""
-        checked = self._checked(features, keys)
+        checked = self._checked(features)
+        all_keys = self._checked_keys(keys, len(checked))
         answers = []
         with self.bank.writing():
             for start in range(0, max(len(checked), 1), CHUNK):
                 part = slice(start, start + CHUNK)
-                part_keys = None if keys is None else keys[part]
+                part_keys = None if all_keys is None else all_keys[part]
                 answer, change = self._propose(checked[part], domain, part_keys)
                 if change is not None:
                     self.bank.apply(change)
@@ -258,17 +260,27 @@ class AdaNPC:
             soft=answer.probs[new] if contents.settings.soft else None,
             domain=domain,
             confidence=answer.confidence[new],
-            keys=None if keys is None else torch.as_tensor(keys, device=new.device)[new],
+            keys=None if keys is None else keys[new],
             centered=True,
             observed=observed,
         )
 
-    def _checked(self, features: Tensor, keys: Tensor | None = None) -> Tensor:
-        checked = check_features(features, self.bank.dim).to(self.bank.device)
-        if keys is not None and torch.as_tensor(keys).shape != checked.shape[:1]:
-            shape = tuple(torch.as_tensor(keys).shape)
-            raise LabelError(f"keys must have shape ({len(checked)},), one for each query, got {shape}")
-        return checked
+    def _checked(self, features: Tensor) -> Tensor:
+        return check_features(features, self.bank.dim).to(self.bank.device)
+
+    def _checked_keys(self, given: Any, count: int) -> Tensor | None:
+        """The user's own numbers of so many queries (B,), if there are any."""
+        if given is None:
+            return None
+        try:
+            keys = torch.as_tensor(given, device=self.bank.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise LabelError(f"keys must be whole numbers, one for each query: {error}") from None
+        if keys.shape != (count,):
+            raise LabelError(f"keys must have shape ({count},), one for each query, got {tuple(keys.shape)}")
+        if keys.is_floating_point() or keys.is_complex():
+            raise LabelError(f"keys must be whole numbers, got {keys.dtype}")
+        return keys
 
     def _answer(self, neighbors: Neighbors) -> Prediction:
         """The vote of these neighbors; no query has joined."""

@@ -64,12 +64,12 @@ def distinct(index: ExactIndex, candidates: Tensor, ids: Tensor, most: int) -> T
     this, a bank full of copies of one row would have all of them scored for every query that is near.
     """
     hashes = index.blocks.take(candidates, "hash")["hash"][:, 0].cpu().numpy()
-    order = numpy.lexsort((ids.cpu().numpy(), hashes))
+    order = numpy.lexsort((ids.cpu().numpy(), hashes))  # equal rows side by side, lowest ids first
     ordered = hashes[order]
-    starts = numpy.flatnonzero(numpy.r_[True, ordered[1:] != ordered[:-1]])
-    sizes = numpy.diff(numpy.r_[starts, len(ordered)])
-    rank = numpy.arange(len(ordered)) - numpy.repeat(starts, sizes)
-    return torch.from_numpy(numpy.sort(order[rank < most])).to(candidates.device)
+    kept = numpy.ones(len(order), bool)
+    # A row is one too many if the row so many places before it is equal, and so are all between.
+    kept[most:] = ordered[most:] != ordered[:-most]
+    return torch.from_numpy(numpy.sort(order[kept])).to(candidates.device)
 
 
 def _padded(found: Found, k: int, device: torch.device) -> Found:
