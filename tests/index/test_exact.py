@@ -243,13 +243,13 @@ def test_many_blocks_and_small_chunks_change_nothing(monkeypatch: pytest.MonkeyP
 
 
 def test_rows_are_kept_on_the_device_that_was_asked_for() -> None:
-    made = blocks.Blocks({"row": (4, torch.int8), "scale": (1, torch.float32)}, torch.device("meta"))
+    made = blocks.Blocks({"row": ((4,), torch.int8), "id": ((), torch.int64)}, torch.device("meta"))
     made.reserve(100)
     assert {(part.device.type, len(part)) for (part,) in made.columns.values()} == {("meta", 128)}
 
 
 def test_growing_copies_no_more_than_a_small_block() -> None:
-    made = blocks.Blocks({"row": (64, torch.float32)}, CPU)
+    made = blocks.Blocks({"row": ((64,), torch.float32)}, CPU)
     sizes = []
     for slots in (1, 100, 10_000, 20_000, 2**20):
         made.reserve(slots)
@@ -395,7 +395,7 @@ def test_a_group_that_all_rows_are_in_hides_nothing() -> None:
 
 def test_an_earlier_reader_sees_the_blocks_that_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 64 * 4)
-    made = blocks.Blocks({"row": (1, torch.float32)}, CPU)
+    made = blocks.Blocks({"row": ((1,), torch.float32)}, CPU)
     made.reserve(200)
     assert [len(part) for part in made.used("row", 64)] == [64]
     assert [len(part) for part in made.used("row", 128)] == [64, 64]

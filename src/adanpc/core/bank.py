@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -41,7 +42,7 @@ from adanpc.core.types import Neighbors, Origin
 from adanpc.errors import ChangeError, LabelError, RowError
 from adanpc.index import ExactIndex, Index, check_features, unit
 from adanpc.index.blocks import Blocks
-from adanpc.index.grid import Columns
+from adanpc.index.grid import Columns, in_main_memory
 
 IndexFactory = Callable[[int, str, torch.device], Index]
 DECIDING = ("id", "label", "origin", "state")  # the columns by which it is decided who may vote and who is evicted
@@ -94,19 +95,19 @@ class MemoryBank:
         self._publish(self._empty(settings))
 
     def _empty(self, settings: BankSettings) -> Contents:
-        widths = {
-            "label": (1, torch.int64),
-            "domain": (1, torch.int64),
-            "key": (1, torch.int64),
-            "confidence": (1, torch.float32),
-            "origin": (1, torch.uint8),
+        kinds: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "label": ((), torch.int64),
+            "domain": ((), torch.int64),
+            "key": ((), torch.int64),
+            "confidence": ((), torch.float32),
+            "origin": ((), torch.uint8),
         }
         if settings.soft:
-            widths["soft"] = (settings.classes, torch.float32)
+            kinds["soft"] = ((settings.classes,), torch.float32)
         return Contents(
             settings=settings,
             index=self._make_index(settings.dim, settings.storage, self.device),
-            columns=Blocks(widths, self.device),
+            columns=Blocks(kinds, self.device),
             vetoed={},
             judgments={},
             deleted=frozenset(),
@@ -249,9 +250,10 @@ class MemoryBank:
         mean = tensors.pop("source_mean", None)
         total = tensors.pop("stream_total", None)
         statistics = Statistics(mean, total, document["stream_count"]).to(self.device)
-        contents = self._with_rows(self._contents, self._take_ledger(), tensors)
-        contents = replace(
-            contents,
+        contents = self._with_rows(
+            self._contents,
+            self._take_ledger(),
+            tensors,
             judgments=judgments_from_json(document["judgments"]),
             deleted=frozenset(document["deleted"]),
             next_id=document["next_id"],
@@ -369,14 +371,14 @@ class MemoryBank:
         table["id"] = torch.arange(first, first + count, device=self.device)
         statistics = contents.statistics.after(change)
         if change.origin == Origin.ADMITTED and ledger.queue is not None:
-            leaving = []
-            for row, label in _pairs(table):
-                leaving.append(ledger.queue.push(row, label)[0])
-            stays = ~torch.isin(table["id"], torch.tensor(leaving, device=self.device))
-            table = {name: column[stays] for name, column in table.items()}
+            leaving = [ledger.queue.push(row, label)[0] for row, label in _pairs(table)]
+            passing = [row - first for row in leaving if row >= first]
+            if passing:  # they leave with the change that brings them
+                stays = torch.ones(count, dtype=torch.bool, device=self.device)
+                stays[passing] = False
+                table = {name: column[stays] for name, column in table.items()}
             contents = self._without(contents, ledger, [row for row in leaving if 0 <= row < first], queued=False)
-        contents = self._with_rows(contents, ledger, table)
-        return replace(contents, next_id=first + count, statistics=statistics)
+        return self._with_rows(contents, ledger, table, next_id=first + count, statistics=statistics)
 
     def _veto(self, contents: Contents, ledger: _Ledger, change: Veto) -> Contents:
         slots = self._slots(contents, change.ids)
@@ -498,30 +500,30 @@ class MemoryBank:
             admitted=contents.admitted - _count(voting, self.classes),
         )
 
-    def _with_rows(self, contents: Contents, ledger: _Ledger, table: Columns) -> Contents:
-        """With the rows of a table, each under its id, in slots that nobody reads."""
-        slots = torch.tensor(ledger.allocate(len(table["id"])), dtype=torch.int64, device=self.device)
-        if not len(slots):
-            return contents
-        contents.columns.reserve(int(slots.max()) + 1)
-        values = {}
-        for name in contents.columns.widths:
-            values[name] = table[name] if name == "soft" else table[name][:, None]
-        contents.columns.write(slots, values)
+    def _with_rows(self, contents: Contents, ledger: _Ledger, table: Columns, **others: Any) -> Contents:
+        """With the rows of a table, each under its id, in slots that nobody reads, and other fields changed as well."""
+        places = ledger.allocate(len(table["id"]))
+        if not places:
+            return replace(contents, **others)
+        slots = torch.tensor(places, dtype=torch.int64, device=self.device)
+        contents.columns.reserve(max(places) + 1)
+        contents.columns.write(slots, table)
         ledger.enter(table, slots, version=self._version + 1)
-        active = table["state"] == ACTIVE
+        group = _groups(table)
         voting = table
         vetoed = contents.vetoed
+        active = table["state"] == ACTIVE
         if not bool(active.all()):
+            group[~active] = 0
             voting = {name: column[active] for name, column in table.items()}
             silenced = zip(table["id"][~active].tolist(), slots[~active].tolist(), strict=True)
             vetoed = {**vetoed, **dict(silenced)}
-        group = torch.where(active, _groups(table), 0).to(torch.uint8)
         return replace(
             contents,
             index=contents.index.put(slots, table["id"], table, group),
             vetoed=vetoed,
             admitted=contents.admitted + _count(voting, self.classes),
+            **others,
         )
 
     def _slots(self, contents: Contents, ids: Sequence[int]) -> Tensor:
@@ -533,7 +535,8 @@ class MemoryBank:
         features = check_features(change.features, self.dim).to(self.device)
         count = len(features)
         labels = self._whole_numbers("labels", change.labels, count)
-        outside = labels[labels.clamp(0, self.classes - 1) != labels]
+        numbers = in_main_memory(labels)
+        outside = numbers[(numbers < 0) | (numbers >= self.classes)]
         if len(outside):
             raise LabelError(f"labels must lie in 0 … {self.classes - 1}, got {int(outside[0])}")
         table = {
@@ -560,9 +563,10 @@ class MemoryBank:
     def _numbers(self, name: str, given: Tensor | float, *shape: int) -> Tensor:
         """Finite numbers of this shape, float32."""
         value = self._column(name, given, shape)
-        if not value.is_floating_point() or not value.float().isfinite().all():
+        numbers = value.float()
+        if not value.is_floating_point() or not math.isfinite(numbers.abs().sum(dtype=torch.float64)):
             raise LabelError(f"{name} must be finite numbers, got {value.dtype} with {value[:3].tolist()}, …")
-        return value.to(torch.float32)
+        return numbers
 
     def _probabilities(self, given: Tensor | None, labels: Tensor) -> Tensor:
         """Soft labels (n, C); without any, all of the probability is on the label."""
@@ -576,6 +580,8 @@ class MemoryBank:
     def _column(self, name: str, given: Any, shape: tuple[int, ...]) -> Tensor:
         """A tensor of this shape on the bank's device; a single number stands for all rows."""
         try:
+            if isinstance(given, int | float):
+                return torch.full(shape, given, device=self.device)
             value = torch.as_tensor(given, device=self.device).detach()
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise LabelError(f"{name} must be a tensor of numbers, got {brief(given)}: {error}") from None
@@ -705,4 +711,6 @@ def _count(table: Columns, classes: int) -> Tensor:
 
 def _groups(table: Columns) -> Tensor:
     """The groups (n,) of rows in the index."""
-    return torch.where(table["origin"] == Origin.SOURCE, SOURCE_GROUP, OTHER_GROUP).to(torch.uint8)
+    groups = torch.full_like(table["origin"], OTHER_GROUP)
+    groups[table["origin"] == Origin.SOURCE] = SOURCE_GROUP
+    return groups

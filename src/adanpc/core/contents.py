@@ -134,17 +134,16 @@ class Contents:
 
     def table_of(self, slots: Tensor, *names: str) -> Columns:
         """The table of the rows in these slots (n,)."""
-        wanted = names or ("id", "state", *self.columns.widths)
-        stored = [name for name in wanted if name in self.columns.widths]
+        wanted = names or ("id", "state", *self.columns.kinds)
+        stored = [name for name in wanted if name in self.columns.kinds]
         known = {}
         if stored:
             known = self.columns.take(slots, *stored)
-        for name, column in known.items():
-            if name != "soft":
-                known[name] = column[:, 0]
         known["id"] = self.index.ids(slots)
-        vetoed = torch.tensor(list(self.vetoed), dtype=torch.int64, device=slots.device)
-        known["state"] = torch.where(torch.isin(known["id"], vetoed), VETOED, ACTIVE).to(torch.uint8)
+        known["state"] = torch.full_like(known["id"], ACTIVE, dtype=torch.uint8)
+        if self.vetoed:
+            vetoed = torch.tensor(list(self.vetoed), dtype=torch.int64, device=slots.device)
+            known["state"][torch.isin(known["id"], vetoed)] = VETOED
         table = {name: known[name] for name in wanted}
         if not names:
             table |= self.index.state(slots)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 
 import numpy
 import torch
 from torch import Tensor
 
-from adanpc.index.grid import Columns
+from adanpc.index.grid import Columns, in_main_memory
 
 TILE = 64  # slots come in whole tiles, which is what a scan reads together
 BLOCK_BYTES = 128 << 20  # of a full block: few enough of them to scan and read well
 SMALL_BYTES = 4 << 20  # of the first block while it still doubles: copying this much takes about a millisecond
 PIECE = 1 << 14  # rows written at once, since writing copies them
 
-Widths = Mapping[str, tuple[int, torch.dtype]]
+Kinds = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class Blocks:
-    """Columns of numbers in slots 0, 1, …, each column (slots, width).
+    """Columns of numbers in slots 0, 1, …, each column (slots, …).
 
     Memory is taken from the system untouched, so room for later rows costs nothing until it is written. The first
     block doubles while it is small; after that, growing adds a block and copies nothing, so no append has to wait for
@@ -28,16 +29,16 @@ class Blocks:
     Whoever holds a list of blocks may go on reading the slots that were written before, while others are written.
 
     Args:
-        widths: the numbers a slot holds in each column, and their type.
+        kinds: the shape and type of what a slot holds in each column.
         device: where they are kept.
     """
 
-    def __init__(self, widths: Widths, device: torch.device) -> None:
-        self.widths = dict(widths)
+    def __init__(self, kinds: Kinds, device: torch.device) -> None:
+        self.kinds = dict(kinds)
         self.device = device
-        self.slot_bytes = sum(width * dtype.itemsize for width, dtype in widths.values())
+        self.slot_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in kinds.values())
         self.block = max(1, BLOCK_BYTES // (self.slot_bytes * TILE)) * TILE  # slots of every block but the last
-        self.columns: dict[str, list[Tensor]] = {name: [] for name in widths}
+        self.columns: dict[str, list[Tensor]] = {name: [] for name in kinds}
 
     @property
     def room(self) -> int:
@@ -72,31 +73,33 @@ class Blocks:
         return min(wanted, self.block)
 
     def _memory(self, name: str, size: int) -> Tensor:
-        """Untouched memory (size, width); main memory comes from NumPy, in huge pages that are faster to scan."""
-        width, dtype = self.widths[name]
+        """Untouched memory (size, …); main memory comes from NumPy, in huge pages that are faster to scan."""
+        shape, dtype = self.kinds[name]
         if self.device.type != "cpu":
-            return torch.empty(size, width, dtype=dtype, device=self.device)
-        memory = numpy.empty(size * width * dtype.itemsize, numpy.uint8)
-        return torch.from_numpy(memory).view(dtype).view(size, width)
+            return torch.empty(size, *shape, dtype=dtype, device=self.device)
+        memory = numpy.empty(size * prod(shape) * dtype.itemsize, numpy.uint8)
+        return torch.from_numpy(memory).view(dtype).view(size, *shape)
 
     def write(self, slots: Tensor, values: Columns) -> None:
-        """Writes values, each (n, width), into these slots (n,), for which there must be room."""
+        """Writes values, each (n, …), into these slots (n,), for which there must be room."""
         for start in range(0, len(slots), PIECE):
             piece = slice(start, start + PIECE)
             for block, positions, offsets in self._locate(slots[piece]):
-                for name in self.widths:
-                    self.columns[name][block].index_copy_(0, offsets, values[name][piece][positions])
+                written = in_main_memory(offsets)
+                for name in self.kinds:
+                    target = in_main_memory(self.columns[name][block])
+                    target[written] = in_main_memory(values[name])[piece][positions]
 
     def take(self, slots: Tensor, *names: str) -> Columns:
-        """The values at these slots (n,), each column (n, width): the named columns, or all."""
-        wanted = names or tuple(self.widths)
+        """The values at these slots (n,), each column (n, …): the named columns, or all."""
+        wanted = names or tuple(self.kinds)
         columns = self.columns
         if len(columns[wanted[0]]) == 1:
             return {name: columns[name][0].index_select(0, slots) for name in wanted}
         taken = {}
         for name in wanted:
-            width, dtype = self.widths[name]
-            taken[name] = torch.empty(len(slots), width, dtype=dtype, device=self.device)
+            shape, dtype = self.kinds[name]
+            taken[name] = torch.empty(len(slots), *shape, dtype=dtype, device=self.device)
         if not len(slots):
             return taken  # there may be no block yet
         for block, positions, offsets in self._locate(slots):

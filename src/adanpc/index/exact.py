@@ -11,8 +11,8 @@ from torch import Tensor
 from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.index import batch, single
-from adanpc.index.blocks import TILE, Blocks
-from adanpc.index.grid import STORAGE, Columns, decode, encode
+from adanpc.index.blocks import TILE, Blocks, Kinds
+from adanpc.index.grid import STORAGE, Columns, decode, encode, in_main_memory
 from adanpc.index.protocol import Found
 
 SCORES = 1 << 25  # bounds held at once: 128 MiB
@@ -36,11 +36,11 @@ class ExactIndex:
         self.storage = require.one_of("storage", storage, STORAGE)
         self.device = torch.device(device)
         self.residual = 0.0  # the largest of any row
-        widths = {"row": (dim, STORAGE[storage]), "id": (1, torch.int64), "hash": (1, torch.int64)}
+        kinds: Kinds = {"row": ((dim,), STORAGE[storage]), "id": ((), torch.int64), "hash": ((), torch.int64)}
         if storage == "int8":
-            widths |= {"fine": (dim, torch.int8), "scale": (1, torch.float32), "residual": (1, torch.float32)}
-        self.blocks = Blocks(widths, self.device)
-        self._encoded = [name for name in widths if name not in ("id", "hash")]
+            kinds |= {"fine": ((dim,), torch.int8), "scale": ((1,), torch.float32), "residual": ((1,), torch.float32)}
+        self.blocks = Blocks(kinds, self.device)
+        self._encoded = [name for name in kinds if name not in ("id", "hash")]
         self._used = 0
         self._hidden = 0  # slots in use whose row is not to be found
         self._groups = torch.zeros(TILE, dtype=torch.uint8, device=self.device)  # of each slot; 0 is hidden
@@ -84,12 +84,12 @@ class ExactIndex:
         """With encoded rows in these slots (n,), each under its id (n,) and in its group (n,); group 0 is hidden."""
         if not len(slots):
             return self
-        used = max(self._used, int(slots.max()) + 1)
+        places = in_main_memory(slots)
+        used = max(self._used, int(places.max()) + 1)
         self.blocks.reserve(used)
-        extra = {"id": ids[:, None], "hash": self._hash(columns)[:, None]}
-        self.blocks.write(slots, columns | extra)
+        self.blocks.write(slots, {**columns, "id": ids, "hash": self._hash(columns)})
         groups = self._with_room(used)
-        if int(slots.min()) < self._used:
+        if int(places.min()) < self._used:
             groups = groups.clone()  # others may read these; what lies beyond the slots in use is read by nobody
         groups[self._used : used] = 0
         changed = self._regrouped(groups, used, slots, group)
@@ -116,9 +116,11 @@ class ExactIndex:
 
     def _regrouped(self, groups: Tensor, used: int, slots: Tensor, group: Tensor) -> ExactIndex:
         """With so many slots in use, in these groups but for those slots (n,), which are in others (n,)."""
-        found_before = int(torch.count_nonzero(groups[slots]))
-        groups[slots] = group
-        found_now = int(torch.count_nonzero(groups[slots]))
+        places = in_main_memory(slots)
+        values = in_main_memory(groups)
+        found_before = int((values[places] != 0).sum())
+        values[places] = in_main_memory(group)
+        found_now = int((values[places] != 0).sum())
         changed = copy(self)
         changed._groups = groups
         changed._used = used
@@ -128,20 +130,21 @@ class ExactIndex:
     def _hash(self, columns: Columns) -> Tensor:
         """A number (n,) for each encoded row that equal rows share, and others by no chance worth mentioning."""
         words = {torch.float32: torch.int32, torch.float16: torch.int16, torch.int8: torch.int8}
-        row = columns["row"].contiguous().view(words[columns["row"].dtype])
+        row = in_main_memory(columns["row"].contiguous().view(words[columns["row"].dtype]))
+        keys = in_main_memory(self._hash_keys)
         hashes = []
         for start in range(0, len(row), max(1, WORDS // self.dim)):
             piece = slice(start, start + max(1, WORDS // self.dim))
-            total = (row[piece].long() * self._hash_keys[0]).sum(1)  # modulo 2**64
+            total = (row[piece] * keys[0]).sum(1)  # modulo 2**64
             if "fine" in columns:
-                total = total + (columns["fine"][piece].long() * self._hash_keys[1]).sum(1)
-                total = total ^ columns["scale"][piece, 0].contiguous().view(torch.int32).long()
-            hashes.append(total)
+                total = total + (in_main_memory(columns["fine"])[piece] * keys[1]).sum(1)
+                total = total ^ in_main_memory(columns["scale"].contiguous().view(torch.int32))[piece, 0]
+            hashes.append(torch.as_tensor(total))
         return torch.cat(hashes)
 
     def ids(self, slots: Tensor) -> Tensor:
         """The ids (n,) of the rows in these slots."""
-        return self.blocks.take(slots, "id")["id"][:, 0]
+        return self.blocks.take(slots, "id")["id"]
 
     def rows(self, slots: Tensor) -> Tensor:
         """The rows in these slots, (n, D) float32."""

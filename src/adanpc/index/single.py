@@ -63,7 +63,7 @@ def distinct(index: ExactIndex, candidates: Tensor, ids: Tensor, most: int) -> T
     Equal rows are equally similar, and the tie goes to the lowest ids, so no other can be among the best. Without
     this, a bank full of copies of one row would have all of them scored for every query that is near.
     """
-    hashes = index.blocks.take(candidates, "hash")["hash"][:, 0].cpu().numpy()
+    hashes = index.blocks.take(candidates, "hash")["hash"].cpu().numpy()
     order = numpy.lexsort((ids.cpu().numpy(), hashes))  # equal rows side by side, lowest ids first
     ordered = hashes[order]
     kept = numpy.ones(len(order), bool)
