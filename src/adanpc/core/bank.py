@@ -393,7 +393,7 @@ class MemoryBank:
             index=contents.index.hide(silenced),
             vetoed=vetoed,
             judgments=judgments,
-            admitted=contents.admitted - _count(table, self.classes),
+            admitted=_plus(contents.admitted, table, -1),
         )
 
     def _restore(self, contents: Contents, ledger: _Ledger, change: Restore) -> Contents:
@@ -408,7 +408,7 @@ class MemoryBank:
             index=contents.index.show(silenced, _groups(table)),
             vetoed={row: slot for row, slot in contents.vetoed.items() if row not in returning},
             judgments=judgments,
-            admitted=contents.admitted + _count(table, self.classes),
+            admitted=_plus(contents.admitted, table),
         )
         if ledger.queue is None:
             return contents
@@ -497,11 +497,14 @@ class MemoryBank:
             index=contents.index.hide(slots),
             vetoed=vetoed,
             judgments=judgments,
-            admitted=contents.admitted - _count(voting, self.classes),
+            admitted=_plus(contents.admitted, voting, -1),
         )
 
     def _with_rows(self, contents: Contents, ledger: _Ledger, table: Columns, **others: Any) -> Contents:
-        """With the rows of a table, each under its id, in slots that nobody reads, and other fields changed as well."""
+        """With the rows of a table, each under its id, in slots that nobody reads, and other fields changed as well.
+
+        Where the table names no states, all its rows may vote.
+        """
         places = ledger.allocate(len(table["id"]))
         if not places:
             return replace(contents, **others)
@@ -512,8 +515,8 @@ class MemoryBank:
         group = _groups(table)
         voting = table
         vetoed = contents.vetoed
-        active = table["state"] == ACTIVE
-        if not bool(active.all()):
+        if "state" in table:
+            active = table["state"] == ACTIVE
             group[~active] = 0
             voting = {name: column[active] for name, column in table.items()}
             silenced = zip(table["id"][~active].tolist(), slots[~active].tolist(), strict=True)
@@ -522,7 +525,7 @@ class MemoryBank:
             contents,
             index=contents.index.put(slots, table["id"], table, group),
             vetoed=vetoed,
-            admitted=contents.admitted + _count(voting, self.classes),
+            admitted=_plus(contents.admitted, voting),
             **others,
         )
 
@@ -531,7 +534,7 @@ class MemoryBank:
         return contents.slots_of(torch.tensor(ids, dtype=torch.int64, device=self.device))
 
     def _checked(self, change: Append) -> Columns:
-        """The rows of a change as a table without ids, or an error that names what is wrong with them."""
+        """The rows of a change as a table without ids and states, or an error that names what is wrong with them."""
         features = check_features(change.features, self.dim).to(self.device)
         count = len(features)
         labels = self._whole_numbers("labels", change.labels, count)
@@ -544,8 +547,7 @@ class MemoryBank:
             "domain": self._whole_numbers("domain", change.domain, count),
             "key": self._whole_numbers("keys", -1 if change.keys is None else change.keys, count),
             "confidence": self._numbers("confidence", 1.0 if change.confidence is None else change.confidence, count),
-            "origin": torch.full((count,), _origin(change.origin), dtype=torch.uint8, device=self.device),
-            "state": torch.full((count,), ACTIVE, dtype=torch.uint8, device=self.device),
+            "origin": torch.full((count,), int(_origin(change.origin)), dtype=torch.uint8, device=self.device),
         }
         if self.soft:
             table["soft"] = self._probabilities(change.soft, labels)
@@ -564,7 +566,7 @@ class MemoryBank:
         """Finite numbers of this shape, float32."""
         value = self._column(name, given, shape)
         numbers = value.float()
-        if not value.is_floating_point() or not math.isfinite(numbers.abs().sum(dtype=torch.float64)):
+        if not value.is_floating_point() or not math.isfinite(abs(in_main_memory(numbers)).sum()):
             raise LabelError(f"{name} must be finite numbers, got {value.dtype} with {value[:3].tolist()}, …")
         return numbers
 
@@ -704,13 +706,18 @@ def _admitted(table: Columns) -> Columns:
     return {"id": table["id"][admitted], "label": table["label"][admitted]}
 
 
-def _count(table: Columns, classes: int) -> Tensor:
-    """The admitted rows of a table, by class (C,)."""
-    return torch.bincount(_admitted(table)["label"], minlength=classes)
+def _plus(counts: Tensor, table: Columns, sign: int = 1) -> Tensor:
+    """Numbers of rows by class (C,) with the admitted rows of a table counted in, or out."""
+    admitted = in_main_memory(table["origin"]) == int(Origin.ADMITTED)
+    if not admitted.any():
+        return counts
+    labels = in_main_memory(table["label"])[admitted]
+    return counts + sign * torch.bincount(torch.as_tensor(labels), minlength=len(counts))
 
 
 def _groups(table: Columns) -> Tensor:
     """The groups (n,) of rows in the index."""
-    groups = torch.full_like(table["origin"], OTHER_GROUP)
-    groups[table["origin"] == Origin.SOURCE] = SOURCE_GROUP
-    return groups
+    origin = in_main_memory(table["origin"])
+    groups = origin * 0 + OTHER_GROUP  # of the type that an index takes, wherever it lies
+    groups[origin == int(Origin.SOURCE)] = SOURCE_GROUP
+    return torch.as_tensor(groups)

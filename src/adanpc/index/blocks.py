@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import prod
+from typing import Any
 
 import numpy
 import torch
@@ -39,6 +40,8 @@ class Blocks:
         self.slot_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in kinds.values())
         self.block = max(1, BLOCK_BYTES // (self.slot_bytes * TILE)) * TILE  # slots of every block but the last
         self.columns: dict[str, list[Tensor]] = {name: [] for name in kinds}
+        self._known_targets: dict[str, list[Any]] = {}
+        self._targets_of: dict[str, list[Tensor]] = {}  # the columns that these are made of
 
     @property
     def room(self) -> int:
@@ -86,9 +89,15 @@ class Blocks:
             piece = slice(start, start + PIECE)
             for block, positions, offsets in self._locate(slots[piece]):
                 written = in_main_memory(offsets)
-                for name in self.kinds:
-                    target = in_main_memory(self.columns[name][block])
-                    target[written] = in_main_memory(values[name])[piece][positions]
+                for name, targets in self._targets().items():
+                    targets[block][written] = in_main_memory(values[name])[piece][positions]
+
+    def _targets(self) -> dict[str, list[Any]]:
+        """The blocks as they are written to, made once for all writes until there are other blocks."""
+        if self._targets_of is not self.columns:
+            self._known_targets = {name: [in_main_memory(part) for part in parts] for name, parts in self.columns.items()}
+            self._targets_of = self.columns
+        return self._known_targets
 
     def take(self, slots: Tensor, *names: str) -> Columns:
         """The values at these slots (n,), each column (n, …): the named columns, or all."""

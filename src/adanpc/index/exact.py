@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 
 import torch
 from torch import Tensor
@@ -91,7 +90,7 @@ class ExactIndex:
         groups = self._with_room(used)
         if int(places.min()) < self._used:
             groups = groups.clone()  # others may read these; what lies beyond the slots in use is read by nobody
-        groups[self._used : used] = 0
+        in_main_memory(groups)[self._used : used] = 0
         changed = self._regrouped(groups, used, slots, group)
         if "residual" in columns:
             changed.residual = max(self.residual, float(columns["residual"].max()))
@@ -121,7 +120,8 @@ class ExactIndex:
         found_before = int((values[places] != 0).sum())
         values[places] = in_main_memory(group)
         found_now = int((values[places] != 0).sum())
-        changed = copy(self)
+        changed = object.__new__(ExactIndex)  # a shallow copy, in a fifth of the time that copy.copy takes
+        changed.__dict__.update(self.__dict__)
         changed._groups = groups
         changed._used = used
         changed._hidden = used - (self.count - found_before + found_now)
@@ -132,7 +132,7 @@ class ExactIndex:
         words = {torch.float32: torch.int32, torch.float16: torch.int16, torch.int8: torch.int8}
         row = in_main_memory(columns["row"].contiguous().view(words[columns["row"].dtype]))
         keys = in_main_memory(self._hash_keys)
-        hashes = []
+        hashes: list[Tensor] = []
         for start in range(0, len(row), max(1, WORDS // self.dim)):
             piece = slice(start, start + max(1, WORDS // self.dim))
             total = (row[piece] * keys[0]).sum(1)  # modulo 2**64
@@ -140,6 +140,8 @@ class ExactIndex:
                 total = total + (in_main_memory(columns["fine"])[piece] * keys[1]).sum(1)
                 total = total ^ in_main_memory(columns["scale"].contiguous().view(torch.int32))[piece, 0]
             hashes.append(torch.as_tensor(total))
+        if len(hashes) == 1:
+            return hashes[0]
         return torch.cat(hashes)
 
     def ids(self, slots: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def unit(features: Tensor) -> Tensor:
 
 def _unit_array(features: Array) -> Array:
     """``unit`` in NumPy, to the same bit."""
-    features = features.astype(numpy.float64)
+    features = features.astype(numpy.float64, order="C")
     scaled = features / numpy.maximum(numpy.abs(features).max(1, keepdims=True), 1e-300)
     whole = numpy.rint(scaled * 2.0**20).astype(numpy.int64)
     length = numpy.maximum(numpy.sqrt(numpy.vecdot(whole, whole))[:, None], 1)
