@@ -466,7 +466,7 @@ class MemoryBank:
         held = set(contents.index.ids(contents.held_slots()).tolist())
         contents = self._without(contents, ledger, [row for row in table["id"].tolist() if row in held])
         contents = self._with_rows(contents, ledger, table)
-        ledger.enter_queue({name: column[table["state"] == ACTIVE] for name, column in table.items()})
+        ledger.enter_queue(_active(table))
         return contents
 
     def _without(self, contents: Contents, ledger: _Ledger, ids: list[int], *, queued: bool = True) -> Contents:
@@ -481,8 +481,9 @@ class MemoryBank:
         if not ids:
             return contents
         slots = ledger.slots(contents, ids)
-        table = contents.table_of(slots, *DECIDING)
-        voting = {name: column[table["state"] == ACTIVE] for name, column in table.items()}
+        voting = contents.table_of(slots, *DECIDING)
+        if contents.vetoed:
+            voting = _active(voting)
         if queued:
             ledger.leave_queue(voting)
         ledger.retire(ids, slots, version=self._version + 1)
@@ -518,7 +519,7 @@ class MemoryBank:
         if "state" in table:
             active = table["state"] == ACTIVE
             group[~active] = 0
-            voting = {name: column[active] for name, column in table.items()}
+            voting = _active(table)
             silenced = zip(table["id"][~active].tolist(), slots[~active].tolist(), strict=True)
             vetoed = {**vetoed, **dict(silenced)}
         return replace(
@@ -652,10 +653,10 @@ class _Ledger:
     def enter(self, table: Columns, slots: Tensor, *, version: int) -> None:
         """Notes where rows are that may be evicted, and since which version."""
         if self.queue is not None:
-            admitted = table["origin"] == Origin.ADMITTED
-            places = slots[admitted].tolist()
-            self._slot_of.update(zip(table["id"][admitted].tolist(), places, strict=True))
-            self._shown_since.update(dict.fromkeys(places, version))
+            for row, slot, origin in zip(table["id"].tolist(), slots.tolist(), table["origin"].tolist(), strict=True):
+                if origin == Origin.ADMITTED:
+                    self._slot_of[row] = slot
+                    self._shown_since[slot] = version
 
     def retire(self, ids: list[int], slots: Tensor, *, version: int) -> None:
         """Takes back the slots of rows that are gone from this version on."""
@@ -706,13 +707,19 @@ def _admitted(table: Columns) -> Columns:
     return {"id": table["id"][admitted], "label": table["label"][admitted]}
 
 
+def _active(table: Columns) -> Columns:
+    """The rows of a table that may vote."""
+    active = table["state"] == ACTIVE
+    return {name: column[active] for name, column in table.items()}
+
+
 def _plus(counts: Tensor, table: Columns, sign: int = 1) -> Tensor:
     """Numbers of rows by class (C,) with the admitted rows of a table counted in, or out."""
     admitted = in_main_memory(table["origin"]) == int(Origin.ADMITTED)
     if not admitted.any():
         return counts
     labels = in_main_memory(table["label"])[admitted]
-    return counts + sign * torch.bincount(torch.as_tensor(labels), minlength=len(counts))
+    return torch.add(counts, torch.bincount(torch.as_tensor(labels), minlength=len(counts)), alpha=sign)
 
 
 def _groups(table: Columns) -> Tensor:

@@ -62,7 +62,7 @@ class Blocks:
                 size = self._first_block(slots)
                 larger = self._memory(name, size)
                 if parts:
-                    larger[:room] = parts[0]
+                    in_main_memory(larger)[:room] = in_main_memory(parts[0])
                 extended[name] = [larger]
             else:
                 extended[name] = [*parts, self._memory(name, self.block)]

@@ -89,7 +89,7 @@ class ExactIndex:
         self.blocks.write(slots, {**columns, "id": ids, "hash": self._hash(columns)})
         groups = self._with_room(used)
         if int(places.min()) < self._used:
-            groups = groups.clone()  # others may read these; what lies beyond the slots in use is read by nobody
+            groups = _copied(groups)  # others may read these; what lies beyond the slots in use is read by nobody
         in_main_memory(groups)[self._used : used] = 0
         changed = self._regrouped(groups, used, slots, group)
         if "residual" in columns:
@@ -102,16 +102,14 @@ class ExactIndex:
 
     def show(self, slots: Tensor, group: Tensor) -> ExactIndex:
         """With the rows in these slots to be found again, each in its group (n,)."""
-        return self._regrouped(self._groups.clone(), self._used, slots, group)
+        return self._regrouped(_copied(self._groups), self._used, slots, group)
 
     def _with_room(self, slots: int) -> Tensor:
         """The groups, with room for so many slots."""
         room = len(self._groups)
         if slots <= room:
             return self._groups
-        larger = self._groups.new_zeros(max(2 * room, -(-slots // TILE) * TILE))
-        larger[:room] = self._groups
-        return larger
+        return _copied(self._groups, max(2 * room, -(-slots // TILE) * TILE))
 
     def _regrouped(self, groups: Tensor, used: int, slots: Tensor, group: Tensor) -> ExactIndex:
         """With so many slots in use, in these groups but for those slots (n,), which are in others (n,)."""
@@ -193,6 +191,13 @@ class ExactIndex:
             shape = f"{exclude.dtype} of shape {tuple(exclude.shape)}"
             raise AdaNPCError(f"exclude must be whole numbers of shape ({queries}, E), ids for each query, got {shape}")
         return exclude.to(self.device)
+
+
+def _copied(groups: Tensor, room: int = 0) -> Tensor:
+    """A copy of these groups, with room for so many slots; what is added holds anything."""
+    copied = groups.new_empty(max(room, len(groups)))
+    in_main_memory(copied)[: len(groups)] = in_main_memory(groups)
+    return copied
 
 
 def _secret() -> torch.Generator:
