@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from PIL import Image
 
 torch.set_num_threads(1)  # several test processes share the cores
+os.environ["OMP_NUM_THREADS"] = "1"  # and so do the programs that they start
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and all that they start
 
 # Tests pass on a busy machine, too: nothing fails because it was slow.

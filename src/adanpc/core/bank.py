@@ -41,7 +41,7 @@ from adanpc.core.table import ACTIVE, check_kinds, check_mean, check_rows
 from adanpc.core.types import Neighbors, Origin
 from adanpc.errors import ChangeError, LabelError, RowError
 from adanpc.index import ExactIndex, Index, check_features, unit
-from adanpc.index.blocks import Blocks
+from adanpc.index.blocks import Blocks, Kind
 from adanpc.index.grid import Columns, in_main_memory
 
 IndexFactory = Callable[[int, str, torch.device], Index]
@@ -95,7 +95,7 @@ class MemoryBank:
         self._publish(self._empty(settings))
 
     def _empty(self, settings: BankSettings) -> Contents:
-        kinds: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        kinds: dict[str, Kind] = {
             "label": ((), torch.int64),
             "domain": ((), torch.int64),
             "key": ((), torch.int64),

@@ -17,7 +17,7 @@ BLOCK_BYTES = 128 << 20  # of a full block: few enough of them to scan and read 
 SMALL_BYTES = 4 << 20  # of the first block while it still doubles: copying this much takes about a millisecond
 PIECE = 1 << 14  # rows written at once, since writing copies them
 
-Kinds = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+Kind = tuple[tuple[int, ...], torch.dtype]  # the shape and type of what a slot holds in a column
 
 
 class Blocks:
@@ -30,11 +30,11 @@ class Blocks:
     Whoever holds a list of blocks may go on reading the slots that were written before, while others are written.
 
     Args:
-        kinds: the shape and type of what a slot holds in each column.
+        kinds: of the columns, by name.
         device: where they are kept.
     """
 
-    def __init__(self, kinds: Kinds, device: torch.device) -> None:
+    def __init__(self, kinds: Mapping[str, Kind], device: torch.device) -> None:
         self.kinds = dict(kinds)
         self.device = device
         self.slot_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in kinds.values())
@@ -93,10 +93,11 @@ class Blocks:
                     targets[block][written] = in_main_memory(values[name])[piece][positions]
 
     def _targets(self) -> dict[str, list[Any]]:
-        """The blocks as they are written to, made once for all writes until there are other blocks."""
-        if self._targets_of is not self.columns:
-            self._known_targets = {name: [in_main_memory(part) for part in parts] for name, parts in self.columns.items()}
-            self._targets_of = self.columns
+        """The blocks as they are written to, made again only when there are other blocks."""
+        columns = self.columns
+        if self._targets_of is not columns:
+            self._known_targets = {name: [in_main_memory(part) for part in columns[name]] for name in columns}
+            self._targets_of = columns
         return self._known_targets
 
     def take(self, slots: Tensor, *names: str) -> Columns:

@@ -10,7 +10,7 @@ from torch import Tensor
 from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.index import batch, single
-from adanpc.index.blocks import TILE, Blocks, Kinds
+from adanpc.index.blocks import TILE, Blocks, Kind
 from adanpc.index.grid import STORAGE, Columns, decode, encode, in_main_memory
 from adanpc.index.protocol import Found
 
@@ -35,7 +35,7 @@ class ExactIndex:
         self.storage = require.one_of("storage", storage, STORAGE)
         self.device = torch.device(device)
         self.residual = 0.0  # the largest of any row
-        kinds: Kinds = {"row": ((dim,), STORAGE[storage]), "id": ((), torch.int64), "hash": ((), torch.int64)}
+        kinds: dict[str, Kind] = {"row": ((dim,), STORAGE[storage]), "id": ((), torch.int64), "hash": ((), torch.int64)}
         if storage == "int8":
             kinds |= {"fine": ((dim,), torch.int8), "scale": ((1,), torch.float32), "residual": ((1,), torch.float32)}
         self.blocks = Blocks(kinds, self.device)

@@ -44,7 +44,7 @@ def check_features(features: Any, dim: int) -> Tensor:
 
 
 def in_main_memory(tensor: Tensor) -> Any:
-    """The tensor as NumPy sees it, unless it lies on another device: there a call costs a tenth and wakes no threads."""
+    """The tensor as a NumPy array unless it lies on another device: NumPy's calls cost less and wake no threads."""
     if tensor.device.type != "cpu":
         return tensor
     return tensor.numpy()
@@ -57,10 +57,12 @@ def _is_small(values: Tensor) -> bool:
 
 def _magnitudes(values: Tensor) -> list[float]:
     """The sum of each row's magnitudes, of (B, D)."""
+    sums: list[float]
     if _is_small(values):
-        sums: list[float] = numpy.abs(values.numpy()).sum(1, dtype=numpy.float64).tolist()
+        sums = numpy.abs(values.numpy()).sum(1, dtype=numpy.float64).tolist()
         return sums
-    return torch.linalg.vector_norm(values, 1, dim=1, dtype=torch.float64).tolist()
+    sums = torch.linalg.vector_norm(values, 1, dim=1, dtype=torch.float64).tolist()
+    return sums
 
 
 def _as_tensor(features: Any) -> Tensor:

@@ -24,7 +24,7 @@ from adanpc.lab.sweep.records import Records
 from adanpc.lab.sweep.subjects import Extent, Frozen, Trained, Workspace
 from adanpc.lab.sweep.sweep import sweep
 from adanpc.lab.sweep.task import Adapt, Train, drawn
-from adanpc.lab.tables import TABLES, Results, choice, make, methods, ood, paper, workflow
+from adanpc.lab.tables import TABLES, Results, choice, frozen, make, methods, ood, paper, workflow
 from adanpc.lab.tables import corruptions as corrupted
 from adanpc.lab.tables.choice import Request
 from adanpc.lab.tables.registry import table_of
@@ -60,8 +60,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads are fitted for a moment: what they learn is tested elsewhere."""
+    """Heads are fitted for a moment, since what they learn is tested elsewhere; sweeps have two values, not nine."""
     monkeypatch.setattr(subjects, "UPDATES", 5)
+    monkeypatch.setattr(frozen, "KS", (1, 200))
+    monkeypatch.setattr(frozen, "SHARES", (0.01, 1.0))
 
 
 def made(name: str, workspace: Workspace, scale: Scale) -> Exhibit:

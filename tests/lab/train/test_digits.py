@@ -21,14 +21,14 @@ SETTINGS: dict[str, dict[str, Any]] = {"mmd": {"weight": 0.1}}
 BATCHES = {"dann": 16, "cdann": 16}
 
 
-def halved(image: torch.Tensor) -> torch.Tensor:
-    """A digit at half its size, which is learned in a quarter of the time."""
-    return torch.nn.functional.avg_pool2d(image, 2)
+def small(image: torch.Tensor) -> torch.Tensor:
+    """A digit of seven by seven pixels: enough to be told apart, and quickly learned."""
+    return torch.nn.functional.avg_pool2d(image, 4)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_fifty_steps_beat_chance_on_an_unseen_angle(name: str) -> None:
-    *domains, target = [domain.with_transform(halved) for domain in rotated_digits((*SOURCES, TARGET))]
+    *domains, target = [domain.with_transform(small) for domain in rotated_digits((*SOURCES, TARGET))]
     sources = [split(domain, 0)[0] for domain in domains]
     torch.manual_seed(0)
     algorithm = ALGORITHMS[name](
@@ -49,7 +49,8 @@ def test_fifty_steps_beat_chance_on_an_unseen_angle(name: str) -> None:
     if name == "knn":  # is trained for a vote, and its head only follows
         bank = AdaNPC(MemoryBank(128, 10))
         for domain in sources:
-            bank.learn(features(algorithm.model, domain), domain.labels)
+            known = domain.subset(range(200))
+            bank.learn(features(algorithm.model, known), known.labels)
         answers = bank.predict(seen).labels
     else:
         answers = algorithm.model.head(seen).argmax(1)
