@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adanpc.errors import AdaNPCError, FeatureError
-from adanpc.index import STORAGE, ExactIndex, batch, blocks, check_features, exact, single, unit
+from adanpc.index import STORAGE, ExactIndex, batch, blocks, check_features, exact, grid, single, unit
 from adanpc.index import scan as scans
 from adanpc.index.grid import Columns, decode, encode
 
@@ -246,6 +246,8 @@ def test_rows_are_kept_on_the_device_that_was_asked_for() -> None:
     made = blocks.Blocks({"row": ((4,), torch.int8), "id": ((), torch.int64)}, torch.device("meta"))
     made.reserve(100)
     assert {(part.device.type, len(part)) for (part,) in made.columns.values()} == {("meta", 128)}
+    made.reserve(200)  # what is there already is copied
+    assert {(part.device.type, len(part)) for (part,) in made.columns.values()} == {("meta", 256)}
 
 
 def test_growing_copies_no_more_than_a_small_block() -> None:
@@ -258,6 +260,23 @@ def test_growing_copies_no_more_than_a_small_block() -> None:
     assert sizes[:3] == [[64], [128], [10_048]]  # as many as are needed, or twice as many as before
     assert sizes[3] == [made.block]  # then at once a whole block, which is never copied
     assert sizes[4] == [made.block, made.block]
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_few_rows_are_made_in_numpy_to_the_bits_of_many_in_torch(
+    storage: str, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = torch.randn(50, 300, generator=torch.Generator().manual_seed(0)).pow(3) * scale
+    few = encode(unit(check_features(features, 300)), storage)
+    few_turned = encode(unit(check_features(features.T.contiguous().T, 300)), storage)
+    monkeypatch.setattr(grid, "SMALL", 0)
+    many = encode(unit(check_features(features, 300)), storage)
+    for name, column in many.items():
+        assert torch.equal(few[name], column)
+        assert torch.equal(few_turned[name], column)
+    with pytest.raises(FeatureError, match="feature row 7 is the zero vector"):
+        check_features(features * (torch.arange(50) != 7)[:, None], 300)
 
 
 @pytest.mark.parametrize("storage", STORAGE)
