@@ -146,7 +146,7 @@ def test_a_loaded_classifier_goes_on_as_if_it_had_never_stopped(
         {"temperature": 1e300, "rule": "published"},
         {"temperature": 1, "admission": everyone},
         {"admission": nobody},
-        {"admission": Admission(min_confidence=inf, min_margin=-inf, max_entropy=0.1 + 0.2, class_quota=3)},
+        {"admission": Admission(min_confidence=inf, min_margin=inf, max_entropy=0.1 + 0.2, class_quota=3)},
         {"centering": "stream", "prior": numpy.int32(3)},
     ],
 )
