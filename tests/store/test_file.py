@@ -225,6 +225,12 @@ def test_a_wrapped_model_goes_on_as_if_it_had_never_stopped(tmp_path: Path, prep
     assert_same_stream(load(tmp_path / "bank", wrapped.model, preprocessing=preprocessing), loaded)
 
 
+def test_names_of_classes_come_back(tmp_path: Path) -> None:
+    bank = MemoryBank(DIM, ["cat", "dog", "größer\n"])
+    save(AdaNPC(bank), tmp_path / "bank")
+    assert load(tmp_path / "bank").bank.names == bank.names
+
+
 def test_without_a_model_the_classifier_comes_back(tmp_path: Path) -> None:
     wrapped = wrapped_in_mid_stream()
     save(wrapped, tmp_path / "bank")
