@@ -31,6 +31,7 @@ def test_an_answer_names_its_witnesses() -> None:
     made = classifier()
     answer = made.step(torch.tensor([[1.0, 0.05], [0.2, 1.0]]))
     told = explain(answer, made.bank, 1, files={10: "a.png", 2: Path("c.png")})
+    assert isinstance(told, adanpc.Explanation)
     assert told.answer == "dog"
     assert told.joined == 4
     assert told.confidence == pytest.approx(float(answer.confidence[1]))
