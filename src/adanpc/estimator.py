@@ -184,7 +184,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The estimator that ``save`` wrote, to go on exactly where it stopped; executes no code of the file's."""
+        """The estimator that ``save`` wrote, to continue exactly where it stopped; executes no code of the file's."""
         model, recipe = read(path)
         if recipe.get("layer") != LAYER:
             raise BankFileError(f"{path} was not loaded: it holds no estimator; use adanpc.load")
