@@ -65,13 +65,15 @@ bench: .venv/ready
 	$(INSTALL) --editable '.[bench]'
 	$(BIN)/python -m benchmarks.core
 
-# torch comes first and pinned, so that nothing pulls another build of it.
+# torch comes first and pinned, and timm and torchvision without what they ask for, so that nothing pulls another build
+# of torch.
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		(echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" && false)
 	$(PYTHON) -m venv .venv
 	$(INSTALL) torch
 	$(INSTALL) --editable '.[fast,vision,dev]'
+	$(INSTALL) --no-deps timm torchvision
 	touch $@
 
 clean:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from typing import Any
 
 import pytest
 
@@ -147,6 +149,17 @@ def test_everything_that_has_a_name_is_documented(page: str, names: Mapping[str,
     text = (DOCS / f"{page}.md").read_text()
     missing = [name for name in names if f"`{name}`" not in text]
     assert not missing, f"docs/{page}.md does not name {', '.join(missing)}"
+
+
+def test_the_table_of_methods_is_what_the_classes_say() -> None:
+    script = DOCS / "methods_table.py"
+    namespace: dict[str, Any] = runpy.run_path(str(script))
+    page = (DOCS / "methods.md").read_text()
+    assert page == namespace["with_table"](page), f"run python {name_of(script)}"
+    rows = re.findall(r"^\| `([\w-]+)` \| (.+?) \|", namespace["table"](), re.MULTILINE)
+    assert [name for name, _ in rows] == list(ADAPTERS)
+    without_paper = {name for name, paper in rows if not re.search(r"\b(19|20)\d\d$", paper)}
+    assert without_paper == {"source", "knn", "ttaug"}  # older than any paper
 
 
 def errors() -> list[type[AdaNPCError]]:

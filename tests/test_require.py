@@ -50,6 +50,11 @@ def test_good_values_pass(check: Callable[[Any], Any], value: Any, expected: Any
             "balance",
             "evict must be one of fifo, balanced, got 'balance'; did you mean 'balanced'?",
         ),
+        (
+            lambda value: require.one_of("evict", value, ("fifo", "balanced")),
+            "FIFO",
+            "evict must be one of fifo, balanced, got 'FIFO'; did you mean 'fifo'?",
+        ),
         (lambda value: require.one_of("evict", value, ("fifo",)), 7, "evict must be one of fifo, got 7"),
     ],
 )

@@ -1,27 +1,76 @@
 """Adapt a trained classifier while it is used: a bank of features, a vote of the nearest, no gradients."""
 
-from adanpc.core import (
-    AdaNPC,
-    Admission,
-    Append,
-    Delete,
-    MemoryBank,
-    Origin,
-    Prediction,
-    Relabel,
-    Restore,
-    Rollback,
-    Veto,
-    everyone,
-    nobody,
-)
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from adanpc.errors import AdaNPCError
-from adanpc.losses import KNNLoss
-from adanpc.models import Wrapped, wrap
-from adanpc.store import load, save
+from adanpc.require import did_you_mean
 from adanpc.version import __version__
 
+if TYPE_CHECKING:
+    from adanpc.core import (
+        AdaNPC,
+        Admission,
+        Append,
+        Delete,
+        MemoryBank,
+        Origin,
+        Prediction,
+        Relabel,
+        Restore,
+        Rollback,
+        Veto,
+        everyone,
+        nobody,
+    )
+    from adanpc.estimator import AdaNPCClassifier, adapt_predict
+    from adanpc.explanation import Explanation, explain
+    from adanpc.losses import KNNLoss
+    from adanpc.models.wrap import Wrapped, wrap
+    from adanpc.plot import plot_stream
+    from adanpc.rebuild import merged, with_capacity, with_classes
+    from adanpc.store import load, save
+
+# Where each name comes from. A module is imported when one of its names is first used: torch alone takes seconds, which
+# nobody should wait for who asks for the version or completes a command.
+_MODULES = {
+    "core": [
+        "AdaNPC", "Admission", "Append", "Delete", "MemoryBank", "Origin", "Prediction", "Relabel", "Restore",
+        "Rollback", "Veto", "everyone", "nobody",
+    ],
+    "estimator": ["AdaNPCClassifier", "adapt_predict"],
+    "explanation": ["Explanation", "explain"],
+    "index": [],
+    "losses": ["KNNLoss"],
+    "models": ["Wrapped", "wrap"],
+    "plot": ["plot_stream"],
+    "rebuild": ["merged", "with_capacity", "with_classes"],
+    "store": ["load", "save"],
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
 __all__ = [
-    "AdaNPC", "AdaNPCError", "Admission", "Append", "Delete", "KNNLoss", "MemoryBank", "Origin", "Prediction",
-    "Relabel", "Restore", "Rollback", "Veto", "Wrapped", "__version__", "everyone", "load", "nobody", "save", "wrap",
+    "AdaNPC", "AdaNPCClassifier", "AdaNPCError", "Admission", "Append", "Delete", "Explanation", "KNNLoss",
+    "MemoryBank", "Origin", "Prediction", "Relabel", "Restore", "Rollback", "Veto", "Wrapped", "__version__",
+    "adapt_predict", "everyone", "explain", "load", "merged", "nobody", "plot_stream", "save", "with_capacity",
+    "with_classes", "wrap",
 ]  # fmt: skip
+
+
+if not TYPE_CHECKING:  # else type checkers would believe in every name
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return import_module(f"{__name__}.{name}")
+        if name not in _MODULE_OF:
+            # The message must begin as Python's own does, since tools look for that.
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __all__)}")
+        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value  # found without this function from now on
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -3,21 +3,33 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.pipeline import Pipeline
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from adanpc.core import AdaNPC, Admission, MemoryBank
 from adanpc.core.classifier import DEFAULT_ADMISSION
+from adanpc.core.codec import canonical
 from adanpc.errors import AdaNPCError, LabelError
+from adanpc.store import BankFileError
+from adanpc.store.file import read, write
 
+LAYER = "adanpc.estimator"  # in files: how the features of this estimator are made
+KINDS = r"[UO]|[<>|][biuf][1248]"  # of classes that a file may hold, in NumPy's letters
+CHUNK_BYTES = 1 << 26  # about as much of a sparse matrix is made dense at once
 TINY = np.finfo(np.float32).tiny
 
 
@@ -30,6 +42,9 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     Only the direction of a row counts. That suits embeddings; columns with units of their own need a StandardScaler
     in front. A row of zeros has no direction, so it gets one of its own: similarity 0 to all other rows, as in
     scikit-learn's cosine distance, and 1 to rows of zeros. No other similarity is changed by this.
+
+    Features may be sparse, as TF-IDF makes them. The bank is dense all the same, and needs 4 bytes for each feature of
+    each row (``storage="float16"``: 2); for a large vocabulary put a TruncatedSVD in front.
 
     Args:
         n_neighbors: how many rows vote; all of them while there are fewer.
@@ -73,14 +88,23 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         self.centering = centering
         self.random_state = random_state
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(self, X: Any, y: ArrayLike) -> Self:
         """Itself, with the labeled rows X (n, D) and nothing else in its bank."""
         self._build(1, 1)  # refuses bad arguments before anything changes
         rows, given = self._labeled(X, y, first=True)
         classes = np.unique(given)
-        return self._learn(self._build(rows.shape[1], len(classes)), classes, rows, given)
+        model = self._build(rows.shape[1] + 1, _names(classes))
+        labels = np.searchsorted(classes, given)
+        if model.settings.centering.mode == "none":
+            start = 0
+            for part in _dense_parts(rows):
+                model.learn(part, torch.from_numpy(labels[start : start + len(part)]))
+                start += len(part)
+        else:  # a mean needs all rows at once
+            model.learn(_dense(rows), torch.from_numpy(labels))
+        return self._take(model, classes)
 
-    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
+    def partial_fit(self, X: Any, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
         """Itself, with the labeled rows X (n, D) appended; the first call must name all ``classes``."""
         first = not self.__sklearn_is_fitted__()
         if first and classes is None:
@@ -94,57 +118,118 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             raise LabelError(
                 f"label {unknown.tolist()[0]!r} is not among the classes {named}; name all classes at the start"
             )
-        return self._learn(self._build(rows.shape[1], len(named)) if first else self.model_, named, rows, given)
+        model = self._build(rows.shape[1] + 1, _names(named)) if first else self.model_
+        model.learn(_dense(rows), torch.from_numpy(np.searchsorted(named, given)))
+        return self._take(model, named)
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
+    def predict(self, X: Any) -> NDArray[Any]:
         """The label of each row of X (B, D), ties to the first class; changes nothing."""
-        queries = self._queries(X)
-        return self._named(self.model_.predict(queries).labels)
+        return self._named([self.model_.predict(part).labels for part in self._queries(X)])
 
-    def predict_proba(self, X: ArrayLike) -> NDArray[np.float32]:
+    def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """The probabilities of ``classes_`` for each row of X, (B, C); changes nothing."""
-        queries = self._queries(X)
-        return self.model_.predict(queries).probs.numpy()
+        return torch.cat([self.model_.predict(part).probs for part in self._queries(X)]).numpy()
 
-    def adapt_predict(self, X: ArrayLike) -> NDArray[Any]:
+    def adapt_predict(self, X: Any) -> NDArray[Any]:
         """The label of each row of X (B, D), answered in this order; confident answers join and vote from then on.
 
-        The answers are the same for every way of cutting X into calls.
+        The answers are the same for every way of cutting X into calls. A Pipeline does not pass this method on; see
+        ``adanpc.adapt_predict``.
         """
-        queries = self._queries(X)
-        return self._named(self.model_.step(queries).labels)
+        return self._named([self.model_.step(part).labels for part in self._queries(X)])
 
     def kneighbors(
-        self, X: ArrayLike, n_neighbors: int | None = None, return_distance: bool = True
+        self, X: Any, n_neighbors: int | None = None, return_distance: bool = True
     ) -> NDArray[np.int64] | tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Cosine distances and row ids of the nearest rows, both (B, K), nearest first; or the ids alone.
 
         Rows are numbered in order of arrival from 0: the fitted ones are the rows of X in ``fit``.
         """
-        queries = self._queries(X)
+        parts = self._queries(X)
         count = self.model_.settings.k
         if n_neighbors is not None:
             count = _whole("n_neighbors", n_neighbors)
         if count > len(self.model_.bank):
             raise AdaNPCError(f"n_neighbors must be at most {len(self.model_.bank)}, the rows held, got {count}")
         contents = self.model_.bank.contents
-        centered, _ = self.model_.settings.centering.queries(queries, contents.statistics, sequence=False)
-        near = contents.search(centered, count, None, None)
-        # Stored rows have length one up to rounding, so a similarity may exceed 1 by as much.
-        distance = (1 - near.similarity).clamp(min=0)
-        return (distance.numpy(), near.ids.numpy()) if return_distance else near.ids.numpy()
+        distances = []
+        ids = []
+        for queries in parts:
+            centered, _ = self.model_.settings.centering.queries(queries, contents.statistics, sequence=False)
+            near = contents.search(centered, count, None, None)
+            # Stored rows have length one up to rounding, so a similarity may exceed 1 by as much.
+            distances.append((1 - near.similarity).clamp(min=0))
+            ids.append(near.ids)
+        rows: NDArray[np.int64] = torch.cat(ids).numpy()
+        return (torch.cat(distances).numpy(), rows) if return_distance else rows
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the fitted estimator, classes and arguments included, as ``adanpc.save`` writes a bank."""
+        check_is_fitted(self)
+        arguments = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
+        arguments["admission"] = self.admission is not None
+        columns = getattr(self, "feature_names_in_", None)
+        kind = self.classes_.dtype.kind
+        description = {
+            "arguments": arguments,
+            "classes": self.classes_.tolist(),
+            "columns": None if columns is None else columns.tolist(),
+            "kind": kind if kind in "UO" else self.classes_.dtype.str,
+        }
+        try:
+            text = canonical(description)
+        except (TypeError, ValueError) as error:
+            raise BankFileError(f"{path} was not saved: its classes must be texts or numbers: {error}") from None
+        write(self.model_, {"layer": LAYER, "preprocessing": text, "weights": ""}, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The estimator that ``save`` wrote, to continue exactly where it stopped; executes no code of the file's."""
+        model, recipe = read(path)
+        if recipe.get("layer") != LAYER:
+            raise BankFileError(f"{path} was not loaded: it holds no estimator; use adanpc.load")
+        try:
+            return cls._described(json.loads(recipe["preprocessing"]), model)
+        except (AdaNPCError, AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+            raise BankFileError(
+                f"{path} was not loaded: what it says of the estimator cannot be ({error}); take another copy"
+            ) from error
+
+    @classmethod
+    def _described(cls, description: dict[str, Any], model: AdaNPC) -> Self:
+        """The estimator with this model that a file describes; nothing in the description is believed."""
+        arguments = description["arguments"]
+        arguments["admission"] = model.settings.admission if arguments["admission"] else None
+        made = cls(**arguments)
+        made._build(1, 1)
+        kind = description["kind"]
+        if not re.fullmatch(KINDS, kind):
+            raise AdaNPCError(f"there are no classes of kind {kind!r}")
+        classes = np.array(description["classes"], dtype=kind)
+        if classes.shape != (model.bank.classes,) or not np.array_equal(np.unique(classes), classes):
+            raise AdaNPCError("its classes are not those of the bank")
+        made.n_features_in_ = model.bank.dim - 1
+        if description["columns"] is not None:
+            columns = np.array(description["columns"], dtype=object)
+            if columns.shape != (made.n_features_in_,) or not all(isinstance(name, str) for name in columns):
+                raise AdaNPCError("its columns are not those of the bank")
+            made.feature_names_in_ = columns
+        return made._take(model, classes)
 
     def __sklearn_is_fitted__(self) -> bool:
         # A first call that is refused may leave n_features_in_ behind, so scikit-learn's own guess would be wrong.
         return hasattr(self, "model_")
 
-    def _build(self, dim: int, classes: int) -> AdaNPC:
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _build(self, dim: int, classes: int | Sequence[str]) -> AdaNPC:
         """An empty model of this size, or an AdaNPCError that names the argument at fault."""
         k = _whole("n_neighbors", self.n_neighbors)
         capacity = None if self.capacity is None else _whole("capacity", self.capacity)
         admission = DEFAULT_ADMISSION if self.admission is None else self.admission
-        if not callable(admission):
-            raise AdaNPCError(f"admission must be None or an adanpc.core.Admission, got {admission!r}")
         if not isinstance(self.temperature, Real):
             raise AdaNPCError(f"temperature must be a number, got {self.temperature!r}")
         seed = self.random_state
@@ -152,34 +237,80 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         temperature = float(self.temperature)
         return AdaNPC(bank, k=k, rule=self.rule, temperature=temperature, admission=admission, centering=self.centering)
 
-    def _learn(self, model: AdaNPC, classes: NDArray[Any], rows: Tensor, given: NDArray[Any]) -> Self:
-        model.learn(rows, torch.from_numpy(np.searchsorted(classes, given)))
-        self.model_, self.classes_ = model, classes
+    def _take(self, model: AdaNPC, classes: NDArray[Any]) -> Self:
+        self.model_ = model
+        self.classes_ = classes
         return self
 
-    def _labeled(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, NDArray[Any]]:
-        features, given = validate_data(self, X, y, dtype=np.float32, reset=first)
+    def _labeled(self, X: Any, y: ArrayLike, *, first: bool) -> tuple[Any, NDArray[Any]]:
+        """Features (n, D), dense or sparse, and their labels (n,)."""
+        shape: tuple[int, ...] = getattr(y, "shape", ())
+        if len(shape) == 2 and shape[1] > 1:
+            raise LabelError(f"y must be one label for each row, got shape {shape}: pass y.argmax(1) if it is one-hot")
+        features, given = validate_data(self, X, y, dtype=np.float32, accept_sparse="csr", reset=first)
         check_classification_targets(given)
-        return _directed(features), given
+        return features, given
 
-    def _queries(self, X: ArrayLike) -> Tensor:
+    def _queries(self, X: Any) -> Iterator[Tensor]:
+        """The rows of X in parts that fit into memory, dense."""
         check_is_fitted(self)
-        return _directed(validate_data(self, X, dtype=np.float32, reset=False))
+        return _dense_parts(validate_data(self, X, dtype=np.float32, accept_sparse="csr", reset=False))
 
-    def _named(self, labels: Tensor) -> NDArray[Any]:
-        named: NDArray[Any] = self.classes_[labels.numpy()]
+    def _named(self, labels: list[Tensor]) -> NDArray[Any]:
+        named: NDArray[Any] = self.classes_[torch.cat(labels).numpy()]
         return named
 
 
-def _directed(features: NDArray[np.float32]) -> Tensor:
+def adapt_predict(pipeline: Any, X: Any) -> NDArray[Any]:
+    """The answers of a fitted pipeline that ends in an AdaNPCClassifier, which learns from the confident ones.
+
+    X passes the other steps as in ``predict``; then the last one answers by its ``adapt_predict``. A Pipeline itself
+    passes on no method that scikit-learn does not know. Of a search, give ``search.best_estimator_``.
+
+    Args:
+        pipeline: a fitted Pipeline, or an AdaNPCClassifier alone.
+        X: what its first step takes.
+    """
+    last = pipeline[-1] if isinstance(pipeline, Pipeline) else pipeline
+    if not isinstance(last, AdaNPCClassifier):
+        raise AdaNPCError(f"pipeline must be a Pipeline that ends in an AdaNPCClassifier, got {type(last).__name__}")
+    if isinstance(pipeline, Pipeline) and len(pipeline) > 1:
+        return last.adapt_predict(pipeline[:-1].transform(X))
+    return last.adapt_predict(X)
+
+
+def _names(classes: NDArray[Any]) -> int | list[str]:
+    """The names of classes for the bank, or their number if some would be called alike."""
+    names = [str(name) for name in classes.tolist()]
+    return names if len(set(names)) == len(names) else len(names)
+
+
+def _dense_parts(features: Any) -> Iterator[Tensor]:
+    """``_dense`` for as many rows at a time as need little memory; a dense matrix is taken whole."""
+    if not issparse(features):
+        yield _dense(features)
+        return
+    rows = max(1, CHUNK_BYTES // (4 * features.shape[1] + 4))
+    for start in range(0, features.shape[0], rows):
+        yield _dense(features[start : start + rows])
+
+
+def _dense(features: Any) -> Tensor:
     """Features (n, D) with one coordinate more, (n, D + 1), in which rows of zeros alone are not zero.
 
     It is as small as can be: normalized, it is the row's whole direction; beside a mean taken away, it is nothing.
     """
+    if issparse(features):
+        features = features.toarray()
     rows = np.zeros((len(features), features.shape[1] + 1), dtype=np.float32)
     rows[:, :-1] = features
     rows[~features.any(1), -1] = TINY
     return torch.from_numpy(rows)
+
+
+def _plain(value: Any) -> Any:
+    """An argument as JSON can hold it."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _whole(name: str, value: Any) -> int:

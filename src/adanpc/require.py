@@ -67,8 +67,9 @@ def did_you_mean(value: Any, choices: Collection[str]) -> str:
     """The end of an error message: a hint at the closest choice, or nothing if none is close."""
     if not isinstance(value, str) or len(value) > LONGEST_NAME:
         return ""
-    close = get_close_matches(value, list(choices), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    lower_case = {choice.lower(): choice for choice in choices}
+    close = get_close_matches(value.lower(), lower_case, n=1)
+    return f"; did you mean {lower_case[close[0]]!r}?" if close else ""
 
 
 def _as_float(value: Any) -> float:

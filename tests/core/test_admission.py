@@ -49,6 +49,21 @@ def test_a_nan_is_refused() -> None:
         Admission(min_margin=math.nan)
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"min_confidence": 90}, "min_confidence must be a probability from 0 to 1, got 90; for 90 % give 0.9"),
+        ({"min_margin": -0.5}, "min_margin must be a probability from 0 to 1, got -0.5$"),
+        ({"min_confidence": 1000}, "min_confidence must be a probability from 0 to 1, got 1000$"),
+        ({"max_entropy": -1}, "max_entropy must be at least 0, got -1"),
+        ({"class_quota": -1}, "class_quota must be at least 0, got -1"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(setting: dict[str, float], message: str) -> None:
+    with pytest.raises(AdaNPCError, match=message):
+        Admission(**setting)
+
+
 def test_margin_and_entropy_of_an_answer() -> None:
     assert ANSWER.margin.tolist() == pytest.approx([0.8, 0.0, 0.2, 1.0])
     expected = [-sum(p * math.log(p) for p in row if p > 0) for row in PROBS.tolist()]

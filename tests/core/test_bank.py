@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -460,7 +462,7 @@ def test_more_rows_than_the_capacity_come_back_as_far_as_it_goes() -> None:
 def test_a_bank_says_what_it_is() -> None:
     made = bank(capacity=5)
     made.apply(Veto((0,)))
-    assert repr(made).startswith("<MemoryBank of 4 rows, 1 vetoed: dim=3, classes=2")
+    assert repr(made).startswith("<MemoryBank of 4 rows, 0 admitted, 1 vetoed: dim=3, classes=2")
     assert repr(AdaNPC(made)).startswith("<AdaNPC with Settings(k=10")
 
 
@@ -492,3 +494,42 @@ def test_a_bank_can_take_up_the_contents_of_another() -> None:
     assert made.digest() == other.digest()
     made.apply(Append(torch.ones(1, 3), torch.tensor([1])))
     assert made.table("id")["id"].tolist() == list(range(71))
+
+
+@pytest.mark.parametrize("setting", ["capacity", "classes", "dim", "evict", "names", "seed", "soft", "storage"])
+def test_a_setting_is_not_changed_after_the_fact(setting: str) -> None:
+    made = bank()
+    before = made.digest()
+    with pytest.raises(AdaNPCError, match=f"{setting} of a bank cannot be changed to 10: "):
+        setattr(made, setting, 10)
+    assert made.digest() == before
+
+
+def test_one_hot_labels_are_refused_with_the_remedy() -> None:
+    with pytest.raises(LabelError, match=r"got \(2, 2\): pass labels.argmax\(1\) if they are one-hot"):
+        bank().apply(Append(torch.rand(2, 3), torch.eye(2)))
+
+
+def test_classes_may_have_names() -> None:
+    made = MemoryBank(3, tuple(np.array(["cat", "dog"])))
+    assert made.classes == 2
+    assert made.names == ("cat", "dog")
+    assert MemoryBank(**made.config()).names == ("cat", "dog")
+    assert MemoryBank.load(made.state()).names == ("cat", "dog")
+    assert pickle.loads(pickle.dumps(made)).names == ("cat", "dog")
+    assert made.digest() != MemoryBank(3, 2).digest()
+    assert MemoryBank(3, 2).names == ()
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (["cat", "cat"], "classes must have different names, got 'cat' more than once"),
+        ([0, 1], "each of the classes must be a string, got 0"),
+        ("cat", "classes must be a whole number, got 'cat'"),
+        ([], r"classes must be a whole number, got \[\]"),
+    ],
+)
+def test_names_that_cannot_be_told_apart_are_refused(classes: Any, message: str) -> None:
+    with pytest.raises(AdaNPCError, match=message):
+        MemoryBank(3, classes)

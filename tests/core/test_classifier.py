@@ -250,7 +250,7 @@ def test_settings_are_fixed() -> None:
             setattr(made, change, 2)
     with pytest.raises(AttributeError):
         made.settings.k = 2
-    with pytest.raises(AttributeError):
+    with pytest.raises(AdaNPCError, match="capacity of a bank cannot be changed to 2: adanpc.with_capacity"):
         made.bank.capacity = 2
 
 

@@ -146,7 +146,7 @@ def test_a_loaded_classifier_goes_on_as_if_it_had_never_stopped(
         {"temperature": 1e300, "rule": "published"},
         {"temperature": 1, "admission": everyone},
         {"admission": nobody},
-        {"admission": Admission(min_confidence=inf, min_margin=-inf, max_entropy=0.1 + 0.2, class_quota=3)},
+        {"admission": Admission(min_confidence=inf, min_margin=inf, max_entropy=0.1 + 0.2, class_quota=3)},
         {"centering": "stream", "prior": numpy.int32(3)},
     ],
 )
@@ -223,6 +223,12 @@ def test_a_wrapped_model_goes_on_as_if_it_had_never_stopped(tmp_path: Path, prep
     assert_same_stream(wrapped, loaded)
     save(loaded, tmp_path / "bank")  # and once more, from what was loaded
     assert_same_stream(load(tmp_path / "bank", wrapped.model, preprocessing=preprocessing), loaded)
+
+
+def test_names_of_classes_come_back(tmp_path: Path) -> None:
+    bank = MemoryBank(DIM, ["cat", "dog", "größer\n"])
+    save(AdaNPC(bank), tmp_path / "bank")
+    assert load(tmp_path / "bank").bank.names == bank.names
 
 
 def test_without_a_model_the_classifier_comes_back(tmp_path: Path) -> None:

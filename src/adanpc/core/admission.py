@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from torch import Tensor
 
 from adanpc import require
 from adanpc.core.types import Prediction
+from adanpc.errors import AdaNPCError
 
 COPY = 1 - 1e-4  # the similarity from which on a row is a copy
 
@@ -19,8 +21,8 @@ class Admission:
     the rows held when it arrives.
 
     Args:
-        min_confidence: the predicted class has at least this probability (the paper's margin).
-        min_margin: the best class leads the second by at least this probability.
+        min_confidence: the predicted class has at least this probability (the paper's margin); with inf nobody joins.
+        min_margin: the best class leads the second by at least this probability; with inf nobody joins.
         max_entropy: the answer's entropy is at most this many nats.
         class_quota: fewer than this many admitted rows of the predicted class may vote.
         max_copies: fewer than this many of the query's neighbors are copies of it (similarity 0.9999 or more), so that
@@ -34,8 +36,13 @@ class Admission:
     max_copies: float = inf
 
     def __post_init__(self) -> None:
-        for name in ("min_confidence", "min_margin", "max_entropy", "class_quota", "max_copies"):
-            object.__setattr__(self, name, require.number(name, getattr(self, name)))
+        for name in ("min_confidence", "min_margin"):
+            object.__setattr__(self, name, _threshold(name, getattr(self, name)))
+        for name in ("max_entropy", "class_quota", "max_copies"):
+            limit = require.number(name, getattr(self, name))
+            if limit < 0:
+                raise AdaNPCError(f"{name} must be at least 0, got {limit:g}")
+            object.__setattr__(self, name, limit)
 
     def __and__(self, other: Admission) -> Admission:
         return Admission(
@@ -59,6 +66,17 @@ class Admission:
         if self.max_copies < inf:
             joins &= (prediction.neighbors.similarity >= COPY).sum(1) < self.max_copies
         return joins
+
+
+def _threshold(name: str, value: Any) -> float:
+    """A probability, or inf, which none reaches."""
+    threshold = require.number(name, value)
+    if 0 <= threshold <= 1 or threshold == inf:
+        return threshold
+    remedy = ""
+    if 1 < threshold <= 100:
+        remedy = f"; for {threshold:g} % give {threshold / 100:g}"
+    raise AdaNPCError(f"{name} must be a probability from 0 to 1, got {threshold:g}{remedy}")
 
 
 everyone = Admission()

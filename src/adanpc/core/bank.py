@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from reprlib import repr as brief
 from threading import RLock
 from typing import Any
@@ -34,12 +34,14 @@ from adanpc.core.contents import (
     BankSettings,
     Contents,
     State,
+    class_names,
     digest_of,
 )
 from adanpc.core.eviction import Eviction
+from adanpc.core.export import knn_graph, to_pandas
 from adanpc.core.table import ACTIVE, check_kinds, check_mean, check_rows
 from adanpc.core.types import Neighbors, Origin
-from adanpc.errors import ChangeError, LabelError, RowError
+from adanpc.errors import AdaNPCError, ChangeError, LabelError, RowError
 from adanpc.index import ExactIndex, Index, check_features, unit
 from adanpc.index.blocks import Blocks, Kind
 from adanpc.index.grid import Columns, in_main_memory
@@ -56,7 +58,7 @@ class MemoryBank:
 
     Args:
         dim: length of a feature vector.
-        classes: number of classes; labels are 0 … classes - 1.
+        classes: number of classes, or their names; labels are 0 … classes - 1.
         storage: ``float32``; ``float16``, half the memory; or ``int8``, the memory of float16 and the fastest search:
             one byte a coordinate finds candidates, a second one re-ranks them at 16 bits.
         capacity: the most admitted rows that may vote; source, expert and vetoed rows always stay and do not count.
@@ -72,7 +74,7 @@ class MemoryBank:
     def __init__(
         self,
         dim: int,
-        classes: int,
+        classes: int | Sequence[str],
         *,
         storage: str = "float32",
         capacity: int | None = None,
@@ -84,7 +86,9 @@ class MemoryBank:
     ) -> None:
         if seed is None:
             seed = secrets.randbits(53) if evict == "reservoir" else 0  # every JSON reader keeps 53 bits
-        settings = BankSettings(dim, classes, storage, capacity, evict, soft, seed)
+        names = class_names(classes)
+        count: Any = len(names) if names else classes
+        settings = BankSettings(dim, count, storage, capacity, evict, soft, seed, names)
         self.device = torch.device(device)
         self._make_index = index
         self._lock = RLock()
@@ -140,6 +144,11 @@ class MemoryBank:
         return self.settings.classes
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the classes; empty if they have none."""
+        return self.settings.names
+
+    @property
     def soft(self) -> bool:
         """Whether rows keep class probabilities."""
         return self.settings.soft
@@ -151,7 +160,7 @@ class MemoryBank:
 
     def config(self) -> dict[str, Any]:
         """The settings as keyword arguments of another bank."""
-        return asdict(self.settings)
+        return self.settings.arguments()
 
     @property
     def position(self) -> int:
@@ -191,8 +200,10 @@ class MemoryBank:
 
     def __repr__(self) -> str:
         contents = self._contents
-        settings = ", ".join(f"{name}={value!r}" for name, value in asdict(contents.settings).items())
-        return f"<MemoryBank of {len(contents)} rows, {len(contents.vetoed)} vetoed: {settings}>"
+        admitted = int(contents.admitted.sum())
+        held = f"{len(contents)} rows, {admitted} admitted, {len(contents.vetoed)} vetoed"
+        settings = ", ".join(f"{name}={brief(value)}" for name, value in contents.settings.arguments().items())
+        return f"<MemoryBank of {held}: {settings}>"
 
     @property
     def nbytes(self) -> int:
@@ -591,8 +602,27 @@ class MemoryBank:
         if not value.ndim:
             value = value.expand(shape)
         if value.shape != shape:
-            raise LabelError(f"{name} must have shape {shape}, a row for each, got {tuple(value.shape)}")
+            remedy = ""
+            if name == "labels" and value.ndim == 2:
+                remedy = ": pass labels.argmax(1) if they are one-hot"
+            raise LabelError(f"{name} must have shape {shape}, a row for each, got {tuple(value.shape)}{remedy}")
         return value
+
+    # Looking at it with other libraries
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with one line for each row: its id, label and class name, origin, state, domain, …"""
+        return to_pandas(self._contents)
+
+    def knn_graph(self, k: int = 10) -> Any:
+        """The k most similar rows of each row, as a SciPy CSR array (n, n) of similarities, in the order of ids."""
+        return knn_graph(self._contents, k)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses to set a setting: it would change answers without leaving a trace."""
+        if name in BankSettings.__dataclass_fields__:
+            raise AdaNPCError(f"{name} of a bank cannot be changed to {brief(value)}: {_remedy(name)}")
+        super().__setattr__(name, value)
 
 
 class _Ledger:
@@ -676,6 +706,15 @@ class _Ledger:
         if self.queue is not None:
             for row, label in _pairs(_admitted(table)):
                 self.queue.discard(row, label)
+
+
+def _remedy(name: str) -> str:
+    """How to get a bank with another value of a setting."""
+    if name == "capacity":
+        return "adanpc.with_capacity gives a classifier with the same rows and another capacity"
+    if name in ("classes", "names"):
+        return "adanpc.with_classes gives a classifier with the same rows and more classes"
+    return "give it to MemoryBank, and learn the rows again"
 
 
 def _judged(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
@@ -17,7 +17,7 @@ from adanpc.core.codec import NAMES, canonical, judgments_to_json
 from adanpc.core.eviction import POLICIES, Eviction
 from adanpc.core.table import ACTIVE, VETOED, TableError, check_judgments
 from adanpc.core.types import Neighbors, Origin
-from adanpc.errors import RowError
+from adanpc.errors import LabelError, RowError
 from adanpc.index import STORAGE, Index, check_features, unit
 from adanpc.index.blocks import Blocks
 from adanpc.index.grid import Columns
@@ -46,6 +46,7 @@ class BankSettings:
     evict: str = "fifo"
     soft: bool = False
     seed: int = 0
+    names: tuple[str, ...] = ()  # of the classes, if they have any
 
     def __post_init__(self) -> None:
         for name in ("dim", "classes"):
@@ -56,6 +57,14 @@ class BankSettings:
         object.__setattr__(self, "soft", bool(self.soft))
         require.one_of("storage", self.storage, STORAGE)
         require.one_of("evict", self.evict, POLICIES)
+
+    def arguments(self) -> dict[str, Any]:
+        """The settings as keyword arguments of a bank, in values that JSON can hold."""
+        arguments = asdict(self)
+        names = list(arguments.pop("names"))
+        if names:
+            arguments["classes"] = names
+        return arguments
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -175,7 +184,7 @@ class Contents:
         """All of it, in tensors of its own and plain values."""
         statistics = self.statistics.to(self.index.device)  # copies, which the caller may change
         document = {
-            "bank": asdict(self.settings),
+            "bank": self.settings.arguments(),
             "next_id": self.next_id,
             "position": self.position,
             "judgments": judgments_to_json(self.judgments),
@@ -188,6 +197,19 @@ class Contents:
         if statistics.stream_total is not None:
             tensors["stream_total"] = statistics.stream_total
         return {"document": document, "tensors": tensors}
+
+
+def class_names(classes: Any) -> tuple[str, ...]:
+    """The names of classes that were given by name; none if there is only their number."""
+    if isinstance(classes, str | bytes) or not isinstance(classes, Iterable):
+        return ()
+    names = []
+    for name in classes:
+        names.append(str(require.text("each of the classes", name)))
+    if len(set(names)) < len(names):
+        repeated = max(names, key=names.count)
+        raise LabelError(f"classes must have different names, got {repeated!r} more than once")
+    return tuple(names)
 
 
 def digest_of(state: State) -> str:

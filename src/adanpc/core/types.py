@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
+from reprlib import repr as brief
 
 import torch
 from torch import Tensor
@@ -35,6 +36,10 @@ class Neighbors:
     similarity: Tensor  # (B, K) float64, the exact cosine to the stored row
     labels: Tensor  # (B, K) int64
     soft: Tensor | None = None  # (B, K, C) float32, in banks with soft labels
+
+    def __repr__(self) -> str:
+        queries, width = self.ids.shape
+        return f"<Neighbors of {queries} queries, {width} each: ids {_some(self.ids)}>"
 
     def without(self, hidden: Tensor) -> Neighbors:
         """The same, with no row where ``hidden`` (B, K) is true."""
@@ -77,6 +82,11 @@ class Neighbors:
         )
 
 
+def _some(values: Tensor) -> str:
+    """The first few values, in one line."""
+    return brief(values[:7].tolist())
+
+
 def side_by_side(parts: Sequence[Neighbors]) -> Neighbors:
     """All neighbors of each query, those of the first part first."""
     return _joined(parts, 1)
@@ -113,6 +123,15 @@ class Prediction:
     neighbors: Neighbors
     joined: Tensor  # (B,) int64, the id under which the query joined the bank, else -1
     provisional: int | None = None
+
+    def __repr__(self) -> str:
+        queries, classes = self.probs.shape
+        joined = int((self.joined >= 0).sum())
+        what = f"<Prediction of {queries} queries, {classes} classes"
+        if not queries:
+            return what + ">"
+        confidence = f"confidence {self.confidence.min():.2f} … {self.confidence.max():.2f}"
+        return f"{what}: labels {_some(self.labels)}, {confidence}, {joined} joined>"
 
     @cached_property
     def labels(self) -> Tensor:

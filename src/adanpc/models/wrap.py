@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -10,8 +11,11 @@ from torch import Tensor, nn
 
 from adanpc import require
 from adanpc.core import AdaNPC, Append, Change, MemoryBank, Prediction, Rollback
-from adanpc.errors import LabelError
+from adanpc.core.contents import class_names
+from adanpc.errors import AdaNPCError, LabelError
+from adanpc.explanation import Explanation, Files, explanation, file_finder
 from adanpc.models.extract import extract, find_head, run
+from adanpc.models.filenames import FileNames, FileOfKey, checked_files, files_of
 from adanpc.models.inputs import ModelInputs
 from adanpc.models.layers import INPUT_OF, plain_layer
 from adanpc.models.loading import LabeledBatch, LoaderError, labeled_batches
@@ -36,6 +40,7 @@ class Wrapped:
         layer: the module whose output is the feature, or ``"input of NAME"``.
         preprocessing: what turns raw data into inputs, see ``describe``.
         encode_size: how many inputs the model is run on at once, see ``wrap``.
+        file_of_key: the file of a source row by its key, if it is known; for ``explain``.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class Wrapped:
         preprocessing: Any = None,
         *,
         encode_size: int | None = None,
+        file_of_key: FileOfKey | None = None,
     ) -> None:
         if encode_size is not None:
             encode_size = require.whole("encode_size", encode_size, least=1)
@@ -54,7 +60,11 @@ class Wrapped:
         self.layer = layer
         self.preprocessing = describe(preprocessing)
         self.encode_size = encode_size
+        self._files = FileNames(file_of_key)
         self._start = Start.of(classifier.bank.contents)
+
+    def __repr__(self) -> str:
+        return f"<Wrapped {type(self.model).__name__}, features at {self.layer!r}: {self.classifier!r}>"
 
     # Answering
 
@@ -86,15 +96,38 @@ class Wrapped:
         """
         return self.classifier.propose(self.features(inputs), domain=domain, keys=_keys(keys))
 
-    def step(self, inputs: Any, *, domain: int = -1, keys: Any = None) -> Prediction:
+    def step(
+        self, inputs: Any, *, domain: int = -1, keys: Any = None, files: Sequence[Any] | None = None
+    ) -> Prediction:
         """Answers the inputs in order and lets confident answers join the bank.
 
         Args:
             inputs: a batch.
             domain: of all of them, noted with the rows that join; -1 is unknown.
             keys: (B,) your own numbers of the inputs, noted with the rows that join.
+            files: (B,) the files of the inputs, for ``explain``; they are not saved with the bank.
         """
-        return self.classifier.step(self.features(inputs), domain=domain, keys=_keys(keys))
+        features = self.features(inputs)
+        names = checked_files(files, len(features))
+        answer = self.classifier.step(features, domain=domain, keys=_keys(keys))
+        if names is not None:
+            self._files.note(answer.joined, names)
+            bank = self.classifier.bank
+            if len(self._files) > 2 * len(bank):  # a long stream through a bank with a capacity
+                self._files.keep(set(bank.table("id")["id"].tolist()))
+        return answer
+
+    def explain(self, answer: Prediction, query: int = 0, *, files: Files | None = None) -> Explanation:
+        """The rows that voted for the answer to one query, with class names and files as far as they are known.
+
+        Args:
+            answer: of this wrapped model.
+            query: which query of the batch.
+            files: the file of each row by its key; by default those of the data set that was wrapped, if it tells, and
+                those that were given to ``step``.
+        """
+        file_of = self._files if files is None else file_finder(files)
+        return explanation(answer, self.classifier.bank.contents, query, file_of)
 
     # Changing
 
@@ -114,6 +147,12 @@ class Wrapped:
         return change
 
     # Keeping
+
+    def with_classifier(self, classifier: AdaNPC) -> Wrapped:
+        """The same model over another bank of the same features."""
+        other = Wrapped(self.model, classifier, self.layer, self.preprocessing, encode_size=self.encode_size)
+        other._files = self._files
+        return other
 
     @property
     def recipe(self) -> dict[str, str]:
@@ -160,8 +199,8 @@ def wrap(
         layer: the feature layer by its name in ``model.named_modules()``: its output, or with ``"input of NAME"`` its
             input, averaged over space or tokens if there are any. Where the inputs hold an ``attention_mask``, padding
             does not count. By default the input of the model's last linear layer, found by running one batch.
-        classes: how many, or their names; by default the width of that linear layer, or with ``layer`` as many as the
-            labels name.
+        classes: how many, or their names, which the bank keeps. By default the width of that linear layer, or with
+            ``layer`` as many as the labels name; and the names that the loader's data set has for as many.
         preprocessing: what made the inputs, recorded with the bank and checked when it is loaded; by default the
             ``transform`` of the loader's data set, if it has one.
         keys: (n,) your own numbers of all samples, in the order in which the loader gives them; by default the row
@@ -172,8 +211,9 @@ def wrap(
         storage, capacity, evict, soft, device: of the ``MemoryBank``.
         **options: of ``AdaNPC``: k, rule, temperature, admission, centering, …
     """
+    _check_options(options)
+    dataset = getattr(loader, "dataset", None)
     if preprocessing is None:
-        dataset = getattr(loader, "dataset", None)
         preprocessing = getattr(dataset, "transform", None)
     class_count = _class_count(classes)
     batches = []
@@ -190,13 +230,16 @@ def wrap(
     labels = torch.cat([batch.labels for batch in batches])
     domains = torch.cat([batch.domains for batch in batches])
     all_keys = torch.cat([batch.keys for batch in batches])
+    file_of_key = files_of(dataset)
     if keys is not None:
+        file_of_key = None  # these keys are not the data set's row numbers
         all_keys = _keys_of_all(keys, len(labels))
     if class_count is None:
         class_count = 1 + int(labels.max())
+    names = _names(classes, dataset, class_count)
     bank = MemoryBank(
         features[0].shape[1],
-        class_count,
+        names or class_count,
         storage=storage,
         capacity=capacity,
         evict=evict,
@@ -212,15 +255,37 @@ def wrap(
         rows = slice(stored, stored + len(part))
         classifier.learn(part, labels[rows], domain=domains[rows], keys=all_keys[rows])
         stored += len(part)
-    return Wrapped(model, classifier, plain_layer(layer), preprocessing, encode_size=encode_size)
+    return Wrapped(
+        model, classifier, plain_layer(layer), preprocessing, encode_size=encode_size, file_of_key=file_of_key
+    )
+
+
+def _check_options(options: Iterable[str]) -> None:
+    """Refuses a setting that neither wrap nor AdaNPC has."""
+    known = [*signature(wrap).parameters, *signature(AdaNPC).parameters]
+    taken = set(signature(AdaNPC).parameters) - {"bank"}
+    for name in options:
+        if name not in taken:
+            raise AdaNPCError(f"wrap has no setting {name!r}{require.did_you_mean(name, known)}")
 
 
 def _class_count(classes: int | Sequence[str] | None) -> int | None:
     if classes is None:
         return None
-    if isinstance(classes, Sequence) and not isinstance(classes, str):
-        return len(classes)
+    names = class_names(classes)
+    if names:
+        return len(names)
     return require.whole("classes", classes, least=1)
+
+
+def _names(classes: Any, dataset: Any, count: int) -> tuple[str, ...]:
+    """The names of so many classes, if they were given or the data set has as many."""
+    if classes is not None:
+        return class_names(classes)
+    listed = getattr(dataset, "classes", None)
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        return ()
+    return tuple(listed) if len(set(listed)) == len(listed) == count else ()
 
 
 def _check_count(features: Tensor, batch: LabeledBatch) -> None:

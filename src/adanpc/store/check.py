@@ -9,6 +9,7 @@ from typing import Any
 
 from adanpc.core import Origin
 from adanpc.core.codec import NAMES, judgments_from_json, judgments_to_json
+from adanpc.core.contents import class_names
 from adanpc.core.table import ACTIVE, VETOED, TableError, check_judgments, check_mean, check_rows
 from adanpc.errors import AdaNPCError
 from adanpc.index.grid import Columns
@@ -27,7 +28,8 @@ FIELDS: dict[str, dict[str, Any]] = {
         "centering": dict, "recipe": dict,
     },
     "bank": {
-        "dim": int, "classes": int, "storage": str, "capacity": int | None, "evict": str, "soft": bool, "seed": int,
+        "dim": int, "classes": int | list, "storage": str, "capacity": int | None, "evict": str, "soft": bool,
+        "seed": int,
     },
     "classifier": {"k": int, "k_source": int | None, "k_target": int | None, "rule": str, "temperature": NUMBER},
     "admission": dict.fromkeys(
@@ -153,13 +155,14 @@ def check_columns(
 def check_tensors(document: dict[str, Any], tensors: Columns) -> None:
     """Passes columns of the right types and shapes that the bank of this document can hold, and finite means."""
     config = document["bank"]
+    classes = len(class_names(config["classes"])) or config["classes"]
     table = {name: column for name, column in tensors.items() if name not in MEANS}
     ids = table["id"]
     try:
-        check_rows(table, config["classes"], document["next_id"])
+        check_rows(table, classes, document["next_id"])
         held = set(ids.tolist())
         vetoed = set(ids[table["state"] == VETOED].tolist())
-        check_judgments(judgments_from_json(document["judgments"]), held, vetoed, config["classes"])
+        check_judgments(judgments_from_json(document["judgments"]), held, vetoed, classes)
         for name in MEANS:
             if name in tensors:
                 check_mean(name, tensors[name], config["dim"])

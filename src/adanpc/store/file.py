@@ -50,13 +50,18 @@ def save(thing: AdaNPC | Wrapped, path: Location) -> None:
             model, the file keeps how features are made (layer, preprocessing, a hash of the weights) but not the model.
         path: where to; a link is followed, a file that is there is replaced and its permissions are kept.
     """
-    classifier = thing
-    recipe: dict[str, str] = {}
     if isinstance(thing, Wrapped):
-        classifier = thing.classifier
-        recipe = thing.recipe
-    if not isinstance(classifier, AdaNPC):
-        raise BankFileError(f"{path} was not saved: give an AdaNPC or a wrapped model, got {type(thing).__name__}")
+        write(thing.classifier, thing.recipe, path)
+    elif isinstance(thing, AdaNPC):
+        write(thing, {}, path)
+    else:
+        kind = type(thing).__name__
+        remedy = "; use its own method, save(path)" if hasattr(thing, "save") else ""
+        raise BankFileError(f"{path} was not saved: give an AdaNPC or a wrapped model, got {kind}{remedy}")
+
+
+def write(classifier: AdaNPC, recipe: dict[str, str], path: Location) -> None:
+    """``save`` for a classifier and how its features are made."""
     with _one_sentence(path, "was not saved", "what was there before is unchanged; check the disk and save again"):
         admission = type(classifier.settings.admission)
         if admission is not Admission:
@@ -104,11 +109,7 @@ def load(
         strict: False to accept other weights and another preprocessing, if you know that the features are the same.
         device: where the bank shall live.
     """
-    remedy = "the file is damaged or forged: take another copy or build the bank again"
-    with _one_sentence(path, "was not loaded", remedy):
-        state = _read(Path(path))
-        recipe = state["document"].pop("recipe")
-        classifier = AdaNPC.load(state, device=device)
+    classifier, recipe = read(path, device)
     if model is None:
         return classifier
     if not recipe:
@@ -119,6 +120,15 @@ def load(
     except RecipeError as error:
         raise RecipeError(f"{path} was not loaded: {error}") from error
     return wrapped
+
+
+def read(path: Location, device: Device = "cpu") -> tuple[AdaNPC, dict[str, str]]:
+    """The classifier in a file, and how its features are made; nothing if no model was saved with it."""
+    remedy = "the file is damaged or forged: take another copy or build the bank again"
+    with _one_sentence(path, "was not loaded", remedy):
+        state = _read(Path(path))
+        recipe: dict[str, str] = state["document"].pop("recipe")
+        return AdaNPC.load(state, device=device), recipe
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import e, log
+from math import e, inf, log
 
 import numpy as np
 import pytest
@@ -90,19 +90,19 @@ def test_the_layer_starts_as_the_identity() -> None:
 
 def test_retraining_starts_from_adanpc_and_moves_queries_and_rows_alike() -> None:
     source, batches = toy_source(), [doubtful(batch) for batch in toy_stream(AdaNPCBN, 3)]
-    adapter = AdaNPCBN(source, k=20, min_confidence=2.0, alpha=10.0)
-    plain = AdaNPC(source, k=20, min_confidence=2.0)
+    adapter = AdaNPCBN(source, k=20, min_confidence=inf, alpha=10.0)
+    plain = AdaNPC(source, k=20, min_confidence=inf)
     assert torch.allclose(adapter.step(batches[0]), plain.step(batches[0]), atol=1e-5)
     moved = adapter.layer(source.features).detach()
     assert not torch.allclose(moved, source.features, atol=1e-3)
     other = Source(source.model, moved, source.labels)
-    expected = AdaNPC(other, k=20, min_confidence=2.0).step(adapter.layer(batches[1]).detach())
+    expected = AdaNPC(other, k=20, min_confidence=inf).step(adapter.layer(batches[1]).detach())
     assert torch.allclose(adapter.step(batches[1]), expected, atol=1e-5)
 
 
 def test_retraining_descends_the_entropy_of_the_vote() -> None:
     source, batch = toy_source(), doubtful(toy_stream(AdaNPCBN, 1, rows=20)[0])
-    adapter = AdaNPCBN(source, k=20, temperature=0.5, min_confidence=2.0, alpha=1.0)
+    adapter = AdaNPCBN(source, k=20, temperature=0.5, min_confidence=inf, alpha=1.0)
     entropies = [float(entropy_of(adapter.step(batch))) for _ in range(30)]
     assert entropies[-1] < 0.9 * entropies[0]
 
@@ -136,8 +136,8 @@ def test_entropy_of_certain_and_of_even_votes() -> None:
 
 def test_the_encoder_moves_as_tent_moves_it_and_the_bank_answers() -> None:
     source, batches = toy_source(), toy_stream(AdaNPCTent, 3)
-    adapter, tent = AdaNPCTent(source, k=5, min_confidence=2.0), Tent(source)
-    bank = AdaNPC(source, k=5, min_confidence=2.0)
+    adapter, tent = AdaNPCTent(source, k=5, min_confidence=inf), Tent(source)
+    bank = AdaNPC(source, k=5, min_confidence=inf)
     for batch in batches:
         with torch.no_grad():
             expected = bank.step(tent.model.features(batch))
@@ -176,7 +176,7 @@ def test_rows_made_anew_keep_their_classes_apart_though_the_source_is_sorted_by_
         model(images)
     with torch.no_grad():
         features = model.eval().features(images)
-    adapter = AdaNPCTent(Source(model, features, labels, images=images.__getitem__), refresh=1, min_confidence=2.0)
+    adapter = AdaNPCTent(Source(model, features, labels, images=images.__getitem__), refresh=1, min_confidence=inf)
     adapter.step(images[torch.randperm(192)[:32]])
     rows = adapter.classifier.bank.rows(torch.arange(192))
     means = normalize(torch.stack([rows[labels == label].mean(0) for label in range(3)]))

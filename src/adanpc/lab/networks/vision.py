@@ -18,7 +18,8 @@ def vision() -> ModuleType:
         _import_torchvision()
         return import_module("timm")
     except ModuleNotFoundError as error:
-        raise UnavailableError(f"this encoder is one of timm's, and {error}: pip install 'adanpc[vision]'") from None
+        remedy = "pip install 'adanpc[vision]', then pip install --no-deps timm torchvision, which keeps your torch"
+        raise UnavailableError(f"this encoder is one of timm's, and {error}: {remedy}") from None
 
 
 def _import_torchvision() -> None:

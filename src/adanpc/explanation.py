@@ -1,0 +1,227 @@
+"""Who voted for an answer: the rows behind it, for a terminal, a notebook or a program."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adanpc import require
+from adanpc.core import MemoryBank, Origin, Prediction
+from adanpc.core.contents import Contents
+from adanpc.core.table import VETOED
+from adanpc.errors import AdaNPCError
+
+Files = Mapping[int, Any] | Sequence[Any]
+HEADINGS = ("share", "class", "similarity", "origin", "row", "key", "file")
+UNKNOWN = "–"
+THUMBNAIL = 64  # pixels, the longer side
+MOST_BYTES = 64 << 20  # of a picture that is shown in small
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A row that voted."""
+
+    row: int  # its id
+    label: int
+    name: str  # of its class
+    share: float  # of the vote
+    similarity: float
+    origin: str  # source, admitted or expert; "this batch" before a proposal is applied; "left" if it is gone
+    key: int | None
+    vetoed: bool = False  # since it voted
+    file: str | None = None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """What is shown under each of ``HEADINGS``."""
+        origin = f"{self.origin}, vetoed since" if self.vetoed else self.origin
+        key = UNKNOWN if self.key is None else str(self.key)
+        file = UNKNOWN if self.file is None else self.file
+        return (f"{self.share:.3f}", self.name, f"{self.similarity:.4f}", origin, str(self.row), key, file)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a query got its answer. It prints as a table, and notebooks show it with the pictures that are known."""
+
+    query: int  # its number in the batch
+    answer: str  # the name of the predicted class
+    confidence: float
+    joined: int | None  # the id under which the query joined the bank
+    votes: Mapping[str, float]  # the probability of each class that got any, the highest first
+    witnesses: tuple[Witness, ...]  # the largest share first
+
+    @property
+    def title(self) -> str:
+        """The answer in one sentence."""
+        fate = "did not join the bank"
+        if self.joined is not None:
+            fate = f"joined the bank as row {self.joined}"
+        return f"Query {self.query}: {self.answer}, confidence {self.confidence:.3f}; it {fate}."
+
+    @property
+    def summary(self) -> str:
+        """The votes in one line."""
+        return "Votes: " + ", ".join(f"{name} {share:.3f}" for name, share in self.votes.items())
+
+    def __str__(self) -> str:
+        lines = [HEADINGS, *(witness.cells for witness in self.witnesses)]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
+        table = []
+        for line in lines:
+            cells = [_printable(cell).ljust(width) for cell, width in zip(line, widths, strict=True)]
+            table.append("  " + "  ".join(cells).rstrip())
+        return "\n".join([_printable(self.title), *table, _printable(self.summary)])
+
+    __repr__ = __str__
+
+    def __rich__(self) -> Any:
+        """The table for ``rich.print``."""
+        text = import_module("rich.text").Text
+        table = import_module("rich.table").Table(
+            *HEADINGS, title=text(_printable(self.title)), caption=text(_printable(self.summary))
+        )
+        for witness in self.witnesses:
+            table.add_row(*(text(_printable(cell)) for cell in witness.cells))
+        return table
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook, with thumbnails of the files that can be shown."""
+        lines = [_html_row("th", [*HEADINGS, ""])]
+        for witness in self.witnesses:
+            lines.append(_html_row("td", witness.cells, _thumbnail(witness.file)))
+        title = html.escape(_printable(self.title))
+        summary = html.escape(_printable(self.summary))
+        return f"<p>{title}</p><table>{''.join(lines)}</table><p>{summary}</p>"
+
+
+def explain(answer: Prediction, bank: MemoryBank, query: int = 0, *, files: Files | None = None) -> Explanation:
+    """The rows that voted for the answer to one query, with what the bank knows of them.
+
+    Args:
+        answer: of ``predict``, ``propose`` or ``step``.
+        bank: that answered, as it is now: rows that have left since are shown without their history.
+        query: which query of the batch.
+        files: the file of each row by its key, such as a list of paths in the order of the data set.
+    """
+    return explanation(answer, bank.contents, query, file_finder(files))
+
+
+def explanation(
+    answer: Prediction, contents: Contents, query: int, file_of: Callable[[Witness], Any | None]
+) -> Explanation:
+    """``explain``, with a function that knows the files of rows."""
+    count = len(answer.probs)
+    if not count:
+        raise AdaNPCError("an answer to no queries has no witnesses: ask at least one")
+    query = require.whole("query", query, least=0, most=count - 1)
+    names = contents.settings.names or tuple(str(label) for label in range(contents.settings.classes))
+    probs = answer.probs[query].tolist()
+    votes = {}
+    for label in sorted(range(len(probs)), key=lambda label: -probs[label]):
+        if probs[label] > 0:
+            votes[names[label]] = probs[label]
+    joined = int(answer.joined[query])
+    return Explanation(
+        query=query,
+        answer=names[int(answer.labels[query])],
+        confidence=float(answer.confidence[query]),
+        joined=None if joined < 0 else joined,
+        votes=votes,
+        witnesses=tuple(_witnesses(answer, contents, query, names, file_of)),
+    )
+
+
+def file_finder(files: Files | None) -> Callable[[Witness], Any | None]:
+    """A function that finds the file of a row by its key."""
+
+    def file_of(witness: Witness) -> Any | None:
+        if files is None or witness.key is None:
+            return None
+        if isinstance(files, Mapping):
+            return files.get(witness.key)
+        return files[witness.key] if witness.key < len(files) else None
+
+    return file_of
+
+
+def _witnesses(
+    answer: Prediction, contents: Contents, query: int, names: Sequence[str], file_of: Callable[[Witness], Any | None]
+) -> list[Witness]:
+    near = answer.neighbors
+    present = near.ids[query] >= 0
+    ids = near.ids[query][present]
+    labels = near.labels[query][present].tolist()
+    similarity = near.similarity[query][present].tolist()
+    shares = answer.weights[query][present].tolist()
+    table = contents.table("id", "origin", "key", "state")
+    places = torch.searchsorted(table["id"], ids.to(table["id"].device)).tolist()
+    held = table["id"].tolist()
+    witnesses = []
+    for number, row in enumerate(ids.tolist()):
+        origin = "left"
+        key = -1
+        vetoed = False
+        place = places[number]
+        if answer.provisional is not None and row >= answer.provisional:
+            origin = "this batch"
+        elif place < len(held) and held[place] == row:
+            origin = Origin(int(table["origin"][place])).name.lower()
+            key = int(table["key"][place])
+            vetoed = int(table["state"][place]) == VETOED
+        label = labels[number]
+        known = None if key < 0 else key
+        witness = Witness(row, label, names[label], shares[number], similarity[number], origin, known, vetoed)
+        witnesses.append(_with_file(witness, file_of(witness)))
+    return sorted(witnesses, key=lambda witness: -witness.share)
+
+
+def _with_file(witness: Witness, file: Any | None) -> Witness:
+    if file is None:
+        return witness
+    return Witness(**{**vars(witness), "file": os.fspath(file)})
+
+
+def _printable(text: str) -> str:
+    """The text without characters that would steer a terminal: names of files and classes may contain any."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _html_row(tag: str, cells: Sequence[str], picture: str = "") -> str:
+    shown = "".join(f"<{tag}>{html.escape(_printable(cell))}</{tag}>" for cell in cells)
+    if picture:
+        shown += f'<{tag}><img src="{picture}" alt=""></{tag}>'
+    return f"<tr>{shown}</tr>"
+
+
+def _thumbnail(file: str | None) -> str:
+    """A small PNG of a picture as a data URL; empty if the file cannot be shown, for whatever reason."""
+    if file is None or not Path(file).is_file() or Path(file).stat().st_size > MOST_BYTES:
+        return ""
+    try:
+        image_module = import_module("PIL.Image")
+    except ModuleNotFoundError:
+        return ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of a picture with more pixels than memory should hold
+            with image_module.open(file) as picture:
+                picture.draft("RGB", (THUMBNAIL, THUMBNAIL))
+                small = picture.convert("RGB")
+        small.thumbnail((THUMBNAIL, THUMBNAIL))
+        written = io.BytesIO()
+        small.save(written, "PNG")
+    except Exception:  # a damaged picture raises nearly anything, and its name is shown all the same
+        return ""
+    return "data:image/png;base64," + base64.b64encode(written.getvalue()).decode()

@@ -1,0 +1,112 @@
+"""One picture of a stream: how sure the answers were, how many of them joined, and how many were right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from adanpc import require
+from adanpc.core import Prediction
+from adanpc.errors import AdaNPCError, LabelError, UnavailableError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+UNLABELED = -1  # the label of a query whose class is not known
+
+
+def stream_curves(
+    answers: Prediction | Sequence[Prediction], labels: Any = None, *, trust: Any = None, window: int = 50
+) -> dict[str, Tensor]:
+    """What ``plot_stream`` draws: each curve by name, (B,), one value for each query.
+
+    Curves are averages over the last ``window`` queries, but for ``admitted``, which counts from the start. Where none
+    of these has a label, the accuracy is NaN.
+    """
+    window = require.whole("window", window, least=1)
+    parts = [answers] if isinstance(answers, Prediction) else list(answers)
+    if not parts or not all(isinstance(part, Prediction) for part in parts):
+        raise AdaNPCError("answers must be a Prediction or a list of them, as step returns them")
+    confidence = torch.cat([part.confidence for part in parts]).double().cpu()
+    joined = torch.cat([part.joined for part in parts]).cpu() >= 0
+    everywhere = torch.ones_like(confidence, dtype=torch.bool)
+    curves = {}
+    if labels is not None:
+        truth = _column("labels", labels, len(confidence))
+        right = torch.cat([part.labels for part in parts]).cpu() == truth
+        curves["accuracy"] = _running_mean(right.double(), truth != UNLABELED, window)
+    curves["confidence"] = _running_mean(confidence, everywhere, window)
+    if trust is not None:
+        curves["trust"] = _running_mean(_column("trust", trust, len(confidence)).double(), everywhere, window)
+    curves["admitted"] = joined.cumsum(0).double()
+    return curves
+
+
+def plot_stream(
+    answers: Prediction | Sequence[Prediction],
+    labels: Any = None,
+    *,
+    trust: Any = None,
+    window: int = 50,
+    path: str | Path | None = None,
+) -> Figure:
+    """A figure of a stream: accuracy where labels are known, confidence, and how many answers joined the bank.
+
+    Args:
+        answers: what ``step`` returned, one or several in order.
+        labels: (B,) the true classes of all queries; -1 for those that are not known.
+        trust: (B,) a further number from 0 to 1 for each query.
+        window: how many queries a point averages over.
+        path: where to write the figure, if anywhere: a .png, .pdf or .svg file.
+    """
+    curves = stream_curves(answers, labels, trust=trust, window=window)
+    try:
+        figure_module = import_module("matplotlib.figure")
+    except ModuleNotFoundError:
+        raise UnavailableError("a plot needs matplotlib, which is not installed: pip install matplotlib") from None
+    figure: Figure = figure_module.Figure(figsize=(8, 5), layout="constrained")
+    _draw(figure, curves, window)
+    if path is not None:
+        figure.savefig(path)
+    return figure
+
+
+def _draw(figure: Figure, curves: Mapping[str, Tensor], window: int) -> None:
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    for name, curve in curves.items():
+        if name != "admitted":
+            upper.plot(curve.numpy(), label=name)
+    upper.set_ylim(0, 1)
+    upper.set_ylabel(f"mean of the last {window}")
+    upper.legend(loc="lower right")
+    upper.grid(alpha=0.3)
+    lower.plot(curves["admitted"].numpy(), color="tab:gray")
+    lower.set_ylim(bottom=0)
+    lower.set_ylabel("answers that joined")
+    lower.set_xlabel("query")
+    lower.grid(alpha=0.3)
+
+
+def _column(name: str, given: Any, count: int) -> Tensor:
+    values = torch.as_tensor(given).cpu()
+    if values.shape != (count,):
+        raise LabelError(f"{name} must have shape ({count},), one for each query, got {tuple(values.shape)}")
+    return values
+
+
+def _running_mean(values: Tensor, known: Tensor, window: int) -> Tensor:
+    """The mean (B,) of the known ones among the last ``window`` values up to each; NaN where none is known."""
+    totals = torch.where(known, values, 0.0).cumsum(0)
+    counts = known.cumsum(0)
+    earlier = torch.arange(len(values)) - window
+    before = (earlier >= 0).nonzero()[:, 0]
+    sums = totals.clone()
+    seen = counts.clone()
+    sums[before] -= totals[earlier[before]]
+    seen[before] -= counts[earlier[before]]
+    return sums / seen

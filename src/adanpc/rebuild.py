@@ -1,0 +1,151 @@
+"""Other classifiers made of the rows of existing ones: another capacity, more classes, or the rows of two.
+
+These are no changes of a bank, since they alter its settings. Each returns a new classifier and leaves the given ones
+as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from adanpc import require
+from adanpc.core import AdaNPC, Origin, State
+from adanpc.core.contents import LARGEST, class_names
+from adanpc.core.eviction import Eviction
+from adanpc.core.table import ACTIVE
+from adanpc.errors import AdaNPCError, LabelError
+from adanpc.models import Wrapped
+
+Thing = TypeVar("Thing", bound=AdaNPC | Wrapped)
+MEANS = ("source_mean", "stream_total")  # what a state holds beside a value for each row
+
+
+def with_capacity(thing: Thing, capacity: int | None) -> Thing:
+    """The same classifier with another capacity, or without one; rows that no longer fit have left.
+
+    Args:
+        thing: a classifier or a wrapped model.
+        capacity: the most admitted rows that may vote. Those beyond leave in the order of the bank's ``evict``.
+    """
+    if capacity is not None:
+        capacity = require.whole("capacity", capacity, least=1, most=LARGEST)
+    state = _classifier_of(thing).state()
+    state["document"]["bank"]["capacity"] = capacity
+    return _rebuilt(thing, _within_capacity(state))
+
+
+def with_classes(thing: Thing, classes: int | Sequence[str]) -> Thing:
+    """The same classifier with more classes, or with names for those that it has. Rows keep their labels.
+
+    Args:
+        thing: a classifier or a wrapped model.
+        classes: how many, or the names of all; those that there are keep their names and their places.
+    """
+    settings = _classifier_of(thing).bank.settings
+    names = class_names(classes)
+    count = len(names) or require.whole("classes", classes, least=1)
+    if count < settings.classes:
+        raise LabelError(f"classes must be at least {settings.classes}, as many as the bank has, got {count}")
+    if names[: settings.classes] != settings.names and settings.names:
+        raise LabelError(f"classes must begin with the names that the bank has, {list(settings.names)}, got {classes}")
+    state = _classifier_of(thing).state()
+    state["document"]["bank"]["classes"] = list(names) or count
+    tensors = state["tensors"]
+    if settings.soft:
+        tensors["soft"] = pad(tensors["soft"], (0, count - settings.classes))
+    return _rebuilt(thing, state)
+
+
+def merged(thing: Thing, other: Thing) -> Thing:
+    """A classifier with the rows of both and the settings of the first.
+
+    Rows of the second get new ids, in the same order, after those of the first. If more rows were admitted than the
+    first has room for, some leave, as from a full bank.
+
+    Args:
+        thing: a classifier or a wrapped model.
+        other: of the same kind: with the same classes, dimensions, storage and kind of labels and without centering; a
+            wrapped model with the same weights, layer and preprocessing.
+    """
+    if isinstance(thing, Wrapped) and isinstance(other, Wrapped):
+        thing.check(other.recipe)
+    one = _classifier_of(thing)
+    two = _classifier_of(other)
+    _check_alike(one, two)
+    state = one.state()
+    added = two.state()
+    document = state["document"]
+    first_id = document["next_id"]
+    columns = state["tensors"]
+    for name, column in added["tensors"].items():
+        if name in MEANS:
+            continue
+        moved = column + first_id if name == "id" else column
+        columns[name] = torch.cat([columns[name], moved.to(columns[name].device)])
+    document["judgments"] += [[first_id + row, history] for row, history in added["document"]["judgments"]]
+    document["deleted"] += [first_id + row for row in added["document"]["deleted"]]
+    document["next_id"] += added["document"]["next_id"]
+    document["position"] += added["document"]["position"]
+    return _rebuilt(thing, _within_capacity(state))
+
+
+def _check_alike(one: AdaNPC, two: AdaNPC) -> None:
+    for name in ("dim", "classes", "names", "storage", "soft"):
+        ours = getattr(one.bank.settings, name)
+        theirs = getattr(two.bank.settings, name)
+        if ours != theirs:
+            raise AdaNPCError(f"banks that are merged must have the same {name}, got {ours!r} and {theirs!r}")
+    for classifier in (one, two):
+        mode = classifier.settings.centering.mode
+        if mode != "none":
+            raise AdaNPCError(
+                f"banks with centering cannot be merged, since their rows have lost different means, got {mode!r}: "
+                "learn the features of both in one classifier"
+            )
+
+
+def _within_capacity(state: State) -> State:
+    """The state without the admitted rows that leave until the capacity is kept."""
+    settings = state["document"]["bank"]
+    if settings["capacity"] is None:
+        return state
+    table = state["tensors"]
+    queue = Eviction(settings["evict"], settings["capacity"], settings["seed"])
+    counted = (table["origin"] == Origin.ADMITTED) & (table["state"] == ACTIVE)
+    for row, label in zip(table["id"][counted].tolist(), table["label"][counted].tolist(), strict=True):
+        queue.add(row, label)
+    return _without(state, queue.overflow(()))
+
+
+def _without(state: State, leaving: Collection[int]) -> State:
+    """The state without these rows."""
+    ids = state["tensors"]["id"]
+    stay = ~torch.isin(ids, torch.tensor(list(leaving), dtype=torch.int64, device=ids.device))
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in state["tensors"].items():
+        tensors[name] = tensor if name in MEANS else tensor[stay]
+    gone = set(leaving)
+    document = dict(state["document"])
+    document["judgments"] = [entry for entry in document["judgments"] if entry[0] not in gone]
+    return {"document": document, "tensors": tensors}
+
+
+def _classifier_of(thing: Any) -> AdaNPC:
+    if isinstance(thing, Wrapped):
+        return thing.classifier
+    if not isinstance(thing, AdaNPC):
+        raise AdaNPCError(f"give an AdaNPC or a wrapped model, got {type(thing).__name__}")
+    return thing
+
+
+def _rebuilt(thing: Thing, state: State) -> Thing:
+    """What was given, with a classifier of this state."""
+    classifier = AdaNPC.load(state, device=_classifier_of(thing).bank.device)
+    if isinstance(thing, Wrapped):
+        return cast(Thing, thing.with_classifier(classifier))
+    return cast(Thing, classifier)

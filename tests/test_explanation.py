@@ -1,0 +1,232 @@
+"""explain: who voted, with names, keys, files and shares, in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+import adanpc
+from adanpc import AdaNPC, Admission, Delete, MemoryBank, Relabel, Veto, everyone, explain
+from adanpc.errors import AdaNPCError, LabelError
+from adanpc.models.filenames import files_of
+
+ROWS = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+
+
+def classifier(**options: Any) -> AdaNPC:
+    made = AdaNPC(MemoryBank(2, ["cat", "dog"]), k=3, admission=everyone, **options)
+    made.learn(ROWS, torch.tensor([0, 0, 1]), keys=torch.tensor([10, 11, 2]))
+    return made
+
+
+def test_an_answer_names_its_witnesses() -> None:
+    made = classifier()
+    answer = made.step(torch.tensor([[1.0, 0.05], [0.2, 1.0]]))
+    told = explain(answer, made.bank, 1, files={10: "a.png", 2: Path("c.png")})
+    assert isinstance(told, adanpc.Explanation)
+    assert told.answer == "dog"
+    assert told.joined == 4
+    assert told.confidence == pytest.approx(float(answer.confidence[1]))
+    assert list(told.votes) == ["dog", "cat"]
+    assert [witness.row for witness in told.witnesses] == [2, 1, 3]
+    assert [witness.origin for witness in told.witnesses] == ["source", "source", "admitted"]
+    assert [witness.key for witness in told.witnesses] == [2, 11, None]
+    assert [witness.file for witness in told.witnesses] == ["c.png", None, None]
+    assert sum(witness.share for witness in told.witnesses) == pytest.approx(1)
+
+
+def test_files_may_be_a_list_in_the_order_of_keys() -> None:
+    made = classifier()
+    told = explain(made.predict(ROWS), made.bank, files=["a", "b", "c"])
+    assert {witness.key: witness.file for witness in told.witnesses} == {10: None, 11: None, 2: "c"}
+
+
+def test_what_happened_to_a_row_since_is_shown() -> None:
+    made = classifier()
+    answer = made.predict(ROWS)
+    made.apply(Veto((0,)))
+    made.apply(Delete((2,)))
+    made.apply(Relabel((1,), 1))
+    told = {witness.row: witness for witness in explain(answer, made.bank).witnesses}
+    assert told[0].vetoed
+    assert told[2].origin == "left"
+    assert told[2].key is None
+    assert told[1].name == "cat"  # as it voted
+    assert "source, vetoed since" in str(explain(answer, made.bank))
+
+
+def test_rows_of_a_proposal_are_not_in_the_bank_yet() -> None:
+    made = classifier()
+    answer, change = made.propose(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+    assert change is not None
+    origins = [witness.origin for witness in explain(answer, made.bank, 1).witnesses]
+    assert "this batch" in origins
+    first = made.apply(change).start
+    settled = explain(answer.settled(first), made.bank, 1)
+    assert "admitted" in [witness.origin for witness in settled.witnesses]
+
+
+def test_classes_without_names_are_numbers() -> None:
+    made = AdaNPC(MemoryBank(2, 2), k=5, admission=Admission(min_confidence=1))
+    made.learn(ROWS, torch.tensor([0, 0, 1]))
+    told = explain(made.step(torch.tensor([[0.7, 0.7]])), made.bank)
+    assert told.answer == "0"
+    assert told.joined is None
+    assert len(told.witnesses) == 3  # there are no more rows
+
+
+@pytest.mark.parametrize("query", [-1, 3, 0.5])
+def test_a_query_that_was_not_asked_is_refused(query: Any) -> None:
+    made = classifier()
+    with pytest.raises(AdaNPCError, match="query must be"):
+        explain(made.predict(ROWS), made.bank, query)
+
+
+def test_an_answer_to_nothing_is_refused() -> None:
+    made = classifier()
+    with pytest.raises(AdaNPCError, match="no queries"):
+        explain(made.predict(torch.zeros(0, 2)), made.bank)
+
+
+def test_it_prints_as_a_table() -> None:
+    made = classifier()
+    told = explain(made.step(ROWS[:1]), made.bank, files={10: "red\x1b[31m.png"})
+    lines = str(told).splitlines()
+    assert lines[0] == "Query 0: cat, confidence 1.000; it joined the bank as row 3."
+    assert lines[1].split() == ["share", "class", "similarity", "origin", "row", "key", "file"]
+    assert lines[2].split()[1:] == ["cat", "1.0000", "source", "0", "10", "red?[31m.png"]
+    assert lines[-1].startswith("Votes: cat 1.000, dog 0.000")
+    assert "\x1b" not in str(told)
+    assert repr(told) == str(told)
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(told)
+    console.file.close()
+    assert "red?[31m.png" in console.export_text()
+
+
+class TestNotebook:
+    def test_pictures_are_shown_where_there_are_any(self, tmp_path: Path) -> None:
+        made = classifier()
+        picture = tmp_path / "a.png"
+        Image.new("RGB", (200, 100), "red").save(picture)
+        damaged = tmp_path / "b.png"
+        damaged.write_bytes(picture.read_bytes()[:60])
+        files = {10: picture, 11: damaged, 2: tmp_path / "missing.png"}
+        page = explain(made.predict(ROWS), made.bank, files=files)._repr_html_()
+        assert page.count("<img ") == 1
+        assert page.count('src="data:image/png;base64,') == 1
+        assert "missing.png" in page
+
+    def test_names_are_not_markup(self) -> None:
+        made = AdaNPC(MemoryBank(2, ["<script>", "dog"]), k=1)
+        made.learn(ROWS, torch.tensor([0, 0, 1]))
+        page = explain(made.predict(ROWS), made.bank)._repr_html_()
+        assert "<script>" not in page
+        assert "&lt;script&gt;" in page
+
+    def test_without_pillow_there_are_names(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = classifier()
+        picture = tmp_path / "a.png"
+        Image.new("L", (8, 8)).save(picture)
+        monkeypatch.setitem(sys.modules, "PIL.Image", None)
+        page = explain(made.predict(ROWS), made.bank, files={10: picture})._repr_html_()
+        assert "a.png" in page
+        assert "<img" not in page
+
+
+class Folder(Dataset[Any]):
+    """What torchvision's ImageFolder is to others: samples with paths, and names of classes."""
+
+    classes: list[str]
+
+    def __init__(self) -> None:
+        self.classes = ["cat", "dog"]
+        self.samples = [(f"{self.classes[row % 2]}/{row}.png", row % 2) for row in range(8)]
+        self.images = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        return self.images[row], self.samples[row][1]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+
+
+class TestWrapped:
+    def test_files_and_names_come_from_the_data_set(self) -> None:
+        folder = Folder()
+        wrapped = adanpc.wrap(model(), DataLoader(folder, batch_size=3, shuffle=True), k=8)
+        assert wrapped.classifier.bank.names == ("cat", "dog")
+        for witness in wrapped.explain(wrapped.predict(folder.images[:2]), 1).witnesses:
+            assert witness.key is not None
+            assert witness.file == folder.samples[witness.key][0]
+            assert witness.name == witness.file[:3]
+
+    def test_files_of_a_subset(self) -> None:
+        folder = Folder()
+        found = files_of(Subset(Subset(folder, [1, 3, 5]), [2, 0]))
+        assert found is not None
+        assert [found(key) for key in (0, 1, 2, -1)] == ["dog/5.png", "dog/1.png", None, None]
+        assert files_of(Subset([1, 2], [0])) is None  # type: ignore[arg-type]
+
+    def test_own_keys_are_not_row_numbers(self) -> None:
+        folder = Folder()
+        wrapped = adanpc.wrap(model(), DataLoader(folder, batch_size=3), keys=range(8), k=2)
+        told = wrapped.explain(wrapped.predict(folder.images))
+        assert [witness.file for witness in told.witnesses] == [None, None]
+        told = wrapped.explain(wrapped.predict(folder.images), files=[f"{key}.jpg" for key in range(8)])
+        assert [witness.file for witness in told.witnesses] == [f"{witness.key}.jpg" for witness in told.witnesses]
+
+    def test_files_of_a_stream(self) -> None:
+        folder = Folder()
+        wrapped = adanpc.wrap(model(), DataLoader(folder, batch_size=3), k=1, capacity=2, admission=everyone)
+        stream = torch.randn(30, 3)
+        for row in range(30):
+            wrapped.step(stream[row : row + 1], files=[f"{row}.jpg"])
+        told = wrapped.explain(wrapped.predict(stream[29:]))
+        assert told.witnesses[0].file == "29.jpg"
+        assert len(wrapped._files) <= 2 * len(wrapped.classifier.bank)  # of those that left, not all are remembered
+
+    def test_a_file_for_each_input(self) -> None:
+        wrapped = adanpc.wrap(model(), DataLoader(Folder(), batch_size=3))
+        before = wrapped.classifier.digest()
+        with pytest.raises(LabelError, match="files must name one file for each of the 2 inputs, got 1"):
+            wrapped.step(torch.randn(2, 3), files="a.png")
+        assert wrapped.classifier.digest() == before
+
+    def test_names_that_do_not_fit_are_not_taken(self) -> None:
+        folder = Folder()
+        for names in (["cat"], ["cat", "cat"], [1, 2], ("cat", "dog")):
+            folder.classes = names  # type: ignore[assignment]
+            assert adanpc.wrap(model(), DataLoader(folder, batch_size=3)).classifier.bank.names == ()
+
+    def test_names_survive_a_file(self, tmp_path: Path) -> None:
+        wrapped = adanpc.wrap(model(), DataLoader(Folder(), batch_size=3), classes=["Katze", "Hund"])
+        adanpc.save(wrapped, tmp_path / "bank")
+        loaded = adanpc.load(tmp_path / "bank", wrapped.model)
+        assert loaded.classifier.bank.names == ("Katze", "Hund")
+        answer = loaded.predict(torch.randn(1, 3))
+        assert loaded.explain(answer).answer in ("Katze", "Hund")
+
+    def test_it_says_what_it_is_in_a_line(self) -> None:
+        wrapped = adanpc.wrap(model(), DataLoader(Folder(), batch_size=3))
+        assert repr(wrapped).startswith("<Wrapped Sequential, features at 'input of 2': <AdaNPC")
+        assert "\n" not in repr(wrapped)
+
+    def test_a_misspelled_setting_is_named(self) -> None:
+        with pytest.raises(AdaNPCError, match="wrap has no setting 'storge'; did you mean 'storage'?"):
+            adanpc.wrap(model(), DataLoader(Folder()), storge="int8")
+        with pytest.raises(AdaNPCError, match="wrap has no setting 'bank'"):
+            adanpc.wrap(model(), DataLoader(Folder()), bank=None)

@@ -1,0 +1,83 @@
+"""The package as it is installed: what it asks for, and what importing it costs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+
+import adanpc
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+
+def name_of(requirement: str) -> str:
+    """The name of a package, as registries spell it, without its extras."""
+    found = re.match(r"[\w.-]+", requirement)
+    assert found is not None
+    return found[0].lower().replace("_", "-").replace(".", "-")
+
+
+def asks_for_torch(requirement: str, seen: set[str]) -> bool:
+    """Whether a package, or one that it needs, asks for torch; those that are not installed here are not followed."""
+    name = name_of(requirement)
+    if name in ("adanpc", "torch") or name in seen:
+        return name == "torch"
+    seen.add(name)
+    try:
+        needed = requires(name) or []
+    except PackageNotFoundError:
+        return False
+    return any(asks_for_torch(other, seen) for other in needed if "extra ==" not in other)
+
+
+def test_packages_that_ask_for_torch_are_noticed() -> None:
+    assert asks_for_torch("timm>=1", set())
+    assert asks_for_torch("torchvision", set())
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_no_extra_can_replace_the_torch_that_is_there(extra: str) -> None:
+    assert [wanted for wanted in EXTRAS[extra] if asks_for_torch(wanted, set())] == []
+
+
+def test_torch_may_be_any_that_is_new_enough() -> None:
+    (torch_requirement,) = [wanted for wanted in PROJECT["dependencies"] if name_of(wanted) == "torch"]
+    assert re.fullmatch(r"torch>=[\d.]+", torch_requirement)
+
+
+def test_importing_the_package_imports_nothing_large() -> None:
+    large = "torch numpy sklearn scipy pandas matplotlib rich PIL"
+    code = (
+        f"import sys, adanpc; adanpc.__version__, adanpc.AdaNPCError; print({{*'{large}'.split()}} & {{*sys.modules}})"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "set()"
+
+
+def test_scikit_learn_is_imported_by_its_estimator_alone() -> None:
+    code = (
+        "import sys, adanpc; adanpc.wrap, adanpc.load, adanpc.KNNLoss, adanpc.explain; print('sklearn' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "False"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in adanpc.__all__:
+        assert getattr(adanpc, name) is not None
+        assert name in dir(adanpc)
+    assert adanpc.estimator.AdaNPCClassifier is adanpc.AdaNPCClassifier
+
+
+def test_a_misspelled_name_comes_with_the_right_one() -> None:
+    with pytest.raises(AttributeError, match="module 'adanpc' has no attribute 'warp'; did you mean 'wrap'?"):
+        adanpc.warp  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(adanpc, "something_else")

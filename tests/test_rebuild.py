@@ -1,0 +1,184 @@
+"""Other classifiers of the same rows: another capacity, more classes, two in one. The given ones stay as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import adanpc
+from adanpc import AdaNPC, Delete, MemoryBank, Relabel, Restore, Veto, everyone, merged, with_capacity, with_classes
+from adanpc.core.eviction import random_rank
+from adanpc.errors import AdaNPCError, LabelError
+from adanpc.models import RecipeError
+
+STORAGE = ["float32", "float16", "int8"]
+
+
+def filled(which: int = 0, **options: Any) -> AdaNPC:
+    """Four source rows, some that were admitted, one that was vetoed, and one that was deleted."""
+    random = torch.Generator().manual_seed(which)
+    made = AdaNPC(MemoryBank(3, 2, **options), k=3, admission=everyone)
+    made.learn(torch.randn(5, 3, generator=random), torch.tensor([0, 1, 0, 1, 0]), keys=torch.arange(5))
+    made.step(torch.randn(6, 3, generator=random))
+    made.apply(Veto((1,), who="me"))
+    made.apply(Delete((2,)))
+    return made
+
+
+def queries() -> torch.Tensor:
+    return torch.randn(7, 3, generator=torch.Generator().manual_seed(9))
+
+
+class TestCapacity:
+    @pytest.mark.parametrize("storage", STORAGE)
+    @pytest.mark.parametrize("evict", ["fifo", "balanced", "reservoir"])
+    def test_rows_leave_by_the_policy_of_the_bank(self, storage: str, evict: str) -> None:
+        options: dict[str, Any] = {"storage": storage, "evict": evict, "seed": 3}
+        made = filled(**options)
+        before = made.digest()
+        smaller = with_capacity(made, 4)
+        assert int(smaller.bank.admitted.sum()) == 4
+        assert smaller.bank.capacity == 4
+        assert made.digest() == before
+        ids = range(5, 11)
+        expected = {"fifo": [7, 8, 9, 10], "reservoir": sorted(sorted(ids, key=lambda row: random_rank(row, 3))[2:])}
+        if evict in expected:
+            assert smaller.bank.table("id")["id"].tolist() == [0, 1, 3, 4, *expected[evict]]
+        smaller.step(queries())
+        assert int(smaller.bank.admitted.sum()) == 4
+
+    def test_more_room_and_none_at_all(self) -> None:
+        made = filled(capacity=3)
+        assert with_capacity(made, None).bank.capacity is None
+        larger = with_capacity(made, 100)
+        torch.testing.assert_close(larger.predict(queries()).probs, made.predict(queries()).probs)
+        larger.step(queries())
+        assert int(larger.bank.admitted.sum()) == 10
+
+    def test_the_history_of_rows_that_leave_goes_with_them(self) -> None:
+        made = filled()
+        made.apply(Veto((5,)))
+        made.apply(Restore((5,)))
+        smaller = with_capacity(made, 1)
+        assert set(smaller.bank.contents.judgments) == {1}
+        assert smaller.bank.history(1) == made.bank.history(1)
+
+    @pytest.mark.parametrize("capacity", [0, 2.5, "many"])
+    def test_a_capacity_that_makes_no_sense_is_refused(self, capacity: Any) -> None:
+        with pytest.raises(AdaNPCError, match="capacity must be"):
+            with_capacity(filled(), capacity)
+
+
+class TestClasses:
+    @pytest.mark.parametrize("soft", [False, True])
+    def test_a_class_is_added(self, soft: bool) -> None:
+        made = filled(soft=soft)
+        larger = with_classes(made, ["cat", "dog", "bird"])
+        assert larger.bank.names == ("cat", "dog", "bird")
+        before = made.predict(queries()).probs
+        torch.testing.assert_close(larger.predict(queries()).probs[:, :2], before)
+        (row,) = larger.learn(queries()[:1], torch.tensor([2]))
+        assert int(larger.predict(queries()[:1]).neighbors.ids[0, 0]) == row
+        larger.apply(Relabel((0,), 2))
+        again = with_classes(larger, ["cat", "dog", "bird", "fish"])
+        assert again.bank.classes == 4
+
+    def test_a_number_is_enough(self) -> None:
+        assert with_classes(filled(), 3).bank.classes == 3
+        assert with_classes(filled(), ["cat", "dog"]).bank.names == ("cat", "dog")
+
+    def test_classes_are_neither_lost_nor_moved(self) -> None:
+        with pytest.raises(LabelError, match="classes must be at least 2, as many as the bank has, got 1"):
+            with_classes(filled(), 1)
+        named = with_classes(filled(), ["cat", "dog"])
+        for classes in (["dog", "cat", "bird"], 3):
+            with pytest.raises(LabelError, match=r"must begin with the names that the bank has, \['cat', 'dog'\]"):
+                with_classes(named, classes)
+        with pytest.raises(AdaNPCError, match="classes must be a whole number, got 2.5"):
+            with_classes(filled(), 2.5)  # type: ignore[arg-type]
+
+
+class TestMerge:
+    @pytest.mark.parametrize("storage", STORAGE)
+    def test_all_rows_vote(self, storage: str) -> None:
+        one = filled(0, storage=storage)
+        two = filled(1, storage=storage)
+        before = one.digest(), two.digest()
+        both = merged(one, two)
+        assert len(both.bank) == len(one.bank) + len(two.bank)
+        assert both.bank.next_id == one.bank.next_id + two.bank.next_id
+        assert both.position == one.position + two.position
+        shift = one.bank.next_id
+        near = both.bank.search(queries(), 4)
+        for query in range(len(queries())):
+            candidates = []
+            for bank, first in ((one.bank, 0), (two.bank, shift)):
+                found = bank.search(queries(), 4)
+                pairs = zip(found.similarity[query].tolist(), (found.ids[query] + first).tolist(), strict=True)
+                candidates += list(pairs)
+            expected = [row for _, row in sorted(candidates, key=lambda pair: (-pair[0], pair[1]))[:4]]
+            assert near.ids[query].tolist() == expected
+        assert sorted(both.bank.vetoes) == [1, 1 + shift]
+        assert both.bank.contents.deleted == {2, 2 + shift}
+        assert (one.digest(), two.digest()) == before
+        assert AdaNPC.load(both.state()).digest() == both.digest()
+
+    def test_the_capacity_of_the_first_is_kept(self) -> None:
+        both = merged(filled(0, capacity=7), filled(1, capacity=20))
+        assert int(both.bank.admitted.sum()) == 7
+
+    @pytest.mark.parametrize(
+        ("other", "name"),
+        [
+            (AdaNPC(MemoryBank(4, 2)), "dim"),
+            (AdaNPC(MemoryBank(3, 3)), "classes"),
+            (AdaNPC(MemoryBank(3, ["cat", "dog"])), "names"),
+            (AdaNPC(MemoryBank(3, 2, storage="int8")), "storage"),
+            (AdaNPC(MemoryBank(3, 2, soft=True)), "soft"),
+        ],
+    )
+    def test_banks_that_differ_are_refused(self, other: AdaNPC, name: str) -> None:
+        with pytest.raises(AdaNPCError, match=f"banks that are merged must have the same {name}, got"):
+            merged(filled(), other)
+
+    def test_rows_without_their_means_are_refused(self) -> None:
+        centered = AdaNPC(MemoryBank(3, 2), centering="source")
+        with pytest.raises(AdaNPCError, match="banks with centering cannot be merged, .* got 'source'"):
+            merged(filled(), centered)
+
+    def test_something_else_is_refused(self) -> None:
+        other: Any = MemoryBank(3, 2)
+        with pytest.raises(AdaNPCError, match="give an AdaNPC or a wrapped model, got MemoryBank"):
+            merged(filled(), other)
+
+
+class TestWrapped:
+    @staticmethod
+    def wrapped(seed: int = 0) -> adanpc.Wrapped:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        torch.manual_seed(seed)
+        return adanpc.wrap(model, [(torch.randn(6, 3), torch.arange(6) % 2)], k=3, encode_size=2)
+
+    def test_the_model_comes_along(self) -> None:
+        wrapped = self.wrapped()
+        smaller = with_capacity(wrapped, 5)
+        assert smaller.model is wrapped.model
+        assert smaller.encode_size == 2
+        assert smaller.recipe == wrapped.recipe
+        answer = smaller.predict(torch.randn(2, 3))
+        assert answer.probs.shape == (2, 2)
+        smaller.step(torch.randn(9, 3))
+        smaller.reset()
+        assert len(smaller.classifier.bank) == 6
+
+    def test_models_that_differ_are_not_merged(self) -> None:
+        wrapped = self.wrapped()
+        assert len(merged(wrapped, self.wrapped(1)).classifier.bank) == 12
+        other = self.wrapped()
+        nn.init.zeros_(other.model[0].weight)  # type: ignore[index]
+        with pytest.raises(RecipeError, match="weights"):
+            merged(wrapped, other)
