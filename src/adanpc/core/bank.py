@@ -27,7 +27,7 @@ from adanpc.core.changes import (
     Rollback,
     Veto,
 )
-from adanpc.core.codec import judgments_from_json
+from adanpc.core.codec import judgments_from_json, take_transform
 from adanpc.core.contents import (
     OTHER_GROUP,
     SOURCE_GROUP,
@@ -39,7 +39,7 @@ from adanpc.core.contents import (
 )
 from adanpc.core.eviction import Eviction
 from adanpc.core.export import knn_graph, to_pandas
-from adanpc.core.table import ACTIVE, check_kinds, check_mean, check_rows
+from adanpc.core.table import ACTIVE, check_kinds, check_mean, check_rows, check_stream, check_transform
 from adanpc.core.types import Neighbors, Origin
 from adanpc.errors import AdaNPCError, ChangeError, LabelError, RowError
 from adanpc.index import ExactIndex, Index, check_features, unit
@@ -260,7 +260,9 @@ class MemoryBank:
         tensors = {name: tensor.to(self.device) for name, tensor in state["tensors"].items()}
         mean = tensors.pop("source_mean", None)
         total = tensors.pop("stream_total", None)
-        statistics = Statistics(mean, total, document["stream_count"]).to(self.device)
+        stream = tensors.pop("stream", None)
+        transform = take_transform(tensors)
+        statistics = Statistics(mean, total, document["stream_count"], transform, stream).to(self.device)
         contents = self._with_rows(
             self._contents,
             self._take_ledger(),
@@ -377,6 +379,10 @@ class MemoryBank:
             check_mean("source_mean", change.source_mean, self.dim)
         if change.observed is not None:
             check_mean("observed total", change.observed.total, self.dim)
+        if change.transform is not None:
+            check_transform(change.transform, self.dim)
+        if change.stream is not None:
+            check_stream(change.stream, self.dim, self.classes)
         first = contents.next_id
         count = len(table["label"])
         table["id"] = torch.arange(first, first + count, device=self.device)
@@ -454,6 +460,11 @@ class MemoryBank:
         for name in ("source_mean", "stream_total"):
             if getattr(change, name) is not None:
                 check_mean(name, getattr(change, name), self.dim)
+        if change.stream is not None:
+            check_stream(change.stream, self.dim, self.classes)
+        if change.transformed and contents.statistics.transform is None:
+            raise ChangeError("a rollback cannot bring back a transform: learn the source rows again")
+        transform = contents.statistics.transform if change.transformed else None
         removed = sorted(set(change.removed))
         if len(removed) != len(change.removed):
             raise ChangeError("a rollback removes a row once, got one twice")
@@ -461,10 +472,11 @@ class MemoryBank:
         contents = self._without(contents, ledger, removed)
         contents = self._replaced(contents, ledger, table)
         judgments = {row: history for row, history in contents.judgments.items() if row not in change.judgments}
+        statistics = Statistics(change.source_mean, change.stream_total, change.stream_count, transform, change.stream)
         contents = replace(
             contents,
             judgments=judgments | {row: history for row, history in change.judgments.items() if history},
-            statistics=Statistics(change.source_mean, change.stream_total, change.stream_count).to(self.device),
+            statistics=statistics.to(self.device),
         )
         contents.check()
         return contents

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from adanpc import require
 from adanpc.core.changes import Append, Observed
+from adanpc.core.transform import Transform
 from adanpc.core.types import Origin
 from adanpc.errors import LabelError
 from adanpc.index import unit
@@ -28,6 +29,8 @@ class Statistics:
     source_mean: Tensor | None = None  # (D,) float64
     stream_total: Tensor | None = None  # (D,) float64, the sum of all queries
     stream_count: int = 0
+    transform: Transform | None = None  # of the preset "safe", fitted to its first source rows
+    stream: Tensor | None = None  # what it knows of the stream, packed; see ``guard.Stream``
 
     def after(self, change: Append) -> Statistics:
         """The statistics once the change has been applied."""
@@ -39,6 +42,10 @@ class Statistics:
             if self.stream_total is not None:
                 total = self.stream_total + total.to(self.stream_total.device)
             changed = replace(changed, stream_total=total, stream_count=self.stream_count + change.observed.count)
+        if change.transform is not None:
+            changed = replace(changed, transform=change.transform)
+        if change.stream is not None:
+            changed = replace(changed, stream=change.stream.clone())
         return changed
 
     def to(self, device: torch.device) -> Statistics:
@@ -49,7 +56,13 @@ class Statistics:
         total = self.stream_total
         if total is not None:
             total = total.to(device, copy=True)
-        return Statistics(mean, total, self.stream_count)
+        transform = self.transform
+        if transform is not None:
+            transform = transform.to(device)
+        stream = self.stream
+        if stream is not None:
+            stream = stream.to(device, copy=True)
+        return Statistics(mean, total, self.stream_count, transform, stream)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from adanpc import require
+from adanpc.core.transform import Transform
 from adanpc.core.types import Origin
 from adanpc.errors import ChangeError
 
@@ -61,6 +62,8 @@ class Append:
         centered: whether a classifier's centering has been applied to the features; if not, ``AdaNPC.apply`` does.
         source_mean: (D,) float64, becomes the mean of the source.
         observed: what the stream's statistics gain.
+        transform: becomes the transform of the preset "safe".
+        stream: (4 + D + 3 C,) float64, becomes what that preset knows of the stream, see ``guard.Stream``.
         who, why, when: who makes the change, for what reason, and when, in seconds since 1970.
     """
 
@@ -74,6 +77,8 @@ class Append:
     centered: bool = False
     source_mean: Tensor | None = None
     observed: Observed | None = None
+    transform: Transform | None = None
+    stream: Tensor | None = None
     who: str = ""
     why: str = ""
     when: float | None = None
@@ -153,7 +158,8 @@ class Rollback:
         removed: rows that arrived since.
         rows: the table of rows that left or were changed since, as they were; see ``MemoryBank.table``.
         judgments: of these rows, as they were.
-        source_mean, stream_total, stream_count: the statistics, as they were.
+        source_mean, stream_total, stream_count, stream: the statistics, as they were.
+        transformed: whether there was a transform; it never changes once it is there.
         who, why, when: as in every change.
     """
 
@@ -165,6 +171,8 @@ class Rollback:
     source_mean: Tensor | None = None
     stream_total: Tensor | None = None
     stream_count: int = 0
+    stream: Tensor | None = None
+    transformed: bool = False
     who: str = ""
     why: str = ""
     when: float | None = None

@@ -4,32 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from adanpc import require
+from adanpc.core import safe
 from adanpc.core.admission import Admission
 from adanpc.core.bank import MemoryBank
 from adanpc.core.centering import Centering
 from adanpc.core.changes import Append, Change, Rollback
 from adanpc.core.contents import WIDEST, Contents, State, digest_of
+from adanpc.core.safe import SafeSettings
 from adanpc.core.sequence import Pool, resolve
-from adanpc.core.types import Neighbors, Origin, Prediction, one_after_another, side_by_side
+from adanpc.core.types import Neighbors, Origin, Prediction, answered_in_turn, side_by_side
 from adanpc.core.vote import check_vote_settings, vote
 from adanpc.errors import AdaNPCError, EmptyBankError, LabelError
 from adanpc.index import check_features, unit
 from adanpc.index.grid import Columns
+from adanpc.require import did_you_mean
 
 DEFAULT_ADMISSION = Admission(min_confidence=0.9)
 NO_CENTERING = Centering()
+PRESETS = {  # and their options
+    "paper": ("k", "k_source", "k_target", "rule", "temperature", "admission", "centering", "prior"),
+    "safe": ("stream", "guard", "balance"),
+}
 CHUNK = 128  # queries resolved together by step; a matter of speed, never of the answer
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a classifier votes and whom it admits; see ``AdaNPC``."""
+    """How a classifier with the preset "paper" votes and whom it admits; see ``AdaNPC``."""
 
     k: int = 10
     k_source: int | None = None
@@ -71,33 +79,36 @@ class AdaNPC:
 
     Args:
         bank: the rows that vote.
-        k: how many neighbors vote.
-        k_source, k_target: if given, instead of k: that many source rows and that many others (Proposition 3).
-        rule, temperature: the vote rule, see ``vote``.
-        admission: which answers join the bank.
-        centering, prior: see ``Centering``.
+        preset: ``paper``: the rule of the paper, in which confident answers join as if they were labels; or ``safe``,
+            in which all join with their probabilities, features are transformed to suit the source, and answers fall
+            back to the frozen ones where adapting seems to do harm; see ``adanpc.core.safe``. It needs a bank with
+            ``soft=True``.
+        **options: of the preset. Of ``paper``:
+
+            * k: how many neighbors vote.
+            * k_source, k_target: if given, instead of k: that many source rows and that many others (Proposition 3).
+            * rule, temperature: the vote rule, see ``vote``.
+            * admission: which answers join the bank.
+            * centering, prior: see ``Centering``.
+
+            Of ``safe``: stream, guard, balance; see ``SafeSettings``.
     """
 
-    def __init__(
-        self,
-        bank: MemoryBank,
-        *,
-        k: int = 10,
-        k_source: int | None = None,
-        k_target: int | None = None,
-        rule: str = "share",
-        temperature: float = 0.1,
-        admission: Admission = DEFAULT_ADMISSION,
-        centering: str = "none",
-        prior: int = 16,
-    ) -> None:
+    def __init__(self, bank: MemoryBank, *, preset: str = "paper", **options: Any) -> None:
         self.bank = bank
-        self._settings = Settings(k, k_source, k_target, rule, temperature, admission, Centering(centering, prior))
+        self._settings = settings_of(preset, options)
+        if isinstance(self._settings, SafeSettings) and not bank.soft:
+            raise AdaNPCError("the preset 'safe' keeps probabilities in its rows: give MemoryBank(…, soft=True)")
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> Settings | SafeSettings:
         """How it votes and whom it admits."""
         return self._settings
+
+    @property
+    def preset(self) -> str:
+        """The name of the rule by which it learns."""
+        return "safe" if isinstance(self._settings, SafeSettings) else "paper"
 
     @property
     def position(self) -> int:
@@ -112,10 +123,14 @@ class AdaNPC:
     def predict(self, features: Tensor, *, exclude: Tensor | None = None) -> Prediction:
         """What each query (B, D) would be answered if it came next; ``exclude`` as in ``MemoryBank.search``."""
         contents = self.bank.contents
-        centered, _ = self._settings.centering.queries(self._checked(features), contents.statistics, sequence=False)
+        settings = self._settings
+        checked = self._checked(features)
+        if isinstance(settings, SafeSettings):
+            return safe.predict(contents, checked, settings, exclude)
+        centered, _ = settings.centering.queries(checked, contents.statistics, sequence=False)
         queries = unit(centered)
-        voters = [contents.nearest(queries, k, exclude, source) for k, source in self._settings.pools]
-        return self._answer(side_by_side(voters))
+        voters = [contents.nearest(queries, k, exclude, source) for k, source in settings.pools]
+        return self._answer(side_by_side(voters), settings)
 
     def propose(
         self, features: Tensor, *, domain: int = -1, keys: Tensor | None = None
@@ -140,18 +155,8 @@ class AdaNPC:
                 answer, change = self._propose(checked[part], domain, part_keys)
                 if change is not None:
                     self.bank.apply(change)
-                answers.append(replace(answer, provisional=None))
-        if len(answers) == 1:
-            return answers[0]
-        neighbors = one_after_another([answer.neighbors for answer in answers])
-        width = neighbors.ids.shape[1]
-        weights = [torch.nn.functional.pad(answer.weights, (0, width - answer.weights.shape[1])) for answer in answers]
-        return Prediction(
-            torch.cat([answer.probs for answer in answers]),
-            torch.cat(weights),
-            neighbors,
-            torch.cat([answer.joined for answer in answers]),
-        )
+                answers.append(answer)
+        return answered_in_turn(answers)
 
     # Changing
 
@@ -175,7 +180,7 @@ class AdaNPC:
         with self.bank.writing():
             if isinstance(change, Append) and not change.centered:
                 features = self._checked(change.features)
-                change = self._settings.centering.prepared(change, features, self.bank.contents.statistics)
+                change = self._prepared(change, features)
             return self.bank.apply(change)
 
     def rollback(self, earlier: Contents, *, who: str = "", why: str = "", when: float | None = None) -> Rollback:
@@ -207,6 +212,8 @@ class AdaNPC:
             source_mean=statistics.source_mean,
             stream_total=statistics.stream_total,
             stream_count=statistics.stream_count,
+            stream=statistics.stream,
+            transformed=statistics.transform is not None,
             who=who,
             why=why,
             when=when,
@@ -218,16 +225,19 @@ class AdaNPC:
         """All of the classifier, its bank included, in plain values; ``AdaNPC.load`` makes it again."""
         state = self.bank.state()
         settings = self._settings
-        state["document"]["classifier"] = {
+        document = state["document"]
+        if isinstance(settings, SafeSettings):
+            document["safe"] = asdict(settings)
+            return state
+        document["classifier"] = {
             "k": settings.k,
             "k_source": settings.k_source,
             "k_target": settings.k_target,
             "rule": settings.rule,
             "temperature": settings.temperature,
         }
-        admission = {name: _plain(value) for name, value in asdict(settings.admission).items()}
-        state["document"]["admission"] = admission
-        state["document"]["centering"] = asdict(settings.centering)
+        document["admission"] = {name: _plain(value) for name, value in asdict(settings.admission).items()}
+        document["centering"] = asdict(settings.centering)
         return state
 
     @classmethod
@@ -243,13 +253,27 @@ class AdaNPC:
 
     # Inside
 
+    def _prepared(self, change: Append, features: Tensor) -> Append:
+        """The change with its checked features as the bank is to store them."""
+        contents = self.bank.contents
+        if isinstance(self._settings, SafeSettings):
+            return safe.prepared(change, features, contents, self._settings)
+        return self._settings.centering.prepared(change, features, contents.statistics)
+
     def _propose(self, features: Tensor, domain: int, keys: Tensor | None) -> tuple[Prediction, Append | None]:
         """``propose`` for checked features."""
         contents = self.bank.contents
         settings = self._settings
+        if isinstance(settings, SafeSettings):
+            queue = self.bank.queue_of(contents)
+            prediction, change = safe.propose(contents, queue, features, settings)
+            if change is not None:
+                change = replace(change, domain=domain, keys=keys)
+            return prediction, change
         centered, observed = settings.centering.queries(features, contents.statistics, sequence=True)
         queue = self.bank.queue_of(contents) if contents.settings.capacity is not None else None
-        answer = resolve(contents, queue, unit(centered), settings.pools, self._answer, settings.admission)
+        answers = partial(self._answer, settings=settings)
+        answer = resolve(contents, queue, unit(centered), settings.pools, answers, settings.admission)
         new = (answer.joined >= 0).nonzero()[:, 0]
         if not len(new) and observed is None:
             return answer, None
@@ -282,11 +306,10 @@ class AdaNPC:
             raise LabelError(f"keys must be whole numbers, got {keys.dtype}")
         return keys
 
-    def _answer(self, neighbors: Neighbors) -> Prediction:
+    def _answer(self, neighbors: Neighbors, settings: Settings) -> Prediction:
         """The vote of these neighbors; no query has joined."""
         if (neighbors.ids < 0).all(1).any():
             raise EmptyBankError("no row of the bank may vote: append source rows first, or restore vetoed ones")
-        settings = self._settings
         probs, weights = vote(neighbors, self.bank.classes, settings.rule, settings.temperature)
         joined = neighbors.ids.new_full((len(probs),), -1)
         return Prediction(probs.float(), weights.float(), neighbors, joined)
@@ -312,8 +335,25 @@ def replay(changes: Iterable[Change], empty: AdaNPC) -> AdaNPC:
     return empty
 
 
-def settings_from(document: Mapping[str, Any]) -> Settings:
+def settings_of(preset: str, options: Mapping[str, Any]) -> Settings | SafeSettings:
+    """The settings of a preset with these options, or an error that names the option at fault."""
+    require.one_of("preset", preset, PRESETS)
+    for name in options:
+        if name not in PRESETS[preset]:
+            others = [other for other, known in PRESETS.items() if name in known]
+            remedy = f": it belongs to preset={others[0]!r}" if others else did_you_mean(name, PRESETS[preset])
+            raise AdaNPCError(f"the preset {preset!r} has no option {name!r}{remedy}")
+    if preset == "safe":
+        return SafeSettings(**options)
+    values = dict(options)
+    centering = Centering(values.pop("centering", "none"), values.pop("prior", Centering.prior))
+    return Settings(**values, centering=centering)
+
+
+def settings_from(document: Mapping[str, Any]) -> Settings | SafeSettings:
     """The settings that a state's document holds."""
+    if "safe" in document:
+        return SafeSettings(**document["safe"])
     admission = {name: float(value) for name, value in document["admission"].items()}
     return Settings(
         **document["classifier"], admission=Admission(**admission), centering=Centering(**document["centering"])

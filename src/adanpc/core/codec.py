@@ -35,6 +35,7 @@ from adanpc.core.changes import (
     Veto,
     checked_time,
 )
+from adanpc.core.transform import Transform
 from adanpc.core.types import Origin
 from adanpc.errors import AdaNPCError, ChangeError
 
@@ -66,7 +67,11 @@ APPEND_TENSORS = {  # and the types in which a bank takes them
     "confidence": torch.float32,
     "keys": torch.int64,
     "source_mean": torch.float64,
+    "stream": torch.float64,
 }
+TRANSFORM = ("origin", "directions", "damped", "span")  # the tensors of a transform
+PREFIX_OF_TRANSFORM = "transform."  # before their names
+ROLLBACK_TENSORS = ("source_mean", "stream_total", "stream")
 ROW = "row."  # before the names of columns among a rollback's tensors
 
 
@@ -98,6 +103,8 @@ def _describe_append(change: Append, header: dict[str, Any], tensors: dict[str, 
         value = getattr(change, name)
         if value is not None:
             tensors[name] = _as_stored(name, torch.as_tensor(value), dtype)
+    if change.transform is not None:
+        tensors |= transform_tensors(change.transform)
     if change.observed is not None:
         header["observed_count"] = change.observed.count
         tensors["observed_total"] = change.observed.total
@@ -121,10 +128,29 @@ def _describe_rollback(change: Rollback, header: dict[str, Any], tensors: dict[s
     header["judgments"] = judgments_to_json(change.judgments)
     for name, column in change.rows.items():
         tensors[ROW + name] = column
-    for name in ("source_mean", "stream_total"):
+    if change.transformed:
+        header["transformed"] = True
+    for name in ROLLBACK_TENSORS:
         value = getattr(change, name)
         if value is not None:
             tensors[name] = value
+
+
+def transform_tensors(transform: Transform) -> dict[str, Tensor]:
+    """The tensors of a transform by the names that they have in changes and files."""
+    return {PREFIX_OF_TRANSFORM + name: getattr(transform, name) for name in TRANSFORM}
+
+
+def take_transform(tensors: dict[str, Tensor]) -> Transform | None:
+    """The transform among tensors, which are taken out; None if there is nothing of one."""
+    found = {name: tensors.pop(PREFIX_OF_TRANSFORM + name, None) for name in TRANSFORM}
+    parts = {name: tensor for name, tensor in found.items() if tensor is not None}
+    if not parts:
+        return None
+    missing = found.keys() - parts.keys()
+    if missing:
+        raise ChangeError(f"a transform needs {PREFIX_OF_TRANSFORM}{min(missing)}")
+    return Transform(**parts)
 
 
 def decode(data: bytes) -> Change:
@@ -159,6 +185,7 @@ def _append(header: dict[str, Any], tensors: dict[str, Tensor]) -> Append:
         raise ChangeError(f"there is no origin {header['origin']!r}") from None
     if not isinstance(header["centered"], bool):
         raise ChangeError(f"centered must be true or false, got {header['centered']!r}")
+    header["transform"] = take_transform(tensors)
     unknown = tensors.keys() - APPEND_TENSORS.keys()
     if unknown:
         raise ChangeError(f"an append has no tensor {min(unknown)!r}")
@@ -170,7 +197,9 @@ def _rollback(header: dict[str, Any], tensors: dict[str, Tensor]) -> Rollback:
     rows = {name.removeprefix(ROW): tensors.pop(name) for name in list(tensors) if name.startswith(ROW)}
     header["judgments"] = judgments_from_json(header["judgments"])
     header["stream_count"] = require.whole("stream_count", header["stream_count"], least=0)
-    unknown = tensors.keys() - {"source_mean", "stream_total"}
+    if not isinstance(header.get("transformed", False), bool):
+        raise ChangeError(f"transformed must be true or false, got {header['transformed']!r}")
+    unknown = tensors.keys() - set(ROLLBACK_TENSORS)
     if unknown:
         raise ChangeError(f"a rollback has no tensor {min(unknown)!r}")
     given: dict[str, Any] = header | tensors

@@ -13,7 +13,7 @@ from torch import Tensor
 from adanpc import require
 from adanpc.core.centering import Statistics
 from adanpc.core.changes import Judgment
-from adanpc.core.codec import NAMES, canonical, judgments_to_json
+from adanpc.core.codec import NAMES, canonical, judgments_to_json, transform_tensors
 from adanpc.core.eviction import POLICIES, Eviction
 from adanpc.core.table import ACTIVE, VETOED, TableError, check_judgments
 from adanpc.core.types import Neighbors, Origin
@@ -196,6 +196,10 @@ class Contents:
             tensors["source_mean"] = statistics.source_mean
         if statistics.stream_total is not None:
             tensors["stream_total"] = statistics.stream_total
+        if statistics.transform is not None:
+            tensors |= transform_tensors(statistics.transform)
+        if statistics.stream is not None:
+            tensors["stream"] = statistics.stream
         return {"document": document, "tensors": tensors}
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from adanpc.core.changes import Judgment
+from adanpc.core.guard import packed_length
+from adanpc.core.transform import Transform
 from adanpc.core.types import Origin
 from adanpc.errors import AdaNPCError
 from adanpc.index.grid import GRID, Columns, decode
@@ -78,6 +80,43 @@ def check_mean(name: str, mean: Tensor, dim: int) -> None:
         raise TableError(f"its {name} must be float64 of shape ({dim},), got {mean.dtype} of {tuple(mean.shape)}")
     if not mean.isfinite().all():
         raise TableError(f"its {name} holds NaN or infinity")
+
+
+def check_transform(transform: Transform, dim: int) -> None:
+    """Passes a transform for which everything is exact: vectors on the grid, none much longer than one."""
+    check_mean("origin", transform.origin, dim)
+    if transform.directions.shape != transform.damped.shape:
+        raise TableError("its directions and what is damped along them differ in number")
+    for name in ("origin", "directions", "damped", "span"):
+        vectors = getattr(transform, name)
+        if name != "origin":
+            _check_vectors(name, vectors, dim)
+        if ((vectors * GRID).frac() != 0).any():
+            raise TableError(f"its {name} is off the grid of 2**-24")
+
+
+def _check_vectors(name: str, vectors: Tensor, dim: int) -> None:
+    """Passes at most ``dim`` finite vectors of float64 with lengths up to about one."""
+    if vectors.dtype != torch.float64 or vectors.ndim != 2 or vectors.shape[1] != dim or len(vectors) > dim:
+        given = f"{vectors.dtype} of {tuple(vectors.shape)}"
+        raise TableError(f"its {name} must be float64 of shape (at most {dim}, {dim}), got {given}")
+    if not (vectors.norm(dim=1) <= 1 + LENGTH).all():  # turned so that NaN is bad
+        raise TableError(f"its {name} has vectors longer than one, NaN or infinity")
+
+
+def check_stream(vector: Tensor, dim: int, classes: int) -> None:
+    """Passes what ``guard.Stream`` packs: finite numbers, a whole count, a class or -1."""
+    length = packed_length(dim, classes)
+    if vector.dtype != torch.float64 or vector.shape != (length,):
+        raise TableError(f"its stream must be float64 of shape ({length},), got {vector.dtype} of {tuple(vector.shape)}")
+    if not vector.isfinite().all():
+        raise TableError("its stream holds NaN or infinity")
+    count = float(vector[0])
+    last = float(vector[2])
+    if count < 0 or count != int(count) or last != int(last) or not -1 <= last < classes:
+        raise TableError(f"its stream counts {count:g} queries, the last of class {last:g}")
+    if (vector[4 + dim :] < 0).any():
+        raise TableError("its stream has classes with a negative share")
 
 
 def _refuse(bad: Tensor, ids: Tensor, what: str) -> None:

@@ -98,6 +98,24 @@ def one_after_another(parts: Sequence[Neighbors]) -> Neighbors:
     return _joined([part.padded(width) for part in parts], 0)
 
 
+def answered_in_turn(answers: Sequence[Prediction]) -> Prediction:
+    """The answers to all queries, those of the first part first, with ids that are final."""
+    if len(answers) == 1:
+        return replace(answers[0], provisional=None)
+    neighbors = one_after_another([answer.neighbors for answer in answers])
+    width = neighbors.ids.shape[1]
+    trust = [answer.trust for answer in answers if answer.trust is not None]
+    frozen = [answer.frozen for answer in answers if answer.frozen is not None]
+    return Prediction(
+        torch.cat([answer.probs for answer in answers]),
+        torch.cat([pad(answer.weights, (0, width - answer.weights.shape[1])) for answer in answers]),
+        neighbors,
+        torch.cat([answer.joined for answer in answers]),
+        trust=torch.cat(trust) if trust else None,
+        frozen=torch.cat(frozen) if frozen else None,
+    )
+
+
 def _joined(parts: Sequence[Neighbors], dim: int) -> Neighbors:
     if len(parts) == 1:
         return parts[0]
@@ -123,6 +141,8 @@ class Prediction:
     neighbors: Neighbors
     joined: Tensor  # (B,) int64, the id under which the query joined the bank, else -1
     provisional: int | None = None
+    trust: Tensor | None = None  # (B,) float32, how much of the answer is the adapted one; preset "safe" only
+    frozen: Tensor | None = None  # (B, C) float32, the answer without anything learned from the stream; likewise
 
     def __repr__(self) -> str:
         queries, classes = self.probs.shape

@@ -11,8 +11,9 @@ from adanpc import require
 from adanpc.core.types import Neighbors
 from adanpc.errors import AdaNPCError
 
-RULES = ("share", "paper", "published", "uniform")
+RULES = ("share", "paper", "published", "uniform", "classwise")
 FLOOR = 1e-5  # what the published code adds to every class
+PER_CLASS = 15  # neighbors of each class that the class-wise rule compares
 
 
 def check_vote_settings(rule: str, temperature: float) -> None:
@@ -32,8 +33,13 @@ def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: f
         paper: softmax over classes of the summed similarities (eq. 4); approaches certainty as k grows.
         published: as share, plus 1e-5 for every class (the public code and its training loss), scaled to sum to 1.
         uniform: every neighbor counts 1/k, as in the paper's theory.
+        classwise: softmax over classes of the mean similarity of the 15 nearest rows of each class, so that a class
+            does not win by having more rows. Of rows beyond the k nearest it is known only that they are no nearer:
+            each counts as the k-th. So k should be several times 15.
     """
     check_vote_settings(rule, temperature)
+    if rule == "classwise":
+        return _classwise(neighbors, classes, temperature)
     similarity = neighbors.similarity.double()
     if rule == "paper":
         votes = similarity.masked_fill(similarity.isneginf(), 0)
@@ -55,3 +61,33 @@ def tally(neighbors: Neighbors, votes: Tensor, classes: int) -> Tensor:
     if neighbors.soft is not None:
         return (votes[:, :, None] * neighbors.soft).sum(1)
     return votes.new_zeros(len(votes), classes).scatter_add(1, neighbors.labels.clamp(min=0), votes)
+
+
+def _classwise(neighbors: Neighbors, classes: int, temperature: float) -> tuple[Tensor, Tensor]:
+    """Neighbors must be sorted, most similar first. All sums are of exact similarities, and so exact."""
+    similarity = neighbors.similarity.double()
+    present = similarity > -torch.inf
+    labels = neighbors.labels.masked_fill(~present, classes)  # behind all classes
+    counted = (_rank_in_class(labels) < PER_CLASS) & present
+    known = similarity.masked_fill(~counted, 0)
+    room = known.new_zeros(len(known), classes + 1)
+    sums = room.scatter_add(1, labels, known)[:, :classes]
+    counts = room.scatter_add(1, labels, counted.double())[:, :classes]
+    farthest = similarity.masked_fill(~present, torch.inf).amin(1, keepdim=True)
+    evidence = (sums + (PER_CLASS - counts) * farthest) / PER_CLASS
+    probs = (evidence / temperature).softmax(1)
+    shares = probs / counts.clamp(min=1)
+    padded = torch.cat([shares, shares.new_zeros(len(shares), 1)], 1)
+    weights = padded.gather(1, labels).masked_fill(~counted, 0)
+    return probs, weights
+
+
+def _rank_in_class(labels: Tensor) -> Tensor:
+    """How many earlier columns of its row have the same label, for each of (B, K)."""
+    order = labels.argsort(dim=1, stable=True)
+    ordered = labels.gather(1, order)
+    places = torch.arange(labels.shape[1], device=labels.device).expand_as(labels)
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    first = torch.where(begins, places, 0).cummax(1).values
+    return torch.empty_like(places).scatter_(1, order, places - first)
