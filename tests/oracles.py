@@ -25,6 +25,12 @@ def similarities(rows: list[Row], query: np.ndarray) -> list[tuple[float, Row]]:
 def vote(near: list[tuple[float, int]], classes: int, rule: str, temperature: float) -> list[float]:
     """Class probabilities from (similarity, label) pairs."""
     totals = [0.0] * classes
+    if rule == "classwise":
+        farthest = min(similarity for similarity, _ in near)
+        for label in range(classes):
+            best = sorted((similarity for similarity, other in near if other == label), reverse=True)[:15]
+            totals[label] = math.exp((sum(best) + (15 - len(best)) * farthest) / 15 / temperature)
+        return [total / sum(totals) for total in totals]
     if rule == "paper":
         for similarity, label in near:
             totals[label] += similarity

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -55,14 +56,21 @@ def digits() -> tuple[Array, Array, Array, Array]:
     return features[:400], labels[:400], features[400:700], labels[400:700]
 
 
+Paper = partial(AdaNPCClassifier, preset="paper")  # most of these tests are about its rule
+
+
 def digest(classifier: AdaNPCClassifier) -> str:
     return classifier.model_.digest()
 
 
-@pytest.mark.parametrize("setting", [{}, {"storage": "int8", "centering": "source"}, {"centering": "stream"}], ids=str)
+@pytest.mark.parametrize(
+    "setting",
+    [{}, {"preset": "safe"}, {"storage": "int8", "centering": "source"}, {"centering": "stream"}],
+    ids=str,
+)
 def test_every_check_of_scikit_learn_passes(setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCIPY_ARRAY_API", "1")  # else check_array_api_input is skipped
-    results = check_estimator(AdaNPCClassifier(**setting), on_skip=None, on_fail=None)
+    results = check_estimator(Paper(**setting), on_skip=None, on_fail=None)
     names = {result["check_name"] for result in results}
     assert {"check_classifiers_train", "check_array_api_input", "check_estimators_pickle"} <= names
     assert [(result["check_name"], result["exception"]) for result in results if result["status"] != "passed"] == []
@@ -72,7 +80,7 @@ class TestOracle:
     def test_neighbors_and_probabilities_are_those_of_cosine_knn(self, digits: tuple[Array, ...]) -> None:
         features, labels, queries, _ = digits
         k = 7
-        ours = AdaNPCClassifier(k, rule="uniform").fit(features, labels)
+        ours = Paper(k, rule="uniform").fit(features, labels)
         theirs = KNeighborsClassifier(k, metric="cosine").fit(features, labels)
         distance, ids = ours.kneighbors(queries, k + 1)
         expected, expected_ids = theirs.kneighbors(queries, k + 1)
@@ -85,7 +93,7 @@ class TestOracle:
 
     def test_share_is_a_softmax_over_the_neighbors(self, digits: tuple[Array, ...]) -> None:
         features, labels, queries, _ = digits
-        classifier = AdaNPCClassifier(5, temperature=0.05).fit(features, labels)
+        classifier = Paper(5, temperature=0.05).fit(features, labels)
         distance, ids = classifier.kneighbors(queries)
         expected = np.zeros((len(queries), 10))
         for query in range(len(queries)):
@@ -96,12 +104,12 @@ class TestOracle:
 
     def test_probabilities_sum_to_one_as_log_loss_demands(self, digits: tuple[Array, ...]) -> None:
         features, labels, queries, truth = digits
-        probs = AdaNPCClassifier(30).fit(features, labels).predict_proba(queries)
+        probs = Paper(30).fit(features, labels).predict_proba(queries)
         assert 0 < log_loss(truth, probs) < 1  # warns, hence fails, if they do not
 
     def test_ids_alone(self, digits: tuple[Array, ...]) -> None:
         features, labels, queries, _ = digits
-        classifier = AdaNPCClassifier(4).fit(features, labels)
+        classifier = Paper(4).fit(features, labels)
         ids = np.asarray(classifier.kneighbors(queries, return_distance=False))
         assert ids.shape == (300, 4)
         np.testing.assert_array_equal(ids, classifier.kneighbors(queries)[1])
@@ -109,7 +117,7 @@ class TestOracle:
     @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
     def test_a_row_is_nearest_to_itself(self, digits: tuple[Array, ...], storage: str) -> None:
         features, labels, _, _ = digits
-        classifier = AdaNPCClassifier(1, storage=storage).fit(features, labels)
+        classifier = Paper(1, storage=storage).fit(features, labels)
         distance, ids = classifier.kneighbors(features)
         np.testing.assert_array_equal(ids[:, 0], np.arange(len(features)))
         assert distance.min() >= 0
@@ -121,7 +129,7 @@ class TestRowsOfZeros:
     labels = np.array(["right", "nothing", "up", "nothing"])
 
     def test_they_are_similar_to_each_other_alone(self) -> None:
-        classifier = AdaNPCClassifier(2).fit(self.rows, self.labels)
+        classifier = Paper(2).fit(self.rows, self.labels)
         distance, ids = classifier.kneighbors([[0.0, 0.0], [3.0, 0.0]], 4)
         np.testing.assert_array_equal(ids, [[1, 3, 0, 2], [0, 1, 2, 3]])
         np.testing.assert_array_equal(distance, [[0, 0, 1, 1], [0, 1, 1, 1]])
@@ -130,8 +138,8 @@ class TestRowsOfZeros:
     def test_other_similarities_stay_as_they_were(self, digits: tuple[Array, ...]) -> None:
         features, labels, queries, _ = digits
         with_zeros = np.vstack([features, np.zeros((5, 64))])
-        plain = AdaNPCClassifier(8).fit(features, labels).kneighbors(queries)
-        zeros = AdaNPCClassifier(8).fit(with_zeros, [*labels, 0, 0, 0, 0, 0]).kneighbors(queries)
+        plain = Paper(8).fit(features, labels).kneighbors(queries)
+        zeros = Paper(8).fit(with_zeros, [*labels, 0, 0, 0, 0, 0]).kneighbors(queries)
         for ours, theirs in zip(zeros, plain, strict=True):
             np.testing.assert_array_equal(ours, theirs)
 
@@ -139,14 +147,14 @@ class TestRowsOfZeros:
     def test_with_centering_they_keep_a_direction_of_their_own(self, centering: str) -> None:
         rows = self.rows + np.array([5.0, 1.0])
         rows[1] = 0
-        classifier = AdaNPCClassifier(2, centering=centering).fit(rows, self.labels)
+        classifier = Paper(2, centering=centering).fit(rows, self.labels)
         distance, ids = classifier.kneighbors([[0.0, 0.0]], 4)
         assert ids[0, 0] == 1
         assert distance[0, 0] < 0.05
         assert distance[0, 1] > 1
 
     def test_they_join_too(self) -> None:
-        classifier = AdaNPCClassifier(1).fit(self.rows, self.labels)
+        classifier = Paper(1).fit(self.rows, self.labels)
         np.testing.assert_array_equal(classifier.adapt_predict(np.zeros((3, 2))), ["nothing"] * 3)
         assert len(classifier.model_.bank) == 7
 
@@ -157,7 +165,7 @@ class TestAdapting:
         labels = np.array(["a", "a", "b", "b"])
         drift = np.deg2rad([turn + side for turn in range(0, 150, 5) for side in (0.0, 180.0)])
         truth = np.array(["a", "b"] * 30)
-        classifier = AdaNPCClassifier(2).fit(circle(start), labels)
+        classifier = Paper(2).fit(circle(start), labels)
         assert accuracy_score(truth, classifier.predict(circle(drift))) < 0.75
         assert accuracy_score(truth, classifier.adapt_predict(circle(drift))) == 1
         assert accuracy_score(truth, classifier.predict(circle(drift))) == 1
@@ -165,7 +173,7 @@ class TestAdapting:
     @pytest.mark.parametrize("setting", SETTINGS, ids=str)
     def test_one_by_one_equals_one_batch(self, digits: tuple[Array, ...], setting: dict[str, Any]) -> None:
         features, labels, stream, _ = digits
-        batch = AdaNPCClassifier(**setting).fit(features, labels)
+        batch = Paper(**setting).fit(features, labels)
         single = clone(batch).fit(features, labels)
         answers = batch.adapt_predict(stream)
         np.testing.assert_array_equal(answers, np.concatenate([single.adapt_predict(row[None]) for row in stream]))
@@ -176,7 +184,7 @@ class TestAdapting:
 
     def test_pure_methods_change_nothing(self, digits: tuple[Array, ...]) -> None:
         features, labels, stream, _ = digits
-        classifier = AdaNPCClassifier(centering="stream", admission=everyone).fit(features, labels)
+        classifier = Paper(centering="stream", admission=everyone).fit(features, labels)
         fitted = digest(classifier)
         classifier.predict(stream)
         classifier.predict_proba(stream)
@@ -189,14 +197,14 @@ class TestAdapting:
     @pytest.mark.parametrize(("admission", "joined"), [(everyone, 300), (nobody, 0)])
     def test_admission_decides_who_joins(self, digits: tuple[Array, ...], admission: Admission, joined: int) -> None:
         features, labels, stream, _ = digits
-        classifier = AdaNPCClassifier(admission=admission).fit(features, labels)
+        classifier = Paper(admission=admission).fit(features, labels)
         classifier.adapt_predict(stream)
         assert len(classifier.model_.bank) == 400 + joined
 
     def test_the_default_admission_asks_for_confidence(self, digits: tuple[Array, ...]) -> None:
         features, labels, stream, _ = digits
-        stated = AdaNPCClassifier(admission=Admission(min_confidence=0.9)).fit(features, labels)
-        default = AdaNPCClassifier().fit(features, labels)
+        stated = Paper(admission=Admission(min_confidence=0.9)).fit(features, labels)
+        default = Paper().fit(features, labels)
         np.testing.assert_array_equal(stated.adapt_predict(stream), default.adapt_predict(stream))
         assert digest(stated) == digest(default)
         assert 400 < len(default.model_.bank) < 700
@@ -204,7 +212,7 @@ class TestAdapting:
     @pytest.mark.parametrize("setting", SETTINGS, ids=str)
     def test_a_pickle_in_mid_stream_goes_on(self, digits: tuple[Array, ...], setting: dict[str, Any]) -> None:
         features, labels, stream, _ = digits
-        classifier = AdaNPCClassifier(**setting).fit(features, labels)
+        classifier = Paper(**setting).fit(features, labels)
         classifier.adapt_predict(stream[:150])
         copy = pickle.loads(pickle.dumps(classifier))
         np.testing.assert_array_equal(copy.predict_proba(stream), classifier.predict_proba(stream))
@@ -218,7 +226,7 @@ class TestAdapting:
 class TestPartialFit:
     def test_pieces_equal_fit_at_once(self, digits: tuple[Array, ...]) -> None:
         features, labels, queries, _ = digits
-        whole, pieces = AdaNPCClassifier().fit(features, labels), AdaNPCClassifier()
+        whole, pieces = Paper().fit(features, labels), Paper()
         for start in (0, 150, 151):
             part = slice(start, {0: 150, 150: 151, 151: 400}[start])
             pieces.partial_fit(features[part], labels[part], classes=np.arange(10)[::-1] if start == 0 else None)
@@ -228,22 +236,22 @@ class TestPartialFit:
 
     def test_appends_while_fit_starts_anew(self, digits: tuple[Array, ...]) -> None:
         features, labels, queries, truth = digits
-        classifier = AdaNPCClassifier().fit(features, labels)
+        classifier = Paper().fit(features, labels)
         fresh = digest(classifier)
         classifier.partial_fit(queries, truth).adapt_predict(features)
         assert len(classifier.model_.bank) > 700
         assert digest(classifier.fit(features, labels)) == fresh
 
     def test_a_class_may_have_no_row_yet(self) -> None:
-        classifier = AdaNPCClassifier(1).partial_fit([[1.0, 0.0]], ["b"], classes=["c", "a", "b"])
+        classifier = Paper(1).partial_fit([[1.0, 0.0]], ["b"], classes=["c", "a", "b"])
         np.testing.assert_array_equal(classifier.predict_proba([[0.0, 1.0]]), [[0, 1, 0]])
         classifier.partial_fit([[0.0, 1.0]], ["c"])
         assert classifier.predict([[0.1, 1.0]]) == ["c"]
 
     def test_refuses_what_it_cannot_name(self) -> None:
         with pytest.raises(LabelError, match="classes is missing: name all classes in the first call"):
-            AdaNPCClassifier().partial_fit([[1.0, 0.0]], ["a"])
-        classifier = AdaNPCClassifier().fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
+            Paper().partial_fit([[1.0, 0.0]], ["a"])
+        classifier = Paper().fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
         before = digest(classifier)
         with pytest.raises(LabelError, match=r"label 'q' is not among the classes \['a' 'b'\]"):
             classifier.partial_fit([[1.0, 0.0], [1.0, 1.0]], ["a", "q"])
@@ -254,7 +262,7 @@ class TestPartialFit:
         assert digest(classifier) == before
 
     def test_a_refused_first_call_leaves_it_unfitted(self) -> None:
-        classifier = AdaNPCClassifier()
+        classifier = Paper()
         with pytest.raises(LabelError):
             classifier.partial_fit([[1.0, 0.0]], ["q"], classes=["a", "b"])
         with pytest.raises(NotFittedError):
@@ -266,26 +274,26 @@ class TestInScikitLearn:
     def test_pipeline(self, digits: tuple[Array, ...]) -> None:
         features, labels, queries, truth = digits
         steps = StandardScaler(), PCA(16, random_state=0)
-        pipeline = make_pipeline(*steps, AdaNPCClassifier(5, rule="uniform")).fit(features, labels)
+        pipeline = make_pipeline(*steps, Paper(5, rule="uniform")).fit(features, labels)
         knn = make_pipeline(*steps, KNeighborsClassifier(5, metric="cosine")).fit(features, labels)
         assert pipeline.score(queries, truth) == pytest.approx(knn.score(queries, truth), abs=0.01)
-        by_hand = AdaNPCClassifier(5, rule="uniform").fit(pipeline[:-1].transform(features), labels)
+        by_hand = Paper(5, rule="uniform").fit(pipeline[:-1].transform(features), labels)
         np.testing.assert_array_equal(
             pipeline.predict_proba(queries), by_hand.predict_proba(pipeline[:-1].transform(queries))
         )
 
     def test_columns_of_different_units_want_a_scaler(self) -> None:
         features, labels = load_wine(return_X_y=True)
-        raw = cross_val_score(AdaNPCClassifier(), features, labels, cv=5).mean()
-        scaled = cross_val_score(make_pipeline(StandardScaler(), AdaNPCClassifier()), features, labels, cv=5).mean()
+        raw = cross_val_score(Paper(), features, labels, cv=5).mean()
+        scaled = cross_val_score(make_pipeline(StandardScaler(), Paper()), features, labels, cv=5).mean()
         assert scaled > 0.9 > raw
 
     def test_grid_search(self, digits: tuple[Array, ...]) -> None:
         features, labels, _, _ = digits
         grid = {"n_neighbors": np.array([1, 40]), "rule": ["share", "uniform"], "temperature": [0.01, 1.0]}
-        search = GridSearchCV(AdaNPCClassifier(), grid, cv=3, error_score="raise").fit(features, labels)
+        search = GridSearchCV(Paper(), grid, cv=3, error_score="raise").fit(features, labels)
         scores = search.cv_results_["mean_test_score"]
-        best = cross_val_score(AdaNPCClassifier(**search.best_params_), features, labels, cv=3).mean()
+        best = cross_val_score(Paper(**search.best_params_), features, labels, cv=3).mean()
         assert search.best_score_ == pytest.approx(best)
         assert len(scores) == 8
         few, many = scores[:4], scores[4:]  # n_neighbors varies slowest, then rule, then temperature
@@ -303,20 +311,20 @@ class TestInScikitLearn:
             return score
 
         grid = {"admission": [nobody, everyone, Admission(min_confidence=0.8)]}
-        search = GridSearchCV(AdaNPCClassifier(3), grid, cv=3, scoring=online, error_score="raise")
+        search = GridSearchCV(Paper(3), grid, cv=3, scoring=online, error_score="raise")
         scores = search.fit(features, labels).cv_results_["mean_test_score"]
-        assert scores[0] == pytest.approx(cross_val_score(AdaNPCClassifier(3), features, labels, cv=3).mean())
+        assert scores[0] == pytest.approx(cross_val_score(Paper(3), features, labels, cv=3).mean())
         assert len(set(scores)) > 1
 
     def test_arguments_reach_the_bank(self) -> None:
-        classifier = AdaNPCClassifier(storage="int8", capacity=np.int64(7), evict="balanced")  # type: ignore[arg-type]
+        classifier = Paper(storage="int8", capacity=np.int64(7), evict="balanced")  # type: ignore[arg-type]
         bank = classifier.fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"]).model_.bank
         expected = {"dim": 3, "classes": ["a", "b"], "storage": "int8", "capacity": 7, "evict": "balanced"}
         assert bank.config() == {**expected, "soft": False, "seed": 0}
         assert len(bank.digest()) == 64  # NumPy's numbers are no JSON
 
     def test_clone_keeps_arguments_and_forgets_rows(self) -> None:
-        classifier = AdaNPCClassifier(3, admission=Admission(max_entropy=0.1), capacity=5)
+        classifier = Paper(3, admission=Admission(max_entropy=0.1), capacity=5)
         copy = clone(classifier.fit([[1.0, 0.0]], ["a"]))
         assert copy.get_params() == classifier.get_params()
         with pytest.raises(NotFittedError):
@@ -324,7 +332,7 @@ class TestInScikitLearn:
 
     def test_data_frames(self) -> None:
         frame = pd.DataFrame({"x": [1.0, 0.0], "y": [0.0, 1.0]})
-        classifier = AdaNPCClassifier(1).fit(frame, pd.Series(["a", "b"]))
+        classifier = Paper(1).fit(frame, pd.Series(["a", "b"]))
         np.testing.assert_array_equal(classifier.feature_names_in_, ["x", "y"])
         np.testing.assert_array_equal(classifier.adapt_predict(frame), ["a", "b"])
         with pytest.raises(ValueError, match="feature names should match"):
@@ -336,7 +344,7 @@ class TestInScikitLearn:
         for dtype in (np.float64, np.float32, np.int16):
             rows, queries = features.astype(dtype), stream.astype(dtype)
             rows.flags.writeable = queries.flags.writeable = False
-            classifier = AdaNPCClassifier().fit(rows, labels)
+            classifier = Paper().fit(rows, labels)
             classifier.adapt_predict(queries)
             banks.add(digest(classifier))
         assert len(banks) == 1
@@ -362,14 +370,14 @@ class TestRefusals:
         ids=lambda value: str(value) if isinstance(value, dict) else "",
     )
     def test_bad_arguments_are_named_at_fit(self, setting: dict[str, Any], message: str) -> None:
-        classifier = AdaNPCClassifier(**setting)
+        classifier = Paper(**setting)
         with pytest.raises(AdaNPCError, match=message):
             classifier.fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
         with pytest.raises(NotFittedError):
             classifier.predict([[1.0, 0.0]])
 
     def test_kneighbors_of_more_rows_than_there_are(self) -> None:
-        classifier = AdaNPCClassifier(1).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
+        classifier = Paper(1).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
         with pytest.raises(AdaNPCError, match="n_neighbors must be at most 2, the rows held, got 3"):
             classifier.kneighbors([[1.0, 0.0]], 3)
         with pytest.raises(AdaNPCError, match="n_neighbors must be a whole number of at least 1, got 0"):
@@ -377,10 +385,10 @@ class TestRefusals:
 
     @pytest.mark.parametrize("method", ["predict", "predict_proba", "adapt_predict", "kneighbors"])
     def test_unusable_queries(self, method: str) -> None:
-        ask = getattr(AdaNPCClassifier(1), method)
+        ask = getattr(Paper(1), method)
         with pytest.raises(NotFittedError):
             ask([[1.0, 0.0]])
-        ask = getattr(AdaNPCClassifier(1).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"]), method)
+        ask = getattr(Paper(1).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"]), method)
         for flaw, error in (
             ([[np.nan, 1.0]], ValueError),
             ([[1.0]], ValueError),
@@ -404,8 +412,8 @@ class TestSparse:
         monkeypatch.setattr("adanpc.estimator.CHUNK_BYTES", 100)  # several parts
         rows = TfidfVectorizer().fit_transform(TEXTS)
         for setting in SETTINGS:
-            sparse = AdaNPCClassifier(3, **setting).fit(rows, KINDS)
-            dense = AdaNPCClassifier(3, **setting).fit(rows.toarray(), KINDS)
+            sparse = Paper(3, **setting).fit(rows, KINDS)
+            dense = Paper(3, **setting).fit(rows.toarray(), KINDS)
             assert digest(sparse) == digest(dense)
             np.testing.assert_array_equal(sparse.predict_proba(rows), dense.predict_proba(rows.toarray()))
             np.testing.assert_array_equal(sparse.kneighbors(rows, 2), dense.kneighbors(rows.toarray(), 2))
@@ -414,7 +422,7 @@ class TestSparse:
 
     def test_queries_are_made_dense_part_by_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rows = csr_array(np.eye(50, dtype=np.float32))
-        classifier = AdaNPCClassifier(1).fit(rows, np.arange(50) % 2)
+        classifier = Paper(1).fit(rows, np.arange(50) % 2)
         monkeypatch.setattr("adanpc.estimator.CHUNK_BYTES", 10 * 4 * 51)
         parts = [len(part) for part in classifier._queries(rows)]
         assert parts == [10] * 5
@@ -422,14 +430,14 @@ class TestSparse:
 
 class TestPipeline:
     def test_a_pipeline_adapts(self) -> None:
-        pipeline = make_pipeline(TfidfVectorizer(), AdaNPCClassifier(1, admission=everyone)).fit(TEXTS, KINDS)
+        pipeline = make_pipeline(TfidfVectorizer(), Paper(1, admission=everyone)).fit(TEXTS, KINDS)
         answers = adanpc.adapt_predict(pipeline, ["green apple juice", "a fast engine"])
         assert answers.tolist() == ["fruit", "car"]
         assert len(pipeline[-1].model_.bank) == len(TEXTS) + 2
         np.testing.assert_array_equal(pipeline.predict(TEXTS), KINDS)
 
     def test_an_estimator_alone_or_in_a_pipeline_of_its_own(self) -> None:
-        for made in (AdaNPCClassifier(1), make_pipeline(AdaNPCClassifier(1))):
+        for made in (Paper(1), make_pipeline(Paper(1))):
             made.fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
             assert adanpc.adapt_predict(made, [[0.9, 0.1]]).tolist() == ["a"]
 
@@ -457,7 +465,7 @@ class TestFiles:
         rows = torch.randn(3, 4).numpy()
         stream = torch.randn(20, 4).numpy()
         count: Any = np.int64(2)
-        classifier = AdaNPCClassifier(count, **setting).fit(rows, labels)
+        classifier = Paper(count, **setting).fit(rows, labels)
         classifier.adapt_predict(stream[:10])
         classifier.save(tmp_path / "bank")
         loaded = AdaNPCClassifier.load(tmp_path / "bank")
@@ -471,24 +479,24 @@ class TestFiles:
 
     def test_columns_of_a_table_come_back(self, tmp_path: Path) -> None:
         table = pd.DataFrame({"width": [1.0, 0.0], "height": [0.0, 1.0]})
-        AdaNPCClassifier(1).fit(table, ["a", "b"]).save(tmp_path / "bank")
+        Paper(1).fit(table, ["a", "b"]).save(tmp_path / "bank")
         loaded = AdaNPCClassifier.load(tmp_path / "bank")
         assert loaded.predict(table).tolist() == ["a", "b"]
         with pytest.raises(ValueError, match="feature names"):
             loaded.predict(table[["height", "width"]])
 
     def test_save_of_the_library_names_the_remedy(self, tmp_path: Path) -> None:
-        classifier = AdaNPCClassifier(1).fit([[1.0, 0.0]], ["a"])
+        classifier = Paper(1).fit([[1.0, 0.0]], ["a"])
         with pytest.raises(AdaNPCError, match="got AdaNPCClassifier; use its own method, save"):
             adanpc.save(classifier, tmp_path / "bank")
 
     def test_what_is_not_fitted_is_not_saved(self, tmp_path: Path) -> None:
         with pytest.raises(NotFittedError):
-            AdaNPCClassifier().save(tmp_path / "bank")
+            Paper().save(tmp_path / "bank")
 
     def test_classes_that_no_file_can_hold(self, tmp_path: Path) -> None:
         days = np.array(["2020-01-01", "2020-01-02"], dtype="datetime64[D]")
-        classifier = AdaNPCClassifier(1).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
+        classifier = Paper(1).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
         classifier.classes_ = days
         with pytest.raises(AdaNPCError, match="its classes must be texts or numbers"):
             classifier.save(tmp_path / "bank")
@@ -518,7 +526,7 @@ class TestFiles:
         ids=str,
     )
     def test_nothing_in_a_file_is_believed(self, tmp_path: Path, forged: dict[str, Any]) -> None:
-        classifier = AdaNPCClassifier(1).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
+        classifier = Paper(1).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
         description = {
             "arguments": {"n_neighbors": 1, "admission": False},
             "classes": ["a", "b"],
@@ -534,7 +542,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("text", ["", "[]", "{", "{}", "[" * 100_000])
     def test_a_description_that_is_none(self, tmp_path: Path, text: str) -> None:
-        classifier = AdaNPCClassifier(1).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
+        classifier = Paper(1).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
         write(classifier.model_, {"layer": LAYER, "weights": "", "preprocessing": text}, tmp_path / "bank")
         with pytest.raises(AdaNPCError, match="what it says of the estimator cannot be"):
             AdaNPCClassifier.load(tmp_path / "bank")
@@ -542,4 +550,54 @@ class TestFiles:
 
 def test_one_hot_labels_are_refused_with_the_remedy() -> None:
     with pytest.raises(LabelError, match=r"got shape \(2, 2\): pass y.argmax\(1\) if it is one-hot"):
-        AdaNPCClassifier(1).fit([[1.0, 0.0], [0.0, 1.0]], np.eye(2))
+        Paper(1).fit([[1.0, 0.0], [0.0, 1.0]], np.eye(2))
+
+
+class TestSafe:
+    """The default preset."""
+
+    def test_it_is_the_default_and_adapts(self, digits: tuple[Array, ...]) -> None:
+        features, labels, queries, truth = digits
+        darker = 0.5 * queries + 8 * (np.arange(64) % 3 == 0)
+        classifier = AdaNPCClassifier().fit(features, labels)
+        frozen = (classifier.predict(darker) == truth).mean()
+        adapted = (classifier.adapt_predict(darker) == truth).mean()
+        assert classifier.model_.preset == "safe"
+        assert adapted > frozen + 0.05
+
+    def test_one_by_one_equals_one_batch(self, digits: tuple[Array, ...]) -> None:
+        features, labels, queries, _ = digits
+        batch = AdaNPCClassifier(capacity=20).fit(features, labels)
+        single = AdaNPCClassifier(capacity=20).fit(features, labels)
+        answers = batch.adapt_predict(queries[:60])
+        assert answers.tolist() == [single.adapt_predict(row[None])[0] for row in queries[:60]]
+        assert digest(batch) == digest(single)
+
+    def test_domains_are_centered_by_themselves(self, digits: tuple[Array, ...]) -> None:
+        features, labels, queries, truth = digits
+        brighter = features + 30 * (np.arange(64) < 20)
+        both = np.concatenate([features, brighter])
+        names = np.array(["dark"] * 400 + ["bright"] * 400)
+        told = AdaNPCClassifier().fit(both, np.tile(labels, 2), domains=names)
+        assert told.model_.bank.table("domain")["domain"].unique().tolist() == [0, 1]
+        assert (told.predict(queries) == truth).mean() > 0.85
+        with pytest.raises(LabelError, match=r"domains must have shape \(800,\), one for each row, got \(400,\)"):
+            AdaNPCClassifier().fit(both, np.tile(labels, 2), domains=names[:400])
+
+    def test_arguments_of_the_other_preset_are_refused(self) -> None:
+        rows = [[1.0, 0.0], [0.0, 1.0]]
+        with pytest.raises(AdaNPCError, match="n_neighbors=5 has no effect with preset='safe': give preset='paper'"):
+            AdaNPCClassifier(5).fit(rows, [0, 1])
+        with pytest.raises(AdaNPCError, match="stream='mixed' has no effect with preset='paper': give preset='safe'"):
+            AdaNPCClassifier(preset="paper", stream="mixed").fit(rows, [0, 1])
+
+    def test_it_comes_back_from_a_file(self, digits: tuple[Array, ...], tmp_path: Path) -> None:
+        features, labels, queries, _ = digits
+        classifier = AdaNPCClassifier(stream="mixed").fit(features, labels)
+        classifier.adapt_predict(queries[:50])
+        classifier.save(tmp_path / "bank")
+        loaded = AdaNPCClassifier.load(tmp_path / "bank")
+        assert digest(loaded) == digest(classifier)
+        assert loaded.get_params() == classifier.get_params()
+        assert loaded.adapt_predict(queries[50:]).tolist() == classifier.adapt_predict(queries[50:]).tolist()
+        assert digest(loaded) == digest(classifier)

@@ -167,7 +167,7 @@ def model() -> nn.Module:
 class TestWrapped:
     def test_files_and_names_come_from_the_data_set(self) -> None:
         folder = Folder()
-        wrapped = adanpc.wrap(model(), DataLoader(folder, batch_size=3, shuffle=True), k=8)
+        wrapped = adanpc.wrap(model(), DataLoader(folder, batch_size=3, shuffle=True), preset="paper", k=8)
         assert wrapped.classifier.bank.names == ("cat", "dog")
         for witness in wrapped.explain(wrapped.predict(folder.images[:2]), 1).witnesses:
             assert witness.key is not None
@@ -183,7 +183,7 @@ class TestWrapped:
 
     def test_own_keys_are_not_row_numbers(self) -> None:
         folder = Folder()
-        wrapped = adanpc.wrap(model(), DataLoader(folder, batch_size=3), keys=range(8), k=2)
+        wrapped = adanpc.wrap(model(), DataLoader(folder, batch_size=3), keys=range(8), preset="paper", k=2)
         told = wrapped.explain(wrapped.predict(folder.images))
         assert [witness.file for witness in told.witnesses] == [None, None]
         told = wrapped.explain(wrapped.predict(folder.images), files=[f"{key}.jpg" for key in range(8)])
@@ -191,7 +191,9 @@ class TestWrapped:
 
     def test_files_of_a_stream(self) -> None:
         folder = Folder()
-        wrapped = adanpc.wrap(model(), DataLoader(folder, batch_size=3), k=1, capacity=2, admission=everyone)
+        wrapped = adanpc.wrap(
+            model(), DataLoader(folder, batch_size=3), preset="paper", k=1, capacity=2, admission=everyone
+        )
         stream = torch.randn(30, 3)
         for row in range(30):
             wrapped.step(stream[row : row + 1], files=[f"{row}.jpg"])

@@ -161,7 +161,7 @@ class TestWrapped:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
         torch.manual_seed(seed)
-        return adanpc.wrap(model, [(torch.randn(6, 3), torch.arange(6) % 2)], k=3, encode_size=2)
+        return adanpc.wrap(model, [(torch.randn(6, 3), torch.arange(6) % 2)], preset="paper", k=3, encode_size=2)
 
     def test_the_model_comes_along(self) -> None:
         wrapped = self.wrapped()

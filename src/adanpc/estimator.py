@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from inspect import signature
 from numbers import Integral, Real
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ from adanpc.store.file import read, write
 LAYER = "adanpc.estimator"  # in files: how the features of this estimator are made
 KINDS = r"[UO]|[<>|][biuf][1248]"  # of classes that a file may hold, in NumPy's letters
 CHUNK_BYTES = 1 << 26  # about as much of a sparse matrix is made dense at once
+PAPER_ARGUMENTS = ("n_neighbors", "rule", "temperature", "admission", "centering")
 TINY = np.finfo(np.float32).tiny
 
 
@@ -47,12 +49,15 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     each row (``storage="float16"``: 2); for a large vocabulary put a TruncatedSVD in front.
 
     Args:
-        n_neighbors: how many rows vote; all of them while there are fewer.
-        rule, temperature: the vote rule, see ``adanpc.core.vote``.
-        admission: which answers join in ``adapt_predict``; None for ``Admission(min_confidence=0.9)``.
+        n_neighbors: how many rows vote with ``preset="paper"``; all of them while there are fewer.
+        preset: how it learns: ``safe``, or ``paper``; see ``AdaNPC``.
+        stream: with ``preset="safe"``, what is known of the order in which classes arrive, see ``SafeSettings``.
+        rule, temperature: with ``preset="paper"``, the vote rule, see ``adanpc.core.vote``.
+        admission: with ``preset="paper"``, which answers join in ``adapt_predict``; None for
+            ``Admission(min_confidence=0.9)``.
         storage, capacity, evict: see ``MemoryBank``.
-        centering: ``none``, ``source`` or ``stream``, see ``Centering``. The first call of ``partial_fit`` sets the
-            source mean, and each call is a source domain of its own to ``stream``.
+        centering: with ``preset="paper"``: ``none``, ``source`` or ``stream``, see ``Centering``. The first call of
+            ``partial_fit`` sets the source mean, and each call is a source domain of its own to ``stream``.
         random_state: decides which rows stay with ``evict="reservoir"``; None draws it anew in each ``fit``.
 
     Attributes:
@@ -69,6 +74,8 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         self,
         n_neighbors: int = 10,
         *,
+        preset: str = "safe",
+        stream: str = "unknown",
         rule: str = "share",
         temperature: float = 0.1,
         admission: Admission | None = None,
@@ -79,6 +86,8 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         random_state: int | None = None,
     ) -> None:
         self.n_neighbors = n_neighbors
+        self.preset = preset
+        self.stream = stream
         self.rule = rule
         self.temperature = temperature
         self.admission = admission
@@ -88,20 +97,27 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         self.centering = centering
         self.random_state = random_state
 
-    def fit(self, X: Any, y: ArrayLike) -> Self:
-        """Itself, with the labeled rows X (n, D) and nothing else in its bank."""
+    def fit(self, X: Any, y: ArrayLike, domains: ArrayLike | None = None) -> Self:
+        """Itself, with the labeled rows X (n, D) and nothing else in its bank.
+
+        Args:
+            X: the features.
+            y: (n,) their labels.
+            domains: (n,) names or numbers that say under which condition each row was drawn: a camera, a hospital, a
+                style. Rows of each are centered by themselves. Without them, all are of one.
+        """
         self._build(1, 1)  # refuses bad arguments before anything changes
         rows, given = self._labeled(X, y, first=True)
         classes = np.unique(given)
         model = self._build(rows.shape[1] + 1, _names(classes))
-        labels = np.searchsorted(classes, given)
-        if model.settings.centering.mode == "none":
-            start = 0
-            for part in _dense_parts(rows):
-                model.learn(part, torch.from_numpy(labels[start : start + len(part)]))
-                start += len(part)
-        else:  # a mean needs all rows at once
-            model.learn(_dense(rows), torch.from_numpy(labels))
+        labels = torch.from_numpy(np.searchsorted(classes, given))
+        of_rows = _domains(domains, len(labels))
+        parts = iter([_dense(rows)]) if model.needs_all_at_once else _dense_parts(rows)
+        start = 0
+        for part in parts:
+            here = slice(start, start + len(part))
+            model.learn(part, labels[here], domain=of_rows[here])
+            start += len(part)
         return self._take(model, classes)
 
     def partial_fit(self, X: Any, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
@@ -146,7 +162,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         Rows are numbered in order of arrival from 0: the fitted ones are the rows of X in ``fit``.
         """
         parts = self._queries(X)
-        count = self.model_.settings.k
+        count = _whole("n_neighbors", self.n_neighbors)
         if n_neighbors is not None:
             count = _whole("n_neighbors", n_neighbors)
         if count > len(self.model_.bank):
@@ -155,8 +171,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         distances = []
         ids = []
         for queries in parts:
-            centered, _ = self.model_.settings.centering.queries(queries, contents.statistics, sequence=False)
-            near = contents.search(centered, count, None, None)
+            near = contents.search(self.model_.frozen_queries(queries), count, None, None)
             # Stored rows have length one up to rounding, so a similarity may exceed 1 by as much.
             distances.append((1 - near.similarity).clamp(min=0))
             ids.append(near.ids)
@@ -199,6 +214,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     def _described(cls, description: dict[str, Any], model: AdaNPC) -> Self:
         """The estimator with this model that a file describes; nothing in the description is believed."""
         arguments = description["arguments"]
+        arguments.setdefault("preset", model.preset)
         arguments["admission"] = model.settings.admission if arguments["admission"] else None
         made = cls(**arguments)
         made._build(1, 1)
@@ -232,10 +248,36 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         admission = DEFAULT_ADMISSION if self.admission is None else self.admission
         if not isinstance(self.temperature, Real):
             raise AdaNPCError(f"temperature must be a number, got {self.temperature!r}")
-        seed = self.random_state
-        bank = MemoryBank(dim, classes, storage=self.storage, capacity=capacity, evict=self.evict, seed=seed)
-        temperature = float(self.temperature)
-        return AdaNPC(bank, k=k, rule=self.rule, temperature=temperature, admission=admission, centering=self.centering)
+        bank = MemoryBank(
+            dim,
+            classes,
+            storage=self.storage,
+            capacity=capacity,
+            evict=self.evict,
+            soft=self.preset == "safe",
+            seed=self.random_state,
+        )
+        if self.preset == "safe":
+            self._check_defaults(PAPER_ARGUMENTS, "paper")
+            return AdaNPC(bank, preset="safe", stream=self.stream)
+        self._check_defaults(("stream",), "safe")
+        return AdaNPC(
+            bank,
+            preset=self.preset,
+            k=k,
+            rule=self.rule,
+            temperature=float(self.temperature),
+            admission=admission,
+            centering=self.centering,
+        )
+
+    def _check_defaults(self, names: Sequence[str], preset: str) -> None:
+        """Refuses arguments of another preset that are not at their defaults: they would have no effect."""
+        defaults = signature(type(self)).parameters
+        for name in names:
+            given = getattr(self, name)
+            if given != defaults[name].default:
+                raise AdaNPCError(f"{name}={given!r} has no effect with preset={self.preset!r}: give preset={preset!r}")
 
     def _take(self, model: AdaNPC, classes: NDArray[Any]) -> Self:
         self.model_ = model
@@ -277,6 +319,16 @@ def adapt_predict(pipeline: Any, X: Any) -> NDArray[Any]:
     if isinstance(pipeline, Pipeline) and len(pipeline) > 1:
         return last.adapt_predict(pipeline[:-1].transform(X))
     return last.adapt_predict(X)
+
+
+def _domains(given: ArrayLike | None, count: int) -> Tensor:
+    """The domain of each row (n,); all are of one if there are none."""
+    if given is None:
+        return torch.zeros(count, dtype=torch.int64)
+    domains = np.asarray(given)
+    if domains.shape != (count,):
+        raise LabelError(f"domains must have shape ({count},), one for each row, got {domains.shape}")
+    return torch.from_numpy(np.unique(domains, return_inverse=True)[1])
 
 
 def _names(classes: NDArray[Any]) -> int | list[str]:

@@ -15,14 +15,15 @@ from torch.nn.functional import pad
 
 from adanpc import require
 from adanpc.core import AdaNPC, Origin, State
-from adanpc.core.contents import LARGEST, class_names
+from adanpc.core.contents import BESIDE_ROWS, LARGEST, class_names
 from adanpc.core.eviction import Eviction
+from adanpc.core.guard import with_more_classes
+from adanpc.core.safe import SafeSettings
 from adanpc.core.table import ACTIVE
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.models import Wrapped
 
 Thing = TypeVar("Thing", bound=AdaNPC | Wrapped)
-MEANS = ("source_mean", "stream_total")  # what a state holds beside a value for each row
 
 
 def with_capacity(thing: Thing, capacity: int | None) -> Thing:
@@ -58,6 +59,8 @@ def with_classes(thing: Thing, classes: int | Sequence[str]) -> Thing:
     tensors = state["tensors"]
     if settings.soft:
         tensors["soft"] = pad(tensors["soft"], (0, count - settings.classes))
+    if "stream" in tensors:
+        tensors["stream"] = with_more_classes(tensors["stream"], settings.dim, settings.classes, count)
     return _rebuilt(thing, state)
 
 
@@ -83,7 +86,7 @@ def merged(thing: Thing, other: Thing) -> Thing:
     first_id = document["next_id"]
     columns = state["tensors"]
     for name, column in added["tensors"].items():
-        if name in MEANS:
+        if name in BESIDE_ROWS:
             continue
         moved = column + first_id if name == "id" else column
         columns[name] = torch.cat([columns[name], moved.to(columns[name].device)])
@@ -101,7 +104,13 @@ def _check_alike(one: AdaNPC, two: AdaNPC) -> None:
         if ours != theirs:
             raise AdaNPCError(f"banks that are merged must have the same {name}, got {ours!r} and {theirs!r}")
     for classifier in (one, two):
-        mode = classifier.settings.centering.mode
+        settings = classifier.settings
+        if isinstance(settings, SafeSettings):
+            raise AdaNPCError(
+                "banks of the preset 'safe' cannot be merged, since their features were transformed differently: "
+                "learn the features of both in one classifier"
+            )
+        mode = settings.centering.mode
         if mode != "none":
             raise AdaNPCError(
                 f"banks with centering cannot be merged, since their rows have lost different means, got {mode!r}: "
@@ -128,7 +137,7 @@ def _without(state: State, leaving: Collection[int]) -> State:
     stay = ~torch.isin(ids, torch.tensor(list(leaving), dtype=torch.int64, device=ids.device))
     tensors: dict[str, Tensor] = {}
     for name, tensor in state["tensors"].items():
-        tensors[name] = tensor if name in MEANS else tensor[stay]
+        tensors[name] = tensor if name in BESIDE_ROWS else tensor[stay]
     gone = set(leaving)
     document = dict(state["document"])
     document["judgments"] = [entry for entry in document["judgments"] if entry[0] not in gone]

@@ -242,9 +242,9 @@ def test_what_no_log_could_keep_is_refused_when_it_is_given() -> None:
         lambda: Veto((1,), when=float("nan")),
         lambda: Restore((1.5,)),  # type: ignore[arg-type]
         lambda: Relabel((1,), 0.5),  # type: ignore[arg-type]
-        lambda: AdaNPC(MemoryBank(2, 2), prior=1.5),  # type: ignore[arg-type]
-        lambda: AdaNPC(MemoryBank(2, 2), k=2.5),  # type: ignore[arg-type]
-        lambda: AdaNPC(MemoryBank(2, 2), admission=0.9),  # type: ignore[arg-type]
+        lambda: AdaNPC(MemoryBank(2, 2), prior=1.5),
+        lambda: AdaNPC(MemoryBank(2, 2), k=2.5),
+        lambda: AdaNPC(MemoryBank(2, 2), admission=0.9),
     ):
         with pytest.raises(ValueError, match="must be"):
             bad()

@@ -55,7 +55,7 @@ def samples(count: int, seed: int = 1) -> Tensor:
 def wrapped_net(**options: Any) -> Wrapped:
     """A bank of 64 samples; the nearest row of sample i is row i."""
     inputs = samples(64)
-    return adanpc.wrap(Net().train(), [(inputs, torch.arange(64) % CLASSES)], k=1, **options)
+    return adanpc.wrap(Net().train(), [(inputs, torch.arange(64) % CLASSES)], preset="paper", k=1, **options)
 
 
 def modes(model: nn.Module) -> list[bool]:

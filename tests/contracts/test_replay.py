@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -27,11 +27,12 @@ BANKS: list[dict[str, Any]] = [
         STORAGE, (False, True), [(None, "fifo"), *((5, policy) for policy in POLICIES)]
     )
 ]
+SAFE: list[dict[str, Any]] = [{}, {"stream": "mixed"}, {"guard": False, "balance": 1.0}]
 # Every rule, centering and admission meets every other; banks take turns.
 MODELS: list[dict[str, Any]] = [
     {"rule": rule, "centering": mode, "admission": admission, **pools}
     for (rule, mode, admission), pools in zip(
-        product(RULES, MODES, ADMISSIONS), ([{"k": 7}, {"k_source": 4, "k_target": 3}] * 24), strict=True
+        product(RULES, MODES, ADMISSIONS), cycle([{"k": 7}, {"k_source": 4, "k_target": 3}]), strict=False
     )
 ]
 
@@ -46,6 +47,12 @@ def test_every_setting_replays(number: int) -> None:
 @pytest.mark.parametrize("bank", BANKS, ids=lambda bank: "-".join(str(value) for value in bank.values()))
 def test_every_bank_replays(bank: dict[str, Any]) -> None:
     check_replay(lambda: AdaNPC(MemoryBank(5, 3, **bank), k=6, centering="stream", admission=everyone))
+
+
+@pytest.mark.parametrize("options", SAFE, ids=str)
+@pytest.mark.parametrize("bank", [bank for bank in BANKS if bank["soft"]], ids=lambda bank: str([*bank.values()]))
+def test_the_safe_preset_replays(bank: dict[str, Any], options: dict[str, Any]) -> None:
+    check_replay(lambda: AdaNPC(MemoryBank(5, 3, **bank), preset="safe", **options))
 
 
 def test_the_check_sees_what_is_not_in_the_changes() -> None:

@@ -85,7 +85,7 @@ def padded(tokens: Tokens, extra: int) -> Tokens:
 def test_the_head_is_found_in_every_form_of_output(form: str) -> None:
     model = Reader(form)
     assert find_head(model, sentences(4)) == ("input of head", CLASSES)
-    wrapped = adanpc.wrap(model, [(sentences(9), torch.arange(9) % 3)], k=1)
+    wrapped = adanpc.wrap(model, [(sentences(9), torch.arange(9) % 3)], preset="paper", k=1)
     tokens = sentences(4)
     features, output = wrapped.features_and_output(tokens)
     own = wrapped(tokens)
@@ -150,7 +150,7 @@ def test_a_mask_of_other_tokens_is_not_used() -> None:
 @pytest.mark.parametrize("kind", [dict, Tokens])
 def test_batches_may_be_dictionaries(name: str, kind: Any) -> None:
     batch = kind({**sentences(6), name: torch.arange(6) % 3})
-    wrapped = adanpc.wrap(Reader(), [batch], k=1)
+    wrapped = adanpc.wrap(Reader(), [batch], preset="paper", k=1)
     assert wrapped.classifier.bank.table()["label"].tolist() == [0, 1, 2, 0, 1, 2]
     assert wrapped.predict(sentences(6)).neighbors.ids[:, 0].tolist() == list(range(6))
 

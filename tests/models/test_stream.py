@@ -42,7 +42,7 @@ def source(count: int = 24) -> TensorDataset:
 def wrapped_net(loader: Any = None, **options: Any) -> Wrapped:
     if loader is None:
         loader = DataLoader(source(), batch_size=7)
-    return adanpc.wrap(net(), loader, **{"k": 3, "admission": adanpc.everyone, **options})
+    return adanpc.wrap(net(), loader, **{"preset": "paper", "k": 3, "admission": adanpc.everyone, **options})
 
 
 # However a stream is cut

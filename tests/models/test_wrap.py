@@ -44,7 +44,7 @@ def loader(count: int = 30, **options: Any) -> DataLoader[Any]:
 
 
 def test_three_lines_are_enough(net: Net) -> None:
-    wrapped = adanpc.wrap(net, loader(), k=3)
+    wrapped = adanpc.wrap(net, loader(), preset="paper", k=3)
     assert isinstance(wrapped, adanpc.Wrapped)
     assert wrapped.predict(torch.randn(2, 1, 8, 8)).joined.tolist() == [-1, -1]
     answer = wrapped.step(torch.randn(5, 1, 8, 8))
@@ -90,7 +90,13 @@ def test_maps_and_tokens_are_averaged() -> None:
 def test_domains_and_options_reach_the_bank(net: Net) -> None:
     data = TensorDataset(torch.randn(12, 1, 8, 8), torch.arange(12) % 4, torch.arange(12) // 6)
     wrapped = adanpc.wrap(
-        net, DataLoader(data, batch_size=5), storage="int8", capacity=3, centering="stream", rule="paper"
+        net,
+        DataLoader(data, batch_size=5),
+        storage="int8",
+        capacity=3,
+        preset="paper",
+        centering="stream",
+        rule="paper",
     )
     assert wrapped.classifier.bank.table()["domain"].tolist() == [0] * 6 + [1] * 6
     assert wrapped.classifier.bank.config()["storage"] == "int8"

@@ -96,19 +96,24 @@ class AdaNPC:
 
     def __init__(self, bank: MemoryBank, *, preset: str = "paper", **options: Any) -> None:
         self.bank = bank
-        self._settings = settings_of(preset, options)
+        self._settings: Settings | SafeSettings = settings_of(preset, options)
         if isinstance(self._settings, SafeSettings) and not bank.soft:
             raise AdaNPCError("the preset 'safe' keeps probabilities in its rows: give MemoryBank(…, soft=True)")
 
     @property
-    def settings(self) -> Settings | SafeSettings:
-        """How it votes and whom it admits."""
+    def settings(self) -> Any:
+        """How it votes and whom it admits: ``Settings`` of the preset "paper", ``SafeSettings`` of "safe"."""
         return self._settings
 
     @property
     def preset(self) -> str:
         """The name of the rule by which it learns."""
         return "safe" if isinstance(self._settings, SafeSettings) else "paper"
+
+    @property
+    def needs_all_at_once(self) -> bool:
+        """Whether source rows must be learned in one call, since a mean or a transform is made of all of them."""
+        return isinstance(self._settings, SafeSettings) or self._settings.centering.mode != "none"
 
     @property
     def position(self) -> int:
@@ -119,6 +124,14 @@ class AdaNPC:
         return f"<AdaNPC with {self._settings} over {self.bank!r}>"
 
     # Answering
+
+    def frozen_queries(self, features: Tensor) -> Tensor:
+        """Queries (B, D) as the bank is searched for them before anything has been learned from a stream."""
+        contents = self.bank.contents
+        checked = self._checked(features)
+        if isinstance(self._settings, SafeSettings):
+            return safe.still(contents, checked)
+        return self._settings.centering.queries(checked, contents.statistics, sequence=False)[0]
 
     def predict(self, features: Tensor, *, exclude: Tensor | None = None) -> Prediction:
         """What each query (B, D) would be answered if it came next; ``exclude`` as in ``MemoryBank.search``."""

@@ -13,7 +13,14 @@ from torch import Tensor
 from adanpc import require
 from adanpc.core.centering import Statistics
 from adanpc.core.changes import Judgment
-from adanpc.core.codec import NAMES, canonical, judgments_to_json, transform_tensors
+from adanpc.core.codec import (
+    NAMES,
+    PREFIX_OF_TRANSFORM,
+    TRANSFORM,
+    canonical,
+    judgments_to_json,
+    transform_tensors,
+)
 from adanpc.core.eviction import POLICIES, Eviction
 from adanpc.core.table import ACTIVE, VETOED, TableError, check_judgments
 from adanpc.core.types import Neighbors, Origin
@@ -25,6 +32,9 @@ from adanpc.index.grid import Columns
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # the most dimensions, classes and neighbors
 PADDED = 4096  # results have k columns, however few rows there are, up to this k
+BESIDE_ROWS = (  # the tensors of a state that have no value for each row
+    "source_mean", "stream_total", "stream", *(PREFIX_OF_TRANSFORM + name for name in TRANSFORM)
+)  # fmt: skip
 SOURCE_GROUP, OTHER_GROUP = 1, 2  # the groups of rows in the index
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 PRIOR = 16  # queries that the values before the stream count for
 RATE = 1 / 100  # of the running averages of signs
@@ -129,6 +130,12 @@ class Stream:
 def packed_length(dim: int, classes: int) -> int:
     """How many numbers a packed stream has."""
     return 4 + dim + 3 * classes
+
+
+def with_more_classes(vector: Tensor, dim: int, classes: int, count: int) -> Tensor:
+    """A packed stream of so many classes, with ``count`` of them; the new ones have not been met."""
+    head, *by_class = vector.split([4 + dim, classes, classes, classes])
+    return torch.cat([head, *(pad(column, (0, count - classes)) for column in by_class)])
 
 
 def _rate(count: int, least: float) -> float:

@@ -123,8 +123,8 @@ def _questions(
 ) -> Questions:
     transform = _transform_of(contents)
     transformed = transform(features)
-    still = _directed(transformed - transform.origin, transformed)
-    near = contents.nearest(unit(still), SOURCE_ROWS, exclude, True)
+    queries = unit(_directed(transformed - transform.origin, transformed))
+    near = contents.nearest(queries, SOURCE_ROWS, exclude, True)
     _check_voters(near)
     frozen, weights = vote(near, contents.settings.classes, "classwise", SOURCE_TEMPERATURE)
     before = stream_of(contents).arrivals
@@ -145,6 +145,13 @@ def _questions(
     if moved:
         joining = _directed(torch.stack(moved), transformed)
     return Questions(joining, unit(joining), frozen, weights, near, arrivals, mixed)
+
+
+def still(contents: Contents, features: Tensor) -> Tensor:
+    """Queries (B, D) where they are if nothing is known of the stream, float32."""
+    transform = _transform_of(contents)
+    transformed = transform(features)
+    return _directed(transformed - transform.origin, transformed)
 
 
 def _transform_of(contents: Contents) -> Transform:
@@ -206,9 +213,7 @@ def propose(
         beliefs = answer.beliefs
         answers.append(answer)
     joined = contents.next_id + torch.arange(count, device=features.device)
-    prediction = replace(
-        _prediction(contents, asked, source, weights, answers, joined), provisional=contents.next_id
-    )
+    prediction = replace(_prediction(contents, asked, source, weights, answers, joined), provisional=contents.next_id)
     if not count:
         return prediction, None
     soft = torch.stack([answer.belief for answer in answers]).float()
@@ -344,9 +349,7 @@ def _believe(
     if settings.guard and settings.stream != "mixed":
         trust = beliefs.trust(count)
     answer = trust * belief + (1 - trust) * asked.frozen[query]
-    return Belief(
-        belief, answer, trust, share, emphasis / total, witnesses, votes, beliefs.with_belief(belief)
-    )
+    return Belief(belief, answer, trust, share, emphasis / total, witnesses, votes, beliefs.with_belief(belief))
 
 
 def _stream_share(source: Tensor, stream: Tensor, mixed: float) -> float:

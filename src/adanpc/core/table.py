@@ -108,7 +108,9 @@ def check_stream(vector: Tensor, dim: int, classes: int) -> None:
     """Passes what ``guard.Stream`` packs: finite numbers, a whole count, a class or -1."""
     length = packed_length(dim, classes)
     if vector.dtype != torch.float64 or vector.shape != (length,):
-        raise TableError(f"its stream must be float64 of shape ({length},), got {vector.dtype} of {tuple(vector.shape)}")
+        raise TableError(
+            f"its stream must be float64 of shape ({length},), got {vector.dtype} of {tuple(vector.shape)}"
+        )
     if not vector.isfinite().all():
         raise TableError("its stream holds NaN or infinity")
     count = float(vector[0])

@@ -64,11 +64,11 @@ def tally(neighbors: Neighbors, votes: Tensor, classes: int) -> Tensor:
 
 
 def _classwise(neighbors: Neighbors, classes: int, temperature: float) -> tuple[Tensor, Tensor]:
-    """Neighbors must be sorted, most similar first. All sums are of exact similarities, and so exact."""
+    """``vote`` by the class-wise rule. All sums are of exact similarities, and so exact."""
     similarity = neighbors.similarity.double()
     present = similarity > -torch.inf
     labels = neighbors.labels.masked_fill(~present, classes)  # behind all classes
-    counted = (_rank_in_class(labels) < PER_CLASS) & present
+    counted = (_rank_in_class(similarity, labels) < PER_CLASS) & present
     known = similarity.masked_fill(~counted, 0)
     room = known.new_zeros(len(known), classes + 1)
     sums = room.scatter_add(1, labels, known)[:, :classes]
@@ -82,9 +82,11 @@ def _classwise(neighbors: Neighbors, classes: int, temperature: float) -> tuple[
     return probs, weights
 
 
-def _rank_in_class(labels: Tensor) -> Tensor:
-    """How many earlier columns of its row have the same label, for each of (B, K)."""
-    order = labels.argsort(dim=1, stable=True)
+def _rank_in_class(similarity: Tensor, labels: Tensor) -> Tensor:
+    """How many neighbors of the same label are nearer, for each of (B, K); of equals, the earlier column is."""
+    nearest_first = similarity.argsort(dim=1, descending=True, stable=True)
+    by_label = labels.gather(1, nearest_first).argsort(dim=1, stable=True)
+    order = nearest_first.gather(1, by_label)
     ordered = labels.gather(1, order)
     places = torch.arange(labels.shape[1], device=labels.device).expand_as(labels)
     begins = torch.ones_like(ordered, dtype=torch.bool)

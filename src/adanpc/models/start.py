@@ -29,6 +29,7 @@ class Start:
     judgments: Mapping[int, tuple[Judgment, ...]]  # of these rows
     stream_total: Tensor | None
     stream_count: int
+    stream: Tensor | None
 
     @classmethod
     def of(cls, contents: Contents) -> Start:
@@ -52,6 +53,7 @@ class Start:
             judgments,
             statistics.stream_total,
             statistics.stream_count,
+            statistics.stream,
         )
 
     def rollback(self, now: Contents, *, who: str, why: str, when: float | None) -> Rollback:
@@ -71,6 +73,8 @@ class Start:
             source_mean=now.statistics.source_mean,
             stream_total=self.stream_total,
             stream_count=self.stream_count,
+            stream=self.stream,
+            transformed=now.statistics.transform is not None,
             who=who,
             why=why,
             when=when,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from adanpc import require
 from adanpc.core import AdaNPC, Append, Change, MemoryBank, Prediction, Rollback
+from adanpc.core.classifier import PRESETS, settings_of
 from adanpc.core.contents import class_names
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.explanation import Explanation, Files, explanation, file_finder
@@ -186,8 +187,9 @@ def wrap(
     storage: str = "float32",
     capacity: int | None = None,
     evict: str = "fifo",
-    soft: bool = False,
+    soft: bool | None = None,
     device: torch.device | str = "cpu",
+    preset: str = "safe",
     **options: Any,
 ) -> Wrapped:
     """The model with a bank of the features and labels of all samples of ``loader``.
@@ -208,10 +210,13 @@ def wrap(
         encode_size: if given, the model always runs on batches of exactly this many inputs; the last one is filled up
             with copies. Most models round differently in batches of different sizes, so without it a feature's last
             bits depend on how a stream is cut into batches.
-        storage, capacity, evict, soft, device: of the ``MemoryBank``.
-        **options: of ``AdaNPC``: k, rule, temperature, admission, centering, …
+        storage, capacity, evict, soft, device: of the ``MemoryBank``; ``soft`` is what the preset needs by default.
+        preset: how it learns: ``safe``, or ``paper``; see ``AdaNPC``.
+        **options: of the preset: stream, guard, balance; or k, rule, temperature, admission, centering, …
     """
-    _check_options(options)
+    _check_options(preset, options)
+    if soft is None:
+        soft = preset == "safe"
     dataset = getattr(loader, "dataset", None)
     if preprocessing is None:
         preprocessing = getattr(dataset, "transform", None)
@@ -246,8 +251,8 @@ def wrap(
         soft=soft,
         device=device,
     )
-    classifier = AdaNPC(bank, **options)
-    if classifier.settings.centering.mode != "none":  # a mean needs all of them at once
+    classifier = AdaNPC(bank, preset=preset, **options)
+    if classifier.needs_all_at_once:
         features = [torch.cat(features)]
     stored = 0
     while features:
@@ -260,13 +265,13 @@ def wrap(
     )
 
 
-def _check_options(options: Iterable[str]) -> None:
-    """Refuses a setting that neither wrap nor AdaNPC has."""
-    known = [*signature(wrap).parameters, *signature(AdaNPC).parameters]
-    taken = set(signature(AdaNPC).parameters) - {"bank"}
+def _check_options(preset: str, options: Mapping[str, Any]) -> None:
+    """Refuses a setting that neither wrap nor the preset has, before anything is encoded."""
+    known = [*signature(wrap).parameters, *(name for names in PRESETS.values() for name in names)]
     for name in options:
-        if name not in taken:
+        if name not in known:
             raise AdaNPCError(f"wrap has no setting {name!r}{require.did_you_mean(name, known)}")
+    settings_of(preset, options)
 
 
 def _class_count(classes: int | Sequence[str] | None) -> int | None:

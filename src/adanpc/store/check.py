@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from reprlib import repr as brief
 from sys import float_info
 from typing import Any
 
 from adanpc.core import Origin
-from adanpc.core.codec import NAMES, judgments_from_json, judgments_to_json
-from adanpc.core.contents import class_names
-from adanpc.core.table import ACTIVE, VETOED, TableError, check_judgments, check_mean, check_rows
+from adanpc.core.codec import NAMES, judgments_from_json, judgments_to_json, take_transform
+from adanpc.core.contents import BESIDE_ROWS, class_names
+from adanpc.core.guard import packed_length
+from adanpc.core.table import (
+    ACTIVE,
+    VETOED,
+    TableError,
+    check_judgments,
+    check_mean,
+    check_rows,
+    check_stream,
+    check_transform,
+)
 from adanpc.errors import AdaNPCError
 from adanpc.index.grid import Columns
 
@@ -20,12 +30,12 @@ LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # a file must not make its reader allocate more than it holds itself
 SIZES = ("dim", "classes", "k", "k_source", "k_target")
 NUMBER = int | float | str  # see ``number``
-PARTS = ("bank", "classifier", "admission", "centering", "recipe")
+PAPER_PARTS = ("classifier", "admission", "centering")  # the settings of the preset "paper"
+SAFE_PARTS = ("safe",)  # and of the preset "safe"
 FIELDS: dict[str, dict[str, Any]] = {
     "document": {
         "format": str, "version": int, "adanpc": str, "seal": str, "rows": int, "next_id": int, "position": int,
-        "judgments": list, "deleted": list, "stream_count": int, "bank": dict, "classifier": dict, "admission": dict,
-        "centering": dict, "recipe": dict,
+        "judgments": list, "deleted": list, "stream_count": int, "bank": dict, "recipe": dict,
     },
     "bank": {
         "dim": int, "classes": int | list, "storage": str, "capacity": int | None, "evict": str, "soft": bool,
@@ -35,10 +45,14 @@ FIELDS: dict[str, dict[str, Any]] = {
     "admission": dict.fromkeys(
         ("min_confidence", "min_margin", "max_entropy", "class_quota", "max_copies"), NUMBER
     ),
+    "safe": {"stream": str, "guard": bool, "balance": NUMBER},
     "centering": {"mode": str, "prior": int, "unit_features": bool},
     "recipe": {"layer": str, "preprocessing": str, "weights": str},
 }  # fmt: skip
-MEANS = ("source_mean", "stream_total")  # tensors that a file may lack
+MEANS = ("source_mean", "stream_total")
+VECTORS = ("transform.directions", "transform.damped", "transform.span")  # of a transform, besides its origin
+ORIGIN = "transform.origin"
+STREAM = "stream"
 
 
 class BankFileError(AdaNPCError):
@@ -81,10 +95,13 @@ def check_header(document: Any) -> int:
 
 def check_document(document: dict[str, Any]) -> None:
     """Passes a document of the newest format that has all its fields and no other, each of its type and range."""
-    check_fields("document", document, FIELDS["document"])
-    for part in PARTS:
+    parts = SAFE_PARTS if "safe" in document else PAPER_PARTS
+    check_fields("document", document, FIELDS["document"] | dict.fromkeys(parts, dict))
+    for part in ("bank", *parts, "recipe"):
         if part != "recipe" or document[part]:  # a bank without a model has none
             check_fields(part, document[part], FIELDS[part])
+    if "safe" in document and not document["bank"]["soft"]:
+        raise ContentsError("it is of the preset 'safe' and keeps no probabilities in its rows")
     judgments = judgments_from_json(document["judgments"])
     for row, history in judgments.items():
         if row >= document["next_id"]:
@@ -122,28 +139,45 @@ def check_fields(part: str, values: dict[str, Any], fields: dict[str, Any]) -> N
             raise ContentsError(f"{name} in its {part} must lie in 0 … {most}, got {brief(value)}")
 
 
-def means_of(document: dict[str, Any], found: Collection[str]) -> list[str]:
-    """The means that a file of the newest format should hold: those that it has, and the one that it cannot lack."""
-    means = [name for name in MEANS if name in found]
-    if document["stream_count"] and "stream_total" not in means:
-        means.append("stream_total")
-    return means
+def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[int]]]) -> dict[str, list[int]]:
+    """The shapes of what a file of the newest format should hold beside its rows: what it has, and cannot lack."""
+    dim = document["bank"]["dim"]
+    due = {name: [dim] for name in (*MEANS, ORIGIN) if name in found}
+    if document["stream_count"]:
+        due["stream_total"] = [dim]
+    if STREAM in found or ORIGIN in found:
+        due[ORIGIN] = [dim]  # nothing is known of a stream without a transform
+        for name in VECTORS:
+            shape = found.get(name, ("", [0]))[1]
+            due[name] = [min(shape[0], dim) if shape else 0, dim]
+    if STREAM in found:
+        due[STREAM] = [packed_length(dim, _classes(document))]
+    return due
+
+
+def _classes(document: dict[str, Any]) -> int:
+    """How many classes the bank of a document has."""
+    classes = document["bank"]["classes"]
+    return len(class_names(classes)) or int(classes)
 
 
 def check_columns(
-    document: dict[str, Any], table: Columns, means: Collection[str], found: dict[str, tuple[str, list[int]]]
+    document: dict[str, Any],
+    table: Columns,
+    beside: Mapping[str, list[int]],
+    found: Mapping[str, tuple[str, list[int]]],
 ) -> None:
     """Passes types and shapes that follow from the document, before anything of that size is read.
 
     Args:
         document: of any format.
         table: of an empty bank with the document's settings.
-        means: names of the means that there should be.
+        beside: shapes of what there should be beside the rows.
         found: what there is.
     """
     wanted = {name: (NAMES[made.dtype], [document["rows"], *made.shape[1:]]) for name, made in table.items()}
-    for name in means:
-        wanted[name] = ("F64", [document["bank"]["dim"]])
+    for name, shape in beside.items():
+        wanted[name] = ("F64", shape)
     # Columns that are missing or unknown come first: they explain the others.
     for name in sorted(wanted.keys() | found.keys(), key=lambda name: (name in wanted and name in found, name)):
         given = found.get(name, "absent")
@@ -155,8 +189,8 @@ def check_columns(
 def check_tensors(document: dict[str, Any], tensors: Columns) -> None:
     """Passes columns of the right types and shapes that the bank of this document can hold, and finite means."""
     config = document["bank"]
-    classes = len(class_names(config["classes"])) or config["classes"]
-    table = {name: column for name, column in tensors.items() if name not in MEANS}
+    classes = _classes(document)
+    table = {name: column for name, column in tensors.items() if name not in BESIDE_ROWS}
     ids = table["id"]
     try:
         check_rows(table, classes, document["next_id"])
@@ -166,6 +200,11 @@ def check_tensors(document: dict[str, Any], tensors: Columns) -> None:
         for name in MEANS:
             if name in tensors:
                 check_mean(name, tensors[name], config["dim"])
+        transform = take_transform(dict(tensors))
+        if transform is not None:
+            check_transform(transform, config["dim"])
+        if STREAM in tensors:
+            check_stream(tensors[STREAM], config["dim"], classes)
     except TableError as flaw:
         raise ContentsError(str(flaw)) from None
     back = held.intersection(document["deleted"])

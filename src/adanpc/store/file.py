@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from adanpc.core import AdaNPC, Admission, MemoryBank
+from adanpc.core.classifier import DEFAULT_ADMISSION
 from adanpc.core.codec import NAMES, canonical
 from adanpc.core.contents import State
 from adanpc.files import replace
@@ -27,11 +28,11 @@ from adanpc.store.check import (
     VERSION,
     BankFileError,
     ContentsError,
+    beside_rows,
     check_columns,
     check_document,
     check_header,
     check_tensors,
-    means_of,
 )
 from adanpc.store.safetensors_file import SafetensorsFile, opened
 from adanpc.version import __version__
@@ -63,7 +64,7 @@ def save(thing: AdaNPC | Wrapped, path: Location) -> None:
 def write(classifier: AdaNPC, recipe: dict[str, str], path: Location) -> None:
     """``save`` for a classifier and how its features are made."""
     with _one_sentence(path, "was not saved", "what was there before is unchanged; check the disk and save again"):
-        admission = type(classifier.settings.admission)
+        admission = type(getattr(classifier.settings, "admission", DEFAULT_ADMISSION))
         if admission is not Admission:
             raise ContentsError(f"no file can keep an admission of type {admission.__name__}", "use an Admission")
         state = classifier.state()
@@ -178,7 +179,7 @@ def _check(document: dict[str, Any], tensors: Columns) -> None:
     found = {}
     for name, tensor in tensors.items():
         found[name] = (NAMES.get(tensor.dtype, str(tensor.dtype)), list(tensor.shape))
-    check_columns(document, _empty_table(document), means_of(document, found), found)
+    check_columns(document, _empty_table(document), beside_rows(document, found), found)
     check_tensors(document, tensors)
 
 
@@ -187,7 +188,7 @@ def _read(path: Path) -> State:
     with opened(path) as file:
         document = _document_in(file)
         found = {name: (entry.dtype, entry.shape) for name, entry in file.entries.items()}
-        check_columns(document, _empty_table(document), _means_due(document, found), found)
+        check_columns(document, _empty_table(document), _due_beside_rows(document, found), found)
         tensors = {name: file.tensor(name) for name in file.entries}
     if _seal(document, tensors) != document["seal"]:
         raise ContentsError("its contents do not have the seal that it states")
@@ -210,11 +211,11 @@ def _document_in(file: SafetensorsFile) -> dict[str, Any]:
     return document
 
 
-def _means_due(document: dict[str, Any], found: Collection[str]) -> list[str]:
-    """The means that a file with this document should hold, by their names in its format."""
+def _due_beside_rows(document: dict[str, Any], found: dict[str, tuple[str, list[int]]]) -> dict[str, list[int]]:
+    """The shapes of what a file with this document should hold beside its rows, by their names in its format."""
     if document["version"] == 1:
-        return format1.means_of(document)
-    return means_of(document, found)
+        return {name: [document["bank"]["dim"]] for name in format1.means_of(document)}
+    return beside_rows(document, found)
 
 
 def _empty_table(document: dict[str, Any]) -> Columns:

@@ -1,0 +1,394 @@
+"""The preset "safe" against loops over plain lists, and what it promises."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import adanpc
+from adanpc.core import AdaNPC, Append, MemoryBank, Origin, Restore, Veto
+from adanpc.core.codec import _packed, _unpacked, decode, encode
+from adanpc.core.guard import Stream, packed_length, with_more_classes
+from adanpc.core.table import TableError
+from adanpc.core.transform import Transform, fit
+from adanpc.errors import AdaNPCError, ChangeError, EmptyBankError, LabelError
+
+Array = NDArray[Any]
+DIM = 12
+CLASSES = 3
+
+
+def samples(count: int, seed: int, shift: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Features around a center for each class, moved by a shift that all of them share, and their classes."""
+    centers = torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(99))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, CLASSES, (count,), generator=generator)
+    direction = torch.randn(DIM, generator=torch.Generator().manual_seed(98))
+    return centers[labels] + 0.7 * torch.randn(count, DIM, generator=generator) + shift * direction, labels
+
+
+def made(bank: dict[str, Any] | None = None, **options: Any) -> AdaNPC:
+    classifier = AdaNPC(MemoryBank(DIM, CLASSES, soft=True, **(bank or {})), preset="safe", **options)
+    features, labels = samples(60, 0)
+    classifier.learn(features, labels, domain=torch.arange(60) % 2)
+    return classifier
+
+
+def unit(vector: Array) -> Array:
+    return vector / np.linalg.norm(vector)
+
+
+class Loop:
+    """The preset as its page describes it, one query at a time, in NumPy, with the transform that was fitted."""
+
+    def __init__(self, classifier: AdaNPC) -> None:
+        transform = classifier.bank.contents.statistics.transform
+        assert transform is not None
+        self.transform = transform
+        table = classifier.bank.table("id", "label")
+        self.rows = classifier.bank.rows(table["id"]).numpy().astype(float)
+        self.labels = table["label"].tolist()
+        self.mixed = classifier.settings.stream == "mixed"
+        self.balance = classifier.settings.balance
+        self.guard = classifier.settings.guard
+        self.mean = transform.origin.numpy()
+        self.count = 0
+        self.last: int | None = None
+        self.shares = np.full(CLASSES, 1 / CLASSES)
+        self.repeats = 1 / CLASSES
+        self.masses = np.zeros(CLASSES)
+        self.lately = np.full(CLASSES, 1 / CLASSES)
+        self.coherence = 0.0
+        self.stream: list[tuple[Array, Array]] = []
+
+    def step(self, feature: Array) -> tuple[Array, float]:
+        rooted = unit(np.sign(feature) * np.sqrt(np.abs(feature)))
+        directions = self.transform.directions.numpy()
+        z = rooted - (directions @ rooted) @ self.transform.damped.numpy()
+        origin = self.transform.origin.numpy()
+        frozen, _ = self.vote(unit(z - origin))
+        self.count += 1
+        rate = max(1 / (self.count + 16), 1 / 100)
+        label = int(frozen.argmax())
+        self.shares = (1 - rate) * self.shares + rate * np.eye(CLASSES)[label]
+        if self.last is not None:
+            self.repeats = (1 - rate) * self.repeats + rate * (label == self.last)
+        self.last = label
+        slow = max(1 / (self.count + 16), 1 / 1000)
+        self.mean = (1 - slow) * self.mean + slow * z
+        mixed = 1.0 if self.mixed else self.seems_mixed()
+        shift = self.mean - origin
+        span = self.transform.span.numpy()
+        inside = (span @ shift) @ span
+        moved = unit(z - origin - (shift - inside) - mixed * inside)
+        evidence, from_source = self.vote(moved)
+        belief = self.with_stream(moved, evidence, from_source, mixed, rate)
+        belief = belief / (self.masses + 8) ** (self.balance * mixed)
+        belief = belief / belief.sum()
+        chance = float((self.lately**2).sum())
+        beyond = (self.coherence - chance) / (1 - chance)
+        trust = float(np.clip((beyond - 0.35) / 0.1, 0, 1)) if self.count > 32 else 0.0
+        if self.mixed or not self.guard:
+            trust = 1.0
+        self.masses = self.masses + belief
+        self.stream.append((moved, belief))
+        return trust * belief + (1 - trust) * frozen, trust
+
+    def seems_mixed(self) -> float:
+        if self.count <= 32:
+            return 0.0
+        repetition = np.clip((self.repeats - float((self.shares**2).sum()) - 0.16) / -0.08, 0, 1)
+        largest = np.clip((self.shares.max() - 0.8) / -0.2, 0, 1)
+        return float(repetition * largest)
+
+    def vote(self, query: Array) -> tuple[Array, float]:
+        similarity = self.rows @ query
+        nearest = np.argsort(-similarity)[:100]
+        near = [(float(similarity[row]), self.labels[row]) for row in nearest]
+        return np.array(oracles.vote(near, CLASSES, "classwise", 0.06)), float(similarity[nearest[:10]].mean())
+
+    def with_stream(self, moved: Array, evidence: Array, from_source: float, mixed: float, rate: float) -> Array:
+        answered = int(evidence.argmax())
+        self.lately = (1 - rate) * self.lately + rate * np.eye(CLASSES)[answered]
+        if not self.stream:
+            return evidence
+        similarity = [float(row @ moved) for row, _ in self.stream]
+        nearest = np.argsort(similarity)[::-1][:10]
+        powers = np.array([math.exp(similarity[row] / 0.1) for row in nearest])
+        votes = powers / powers.sum()
+        beliefs = np.array([self.stream[row][1] for row in nearest])
+        agreement = sum(vote for vote, belief in zip(votes, beliefs, strict=True) if belief.argmax() == answered)
+        self.coherence = (1 - rate) * self.coherence + rate * agreement
+        from_stream = float(np.mean([similarity[row] for row in nearest]))
+        share = min(0.5 + 0.5 * mixed, 1 / (1 + ((1 - from_stream) / (1 - from_source)) ** 8)) * len(nearest) / 10
+        return (1 - share) * evidence + share * votes @ beliefs
+
+
+@pytest.mark.parametrize("options", [{}, {"stream": "mixed"}, {"guard": False}, {"balance": 1.0}], ids=str)
+def test_answers_are_those_of_the_loop(options: dict[str, Any]) -> None:
+    classifier = made(**options)
+    loop = Loop(classifier)
+    features, _ = samples(120, 1, shift=0.5)
+    answer = classifier.step(features)
+    assert answer.trust is not None
+    for query, feature in enumerate(features.double().numpy()):
+        probs, trust = loop.step(feature)
+        assert answer.probs[query].tolist() == pytest.approx(probs.tolist(), abs=1e-4)
+        assert float(answer.trust[query]) == pytest.approx(trust, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "bank",
+    [{}, {"capacity": 9}, {"capacity": 9, "evict": "reservoir", "seed": 5}, {"capacity": 9, "evict": "balanced"}],
+    ids=str,
+)
+def test_batch_size_never_changes_an_answer(bank: dict[str, Any]) -> None:
+    features, _ = samples(150, 2, shift=0.5)
+    whole = made(bank)
+    expected = whole.step(features)
+    for size in (1, 7, 40):
+        classifier = made(bank)
+        answers = [classifier.step(part) for part in features.split(size)]
+        assert torch.equal(torch.cat([answer.probs for answer in answers]), expected.probs)
+        assert torch.equal(torch.cat([answer.joined for answer in answers]), expected.joined)
+        assert classifier.digest() == whole.digest()
+
+
+def test_predict_answers_as_the_next_step_would_and_changes_nothing() -> None:
+    classifier = made()
+    features, _ = samples(60, 3, shift=0.5)
+    classifier.step(features[:50])
+    before = classifier.digest()
+    asked = classifier.predict(features[50:])
+    assert classifier.digest() == before
+    answer = classifier.step(features[50:51])
+    assert torch.equal(asked.probs[:1], answer.probs)
+    assert len(classifier.predict(features[:0]).probs) == 0
+    assert len(classifier.step(features[:0]).probs) == 0
+
+
+def test_weights_name_the_rows_behind_an_answer() -> None:
+    classifier = made()
+    features, _ = samples(80, 4, shift=0.5)
+    answer = classifier.step(features)
+    shares = answer.weights.sum(1)
+    assert (shares <= 1 + 1e-5).all()
+    assert float(shares.mean()) > 0.9  # the rest is of classes without a row among the nearest
+    for ids, weights in zip(answer.neighbors.ids, answer.weights, strict=True):
+        known = ids[ids >= 0]
+        assert len(known.unique()) == len(known)  # a row is shown once
+        assert (weights[ids < 0] == 0).all()
+    assert "source" in str(adanpc.explain(answer, classifier.bank, 70))
+
+
+def test_a_stream_of_one_class_keeps_the_frozen_answers() -> None:
+    features, labels = samples(600, 5, shift=0.8)
+    one = features[labels == 1]
+    classifier = made()
+    answer = classifier.step(one)
+    assert answer.frozen is not None
+    frozen = float((answer.frozen.argmax(1) == 1).float().mean())
+    assert float((answer.labels == 1).float().mean()) >= frozen - 0.005
+
+
+def test_a_mixed_stream_gains() -> None:
+    features, labels = samples(600, 6, shift=1.2)
+    classifier = made()
+    answer = classifier.step(features)
+    assert answer.frozen is not None
+    assert answer.trust is not None
+    frozen = float((answer.frozen.argmax(1) == labels).float().mean())
+    assert float((answer.labels == labels).float().mean()) > frozen
+    assert float(answer.trust[-100:].mean()) > 0.5
+
+
+def test_vetoed_rows_have_no_part_in_answers() -> None:
+    classifier = made()
+    features, _ = samples(40, 7)
+    classifier.step(features)
+    answer = classifier.predict(features[:1])
+    witness = int(answer.neighbors.ids[0, 0])
+    classifier.apply(Veto((witness,)))
+    assert witness not in classifier.predict(features[:1]).neighbors.ids
+    classifier.apply(Restore((witness,)))
+    assert torch.equal(classifier.predict(features[:1]).probs, answer.probs)
+    excluded = classifier.predict(features[:1], exclude=torch.tensor([[witness]]))
+    assert witness not in excluded.neighbors.ids
+
+
+def test_an_expert_is_heard() -> None:
+    classifier = made()
+    features, _ = samples(40, 8, shift=0.5)
+    classifier.step(features[:39])
+    query = features[39:]
+    before = classifier.predict(query)
+    label = (int(before.labels[0]) + 1) % CLASSES
+    classifier.learn(query.repeat(10, 1), torch.full((10,), label), origin=Origin.EXPERT, who="Ada")
+    assert float(classifier.predict(query).probs[0, label]) > float(before.probs[0, label])
+
+
+class TestTransform:
+    def test_one_row_has_the_bits_of_a_batch(self) -> None:
+        features, labels = samples(200, 9)
+        transform = fit(features, labels, labels * 0, CLASSES)
+        together = transform(features)
+        assert torch.equal(torch.cat([transform(row[None]) for row in features]), together)
+        assert torch.equal(transform.to(torch.device("cpu"))(features), together)
+
+    @pytest.mark.parametrize("dim", [5, 300])
+    def test_it_whitens_the_strongest_directions(self, dim: int) -> None:
+        generator = torch.Generator().manual_seed(3)
+        labels = torch.arange(400) % 2
+        spread = torch.randn(400, 1, generator=generator) * torch.eye(dim)[0]
+        features = 0.3 * torch.randn(400, dim, generator=generator) + 3 * spread + labels[:, None] * torch.eye(dim)[1]
+        transform = fit(features, labels, labels * 0, 2)
+        assert abs(float(transform.directions[0, 0])) > 0.9
+        before = (features.sign() * features.abs().sqrt())[:, 0].var()
+        after = transform(features)[:, 0].var()
+        assert float(after) < 0.5 * float(before)
+
+    def test_rows_without_any_spread(self) -> None:
+        transform = fit(torch.eye(3), torch.arange(3), torch.zeros(3, dtype=torch.int64), 3)
+        assert transform.directions.shape == (0, 3)
+        one = fit(torch.ones(1, 3), torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 3)
+        assert torch.isfinite(one(torch.ones(1, 3))).all()
+
+
+class TestChanges:
+    def test_the_transform_goes_through_bytes(self) -> None:
+        classifier = AdaNPC(MemoryBank(DIM, CLASSES, soft=True), preset="safe")
+        features, labels = samples(60, 0)
+        transform = fit(features, labels, labels * 0, CLASSES)
+        change = Append(features, labels, centered=True, transform=transform)
+        classifier.apply(decode(encode(change)))
+        held = classifier.bank.contents.statistics.transform
+        assert held is not None
+        assert torch.equal(held.directions, transform.directions)
+
+    def test_a_rollback_brings_the_stream_back(self) -> None:
+        classifier = made()
+        features, _ = samples(50, 1)
+        classifier.step(features[:20])
+        earlier = classifier.bank.contents
+        before = classifier.predict(features[20:])
+        classifier.step(features[20:])
+        classifier.apply(decode(encode(classifier.rollback(earlier))))
+        assert torch.equal(classifier.predict(features[20:]).probs, before.probs)
+
+    def test_a_rollback_to_before_the_source_drops_the_transform(self) -> None:
+        classifier = AdaNPC(MemoryBank(DIM, CLASSES, soft=True), preset="safe")
+        empty = classifier.bank.contents
+        classifier.learn(*samples(60, 0))
+        with_source = classifier.bank.contents
+        classifier.apply(classifier.rollback(empty))
+        assert classifier.bank.contents.statistics.transform is None
+        with pytest.raises(ChangeError, match="cannot bring back a transform"):
+            classifier.apply(classifier.rollback(with_source))
+
+    def test_forged_parts_are_refused(self) -> None:
+        classifier = made()
+        features, labels = samples(2, 1)
+        good = classifier.bank.contents.statistics.transform
+        assert good is not None
+        bad = [
+            replace(good, origin=good.origin + 1e-9),
+            replace(good, origin=good.origin[:2]),
+            replace(good, directions=good.directions * 3, damped=good.damped),
+            replace(good, damped=good.damped[:0]),
+            replace(good, span=good.span.float()),
+            replace(good, span=good.span * torch.nan),
+        ]
+        for transform in bad:
+            with pytest.raises(TableError):
+                classifier.apply(Append(features, labels, centered=True, transform=transform))
+        length = packed_length(DIM, CLASSES)
+        for place, value in ((0, -1.0), (0, 0.5), (2, 3.0), (1, torch.nan), (length - 1, -0.1)):
+            stream = torch.zeros(length, dtype=torch.float64)
+            stream[place] = value
+            with pytest.raises(TableError):
+                classifier.apply(Append(features, labels, centered=True, stream=stream))
+        with pytest.raises(TableError, match="must be float64"):
+            classifier.apply(Append(features, labels, centered=True, stream=torch.zeros(3)))
+
+    def test_half_a_transform_in_bytes_is_refused(self) -> None:
+        features, labels = samples(60, 0)
+        data = encode(Append(features, labels, centered=True, transform=fit(features, labels, labels * 0, CLASSES)))
+        with pytest.raises(ChangeError):
+            decode(data.replace(b'"transform.span"', b'"transform.spam"'))
+
+    def test_a_rollback_says_plainly_whether_there_was_a_transform(self) -> None:
+        classifier = made()
+        header, tensors = _unpacked(encode(classifier.rollback(classifier.bank.contents)))
+        with pytest.raises(ChangeError, match="transformed must be true or false, got 1"):
+            decode(_packed({**header, "transformed": 1}, tensors))
+
+
+class TestRefusals:
+    def test_a_bank_with_hard_labels(self) -> None:
+        with pytest.raises(AdaNPCError, match="keeps probabilities in its rows: give MemoryBank"):
+            AdaNPC(MemoryBank(2, 2), preset="safe")
+
+    def test_settings(self) -> None:
+        bank = MemoryBank(2, 2, soft=True)
+        for options, message in (
+            ({"stream": "sorted"}, "stream must be one of unknown, mixed, got 'sorted'"),
+            ({"guard": 1}, "guard must be True or False, got 1"),
+            ({"balance": 2}, "balance must be a number from 0 to 1, got 2"),
+            ({"k": 3}, "the preset 'safe' has no option 'k': it belongs to preset='paper'"),
+            ({"steam": "mixed"}, "the preset 'safe' has no option 'steam'; did you mean 'stream'"),
+        ):
+            with pytest.raises(AdaNPCError, match=message):
+                AdaNPC(bank, preset="safe", **options)
+        with pytest.raises(AdaNPCError, match="preset must be one of paper, safe, got 'save'"):
+            AdaNPC(bank, preset="save")
+
+    def test_no_source_rows(self) -> None:
+        classifier = AdaNPC(MemoryBank(DIM, CLASSES, soft=True), preset="safe")
+        features, labels = samples(3, 0)
+        with pytest.raises(EmptyBankError, match="learn source rows first"):
+            classifier.step(features)
+        with pytest.raises(EmptyBankError, match="learn source rows first"):
+            classifier.learn(features, labels, origin=Origin.EXPERT)
+        classifier = made()
+        classifier.apply(Veto(tuple(range(60))))
+        with pytest.raises(EmptyBankError, match="or restore vetoed ones"):
+            classifier.predict(features)
+
+    def test_bad_rows(self) -> None:
+        classifier = AdaNPC(MemoryBank(DIM, CLASSES, soft=True), preset="safe")
+        features, labels = samples(3, 0)
+        with pytest.raises(LabelError, match="labels must have shape"):
+            classifier.learn(features, labels[:2])
+        with pytest.raises(LabelError, match="domain must have shape"):
+            classifier.learn(features, labels, domain=torch.arange(2))
+        assert list(classifier.learn(features[:0], labels[:0])) == []
+
+
+def test_more_classes_keep_what_is_known_of_the_stream() -> None:
+    classifier = made()
+    features, _ = samples(50, 1)
+    classifier.step(features)
+    wider = adanpc.with_classes(classifier, CLASSES + 2)
+    vector = wider.bank.contents.statistics.stream
+    old = classifier.bank.contents.statistics.stream
+    assert vector is not None
+    assert old is not None
+    stream = Stream.unpacked(vector, DIM, CLASSES + 2)
+    assert stream.beliefs.masses[CLASSES:].tolist() == [0, 0]
+    assert torch.equal(with_more_classes(old, DIM, CLASSES, CLASSES), old)
+    assert wider.predict(features[:5]).labels.tolist() == classifier.predict(features[:5]).labels.tolist()
+    with pytest.raises(AdaNPCError, match="banks of the preset 'safe' cannot be merged"):
+        adanpc.merged(classifier, made())
+
+
+def test_a_transform_is_a_value() -> None:
+    transform = Transform(torch.zeros(2).double(), *(torch.zeros(0, 2).double() for _ in range(3)))
+    assert transform(torch.tensor([[1.0, 0.0]])).tolist() == [[1, 0]]
