@@ -322,9 +322,9 @@ def adapt_predict(pipeline: Any, X: Any) -> NDArray[Any]:
 
 
 def _domains(given: ArrayLike | None, count: int) -> Tensor:
-    """The domain of each row (n,); all are of one if there are none."""
+    """The domain of each row (n,); -1, which is unknown, if none are given."""
     if given is None:
-        return torch.zeros(count, dtype=torch.int64)
+        return torch.full((count,), -1)
     domains = np.asarray(given)
     if domains.shape != (count,):
         raise LabelError(f"domains must have shape ({count},), one for each row, got {domains.shape}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -590,7 +589,7 @@ class MemoryBank:
         """Finite numbers of this shape, float32."""
         value = self._column(name, given, shape)
         numbers = value.float()
-        if not value.is_floating_point() or not math.isfinite(abs(in_main_memory(numbers)).sum()):
+        if not value.is_floating_point() or not bool(numbers.isfinite().all()):
             raise LabelError(f"{name} must be finite numbers, got {value.dtype} with {value[:3].tolist()}, …")
         return numbers
 
@@ -759,9 +758,9 @@ def _admitted(table: Columns) -> Columns:
 
 
 def _active(table: Columns) -> Columns:
-    """The rows of a table that may vote."""
+    """The rows of a table that may vote: what decides about them alone, since features would be copied."""
     active = table["state"] == ACTIVE
-    return {name: column[active] for name, column in table.items()}
+    return {name: table[name][active] for name in DECIDING}
 
 
 def _plus(counts: Tensor, table: Columns, sign: int = 1) -> Tensor:

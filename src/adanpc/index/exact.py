@@ -15,7 +15,7 @@ from adanpc.index.grid import STORAGE, Columns, decode, encode, in_main_memory
 from adanpc.index.protocol import Found
 
 SCORES = 1 << 25  # bounds held at once: 128 MiB
-WORDS = 1 << 22  # coordinates hashed at once: 32 MiB
+WORDS = 1 << 19  # coordinates hashed at once: 4 MiB
 
 
 class ExactIndex:
