@@ -66,12 +66,21 @@ class Results:
         scale: that was asked for.
         workspace: where the data is, for tables that show images.
         absent: data sets that are not here.
+        notices: what is particular about the data that the records were made on, by the name of the data set; by
+            default that of the data here.
     """
 
     records: Records
     scale: Scale
     workspace: Workspace
     absent: tuple[str, ...] = ()
+    notices: Mapping[str, str] | None = None
+
+    def notice(self, name: str) -> str:
+        """What is particular about a data set, or nothing."""
+        if self.notices is not None:
+            return self.notices.get(name, "")
+        return self.workspace.data(name, 0).notice
 
     def of(self, task: Task) -> dict[str, Any] | None:
         """The record of a task; None if it has none, or was refused."""
@@ -130,7 +139,7 @@ class Table:
         notes = []
         for name in self.data:
             if name not in results.absent:
-                notice = results.workspace.data(name, 0).notice
+                notice = results.notice(name)
                 if notice:
                     notes.append(f"{name}: {notice}")
         for name in results.absent:
