@@ -35,7 +35,7 @@ CHUNK = 32  # images that a thread decodes before it asks for more; a matter of 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 # A few bytes can claim billions of pixels. This is Pillow's own limit, a quarter of a gibibyte of RGB; it only warns.
 MOST_PIXELS = 89_478_485
-UNREADABLE = "that cannot be read were skipped"
+UNREADABLE = "skipped as unreadable"
 
 
 class ImageFiles:
@@ -154,7 +154,7 @@ def _check_files(chunk: list[FileRow]) -> list[str]:
     return paths
 
 
-def without(data: DataSet, files: Collection[str], why: str = "were dropped by request") -> DataSet:
+def without(data: DataSet, files: Collection[str], why: str = "dropped by request") -> DataSet:
     """The data set without these files; the notice counts the images that are gone.
 
     Args:
@@ -179,7 +179,7 @@ def without(data: DataSet, files: Collection[str], why: str = "were dropped by r
         raise DataError(f"{data.name} has no file {unknown[0]!r}: give the paths as adanpc.lab.data.unreadable does")
     clauses = [data.notice] if data.notice else []
     if dropped:
-        images = "1 image" if dropped == 1 else f"{dropped:,} images"
+        images = "1 image was" if dropped == 1 else f"{dropped:,} images were"
         clauses.append(f"{images} {why}")
     return replace(data, domains=tuple(domains), notice="; ".join(clauses))
 

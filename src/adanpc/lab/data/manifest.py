@@ -61,8 +61,10 @@ def refuse_missing(data: DataSet) -> None:
             if file is not None and not os.path.exists(file.files.file(file.row)):
                 missing.append(file.files.file(file.row))
     if missing:
-        files = "1 file is missing" if len(missing) == 1 else f"{len(missing):,} files are missing, the first"
-        raise DataError(f"{files} {missing[0]!r}: copy what is missing, or leave it out with `skip_unreadable`")
+        raise DataError(
+            f"{len(missing):,} of the listed files cannot be found, such as {missing[0]!r}: copy what is missing, or "
+            "leave it out with `skip_unreadable`"
+        )
 
 
 def _scans(root: Path, rows: Iterable[Row]) -> dict[str, Scan]:
