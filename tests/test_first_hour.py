@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from pictures import paint, plant
 from safetensors import SafetensorError
 from typer.testing import CliRunner, Result
@@ -143,12 +144,12 @@ def test_in_a_terminal_a_question_is_asked(answer: bool, monkeypatch: pytest.Mon
         return answer
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(table_command.typer, "confirm", confirm)
+    monkeypatch.setattr(typer, "confirm", confirm)
     estimate = Estimate(SCALES["full"], 948 * 86400.0)
     if answer:
         table_command._ask("ood", estimate)
     else:
-        with pytest.raises(table_command.typer.Exit):
+        with pytest.raises(typer.Exit):
             table_command._ask("ood", estimate)
     assert len(asked) == 1
 
@@ -243,7 +244,7 @@ def test_an_interrupted_evaluation_is_saved_and_made_again(
     whole = start(spec(), data_dir, tmp_path / "whole")
     train(whole, workers=0)
     parts = start(spec(), data_dir, tmp_path / "parts")
-    calls = []
+    calls: list[None] = []
 
     def accuracy(*arguments: Any) -> float:
         calls.append(None)

@@ -8,10 +8,10 @@ from pathlib import Path, PurePosixPath
 from adanpc.lab.data.contents import blaming, read_contents
 from adanpc.lab.data.domain import DataError, DataSet
 from adanpc.lab.data.scan import (
+    are_classes,
     build_data_set,
     candidate_folders,
     class_names,
-    holds_images,
     is_folder,
     list_folder,
     scan_folder,
@@ -82,7 +82,7 @@ def any_folder(root: Path) -> DataSet | None:
     folders = [entry for entry in list_folder(root) if is_folder(entry)]
     if not folders:
         return None
-    if any(holds_images(entry) for entry in folders):
+    if are_classes(folders):
         name = root.resolve().name or "images"
         _check_name(name, root)
         return build_data_set("folder", {name: scan_folder(root, "")})

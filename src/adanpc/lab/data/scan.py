@@ -170,10 +170,15 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir() and not is_hidden(entry.name)
 
 
-def holds_images(folder: os.DirEntry[str]) -> bool:
-    """Whether a folder is that of a class: it has images, and no folders."""
-    entries = list_folder(folder.path)
-    return any(has_image_name(entry.name) for entry in entries) and not any(is_folder(entry) for entry in entries)
+def are_classes(folders: Iterable[os.DirEntry[str]]) -> bool:
+    """Whether these are the folders of classes, not of domains: some have images, and none has folders."""
+    some_images = False
+    for folder in folders:
+        for entry in list_folder(folder.path):
+            if is_folder(entry):
+                return False
+            some_images = some_images or has_image_name(entry.name)
+    return some_images
 
 
 def _list_members(path: Path) -> list[ZipInfo]:
