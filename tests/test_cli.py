@@ -87,8 +87,8 @@ def forbid_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(*arguments: object, **named: object) -> None:
         raise AssertionError("the work began")
 
-    monkeypatch.setattr(cli.demo, "rotated_digits", work)
-    monkeypatch.setattr(cli.demo, "successive", work)
+    monkeypatch.setattr("adanpc.lab.data.digits.rotated_digits", work)
+    monkeypatch.setattr("adanpc.lab.demo.successive", work)
 
 
 def test_a_missing_folder_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_trouble_is_one_line(
     def work(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli.demo, "successive", work)
+    monkeypatch.setattr("adanpc.lab.demo.successive", work)
     got, out, err = run("demo", "--out", str(tmp_path / "demo.png"))
     assert (got, out) == (code, "")
     assert err.splitlines(keepends=True)[1:] == [line]  # after the line that says what is being done
@@ -128,7 +128,7 @@ def test_demo_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def few(seed: int) -> tuple[Domain, ...]:
         return tuple(d.subset(range(40)) for d in rotated_digits(seed=seed))
 
-    monkeypatch.setattr(cli.demo, "rotated_digits", few)
+    monkeypatch.setattr("adanpc.lab.data.digits.rotated_digits", few)
     code, out, err = run("demo", "--out", str(tmp_path / "demo.png"), "--seed", "5", "--epochs", "1")
     assert code == 0
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")

@@ -231,7 +231,7 @@ def test_the_commands_train_resume_and_adapt(here: Path, data_dir: Path, monkeyp
     name = "own folder/given.py:Doubled"
     done = command(*options(data_dir, "--algorithm", name, "--set", "factor=3"))
     assert done.exit_code == 0, done.output
-    folder = Path("runs") / "folder-Doubled-bright-0"
+    folder = Path("runs") / "folder-Doubled-bright-0-2steps"
     assert f"Run: {folder}" in done.output
     spec = json.loads((folder / SPEC).read_text())["spec"]
     assert spec["algorithm"] == name
@@ -250,7 +250,7 @@ def test_the_commands_train_resume_and_adapt(here: Path, data_dir: Path, monkeyp
 
 def test_another_algorithm_than_that_of_the_run_is_refused(data_dir: Path) -> None:
     assert command(*options(data_dir)).exit_code == 0
-    folder = Path("runs") / "folder-erm-bright-0"
+    folder = Path("runs") / "folder-erm-bright-0-2steps"
     words = f"{folder} was trained with the algorithm erm, not with knn"
     assert_one_sentence(command("train", "--resume", folder, "--algorithm", "knn"), words)
     assert command("train", "--resume", folder, "--algorithm", "erm").exit_code == 0
@@ -269,7 +269,7 @@ def test_the_sentence_after_a_stop_repeats_the_algorithm(
     (here / "stopping.py").write_text(stopping)
     done = command(*options(data_dir, "--algorithm", "stopping.py:Doubled"))
     assert done.exit_code == 130
-    assert "adanpc train --resume runs/folder-Doubled-bright-0 --algorithm stopping.py:Doubled" in done.output
+    assert "adanpc train --resume runs/folder-Doubled-bright-0-2steps --algorithm stopping.py:Doubled" in done.output
 
 
 def test_the_example_trains_in_two_processes(here: Path, data_dir: Path) -> None:
@@ -277,4 +277,4 @@ def test_the_example_trains_in_two_processes(here: Path, data_dir: Path) -> None
     arguments = [str(argument) for argument in options(data_dir, "--algorithm", f"{EXAMPLE}:WorstDomain")]
     done = subprocess.run([*program, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "Run: runs/folder-WorstDomain-bright-0" in done.stdout
+    assert "Run: runs/folder-WorstDomain-bright-0-2steps" in done.stdout

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from adanpc.cli.app import REFUSED, app, one_sentence, settings
+from adanpc.cli.app import REFUSED, app, one_sentence, print_json, settings
+from adanpc.cli.names import ENCODERS, METHODS, STREAMS, completing
 from adanpc.errors import AdaNPCError
-from adanpc.files import add_entry
-from adanpc.lab.adapt import ADAPTERS, find
-from adanpc.lab.data.streams import STREAMS
-from adanpc.lab.settings import check_settings
-from adanpc.lab.sweep.adaptation import adapt as measure
-from adanpc.lab.sweep.scene import scene_of
-from adanpc.lab.train.process_group import known_device
-from adanpc.lab.train.run import Run
 from adanpc.require import did_you_mean
 
-RECORDS = "adapt.jsonl"
+if TYPE_CHECKING:
+    from adanpc.lab.data.streams import Stream
+    from adanpc.lab.sweep.meeting import Meeting
+
 ALL = "all"
 COLUMNS = 120  # the table needs them, whatever the terminal says
 LEGEND = (
@@ -35,12 +31,40 @@ LEGEND = (
 
 @app.command()
 def adapt(
-    run: Annotated[Path, typer.Argument(help="The folder of a trained run.")],
     method: Annotated[
         list[str],
-        typer.Option(help="One or several, such as adanpc t3a; all; or your own, as module:Class or file.py:Class."),
+        typer.Option(
+            help="One or several, such as adanpc t3a; all; or your own, as module:Class or file.py:Class.",
+            autocompletion=completing([*METHODS, ALL]),
+        ),
     ],
-    stream: Annotated[str, typer.Option(help="How samples arrive: " + ", ".join(STREAMS) + ".")] = "successive",
+    run: Annotated[Path | None, typer.Argument(help="The folder of a trained run; or give a --model.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Instead of a run, a file of weights: the state_dict of the --encoder.")
+    ] = None,
+    encoder: Annotated[
+        str,
+        typer.Option(
+            help="The network of the --model, such as resnet-18 or timm:NAME.", autocompletion=completing(ENCODERS)
+        ),
+    ] = "",
+    source: Annotated[
+        Path | None,
+        typer.Option(help="The labeled images that the --model was trained on, as for --on; they fill the bank."),
+    ] = None,
+    on: Annotated[
+        Path | None,
+        typer.Option(
+            help="The images to adapt to: a folder <class>/<image> or <domain>/<class>/<image>, or a CSV or Parquet "
+            "file with path, label and perhaps domain. By default the target domains of the run."
+        ),
+    ] = None,
+    skip_unreadable: Annotated[
+        bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read, and count them.")
+    ] = False,
+    stream: Annotated[
+        str, typer.Option(help="How samples arrive: " + ", ".join(STREAMS) + ".", autocompletion=completing(STREAMS))
+    ] = "successive",
     batch_size: Annotated[list[int] | None, typer.Option(min=1, help="One or several; 32 by default.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="How many of each target domain at most.")] = None,
     set_: Annotated[
@@ -53,52 +77,172 @@ def adapt(
     which: Annotated[str, typer.Option(help="The best or the last model of the run.")] = "best",
     seed: Annotated[int, typer.Option(min=0, help="Of the order of arrival, and of what methods draw.")] = 0,
     device: Annotated[str, typer.Option(help="Where to compute, such as cpu or cuda.")] = "cpu",
+    out: Annotated[
+        Path | None, typer.Option(help="Where records of a --model are kept; by default a folder below runs/.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Run test-time methods on the target domains of a run, and compare them.
+    """Run test-time methods on images that a model was not trained on, and compare them.
 
     Each sample is answered as it arrives; labels are used only for counting. A fifth of each target is held back to
-    select settings by, as in training.
+    select settings by, as in training. What was measured before is taken from the records.
     """
-    with one_sentence("Stopped; the finished methods are in the records."):
-        names = list(ADAPTERS) if ALL in method else method
-        sizes = batch_size or [32]
-        own_settings = _settings_by_method(set_ or [], names)
-        # All that was typed is checked before any image is encoded, which may take minutes.
-        for name in names:
-            check_settings(name, [find(name)], own_settings.get(name, {}), ("source",))
-        if stream not in STREAMS:
-            hint = did_you_mean(stream, STREAMS)
-            raise AdaNPCError(f"there is no stream {stream!r}; there are: {', '.join(STREAMS)}{hint}")
-        order = STREAMS[stream](seed=seed)
-        scene = scene_of(Run(run, algorithm), which=which, images=images, device=known_device(device))
+    stopped = "Stopped; the same command continues after the methods that are finished."
+    with one_sentence(stopped, disk_full="give the same command again"):
+        from adanpc.lab.train.process_group import known_device
 
-        records = []
+        names = list(METHODS) if ALL in method else method
+        sizes = batch_size or [32]
+        # All that was typed is checked before any image is encoded, which may take minutes.
+        own_settings = _settings_by_method(set_ or [], names)
+        order = _stream(stream, seed)
+        place = known_device(device)
+        if model is None:
+            _refuse_together("a run", encoder=encoder, source=source, out=out)
+            meeting = _with_run(run, algorithm, on, which, images, place, skip_unreadable)
+        else:
+            _refuse_together("a --model", run=run, algorithm=algorithm)
+            meeting = _with_weights(model, encoder, source, on, out, images, place, skip_unreadable)
+
+        questions = []
         for size in sizes:
             for name in names:
-                try:
-                    record = measure(scene, name, order, size, own_settings.get(name), seed)
-                except AdaNPCError as error:
-                    if len(names) * len(sizes) == 1:
-                        raise  # there is nothing to compare: the sentence alone says it best
-                    record = {"method": name, "batch_size": size, "error": str(error)}
-                records.append(record)
-                add_entry(run / RECORDS, {**record, "which": which, "images": images, "seed": seed})
-
-        _show(records, [domain.name for domain in scene.targets], images)
-        typer.echo(f"Records: {run / RECORDS}")
+                questions.append(
+                    {
+                        "method": name,
+                        "settings": own_settings.get(name, {}),
+                        "stream": order.describe(),
+                        "batch_size": size,
+                        "which": which,
+                        "images": images,
+                        "seed": seed,
+                    }
+                )
+        records = _answers(meeting, questions, order)
+        if json:
+            print_json({"records": records, "file": str(meeting.records)})
+        else:
+            _show(records, meeting.domains, images)
+            typer.echo(f"Records: {meeting.records}")
         if all("error" in record for record in records):
             raise typer.Exit(REFUSED)
 
 
 def _settings_by_method(given: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns the settings of each method, from texts method.name=value."""
+    """Returns the settings of each method, from texts method.name=value, once all methods are known to take them."""
+    from adanpc.lab.adapt import find
+    from adanpc.lab.settings import check_settings
+
     by_method: dict[str, dict[str, Any]] = {}
     for key, value in settings(given).items():
         method, _, name = key.rpartition(".")  # the last dot: that of file.py:Class comes before
         if method not in names:
             raise AdaNPCError(f"--set takes method.name=value with one of {', '.join(names)}, got {key}={value}")
         by_method.setdefault(method, {})[name] = value
+    for name in names:
+        check_settings(name, [find(name)], by_method.get(name, {}), ("source",))
     return by_method
+
+
+def _stream(name: str, seed: int) -> Stream:
+    from adanpc.lab.data import streams
+
+    if name not in streams.STREAMS:
+        hint = did_you_mean(name, STREAMS)
+        raise AdaNPCError(f"there is no stream {name!r}; there are: {', '.join(STREAMS)}{hint}")
+    return streams.STREAMS[name](seed=seed)
+
+
+def _refuse_together(with_what: str, **others: object) -> None:
+    """Refuses options that would be ignored."""
+    for name, value in others.items():
+        if value:
+            shown = "a run" if name == "run" else f"--{name}"
+            raise AdaNPCError(f"{with_what} is given, so {shown} has no use: omit one of them")
+
+
+def _with_run(
+    folder: Path | None,
+    algorithm: str | None,
+    on: Path | None,
+    which: str,
+    images: int | None,
+    device: str,
+    skip_unreadable: bool,
+) -> Meeting:
+    """The model of a run, and its targets or other images."""
+    from adanpc.lab.data import read_images
+    from adanpc.lab.sweep.meeting import of_run
+    from adanpc.lab.train.run import Run
+
+    if folder is None:
+        raise AdaNPCError("there is nothing to adapt: give the folder of a run, or a file of weights as --model")
+    others = None
+    if on is not None:
+        others = read_images(on, skip_unreadable=skip_unreadable)
+        _tell(others.notice)
+    return of_run(Run(folder, algorithm), others, which=which, images=images, device=device)
+
+
+def _with_weights(
+    model: Path,
+    encoder: str,
+    source: Path | None,
+    on: Path | None,
+    out: Path | None,
+    images: int | None,
+    device: str,
+    skip_unreadable: bool,
+) -> Meeting:
+    """The network in a file of weights, and images of one's own."""
+    from adanpc.lab.data import read_images
+    from adanpc.lab.sweep.meeting import of_weights
+
+    if not encoder or source is None or on is None:
+        raise AdaNPCError(
+            "a --model needs its --encoder, the images that it was trained on as --source, and those to adapt to as "
+            "--on"
+        )
+    known = read_images(source, skip_unreadable=skip_unreadable)
+    met = read_images(on, skip_unreadable=skip_unreadable)
+    _tell(known.notice)
+    _tell(met.notice)
+    folder = out or Path("runs") / f"adapt-{model.stem}"
+    return of_weights(model, encoder, known, met, folder, images=images, device=device)
+
+
+def _tell(notice: str) -> None:
+    if notice:
+        typer.echo(f"Note: {notice}.", err=True)
+
+
+def _answers(meeting: Meeting, questions: Sequence[dict[str, Any]], order: Stream) -> list[dict[str, Any]]:
+    """One record for each question: from the file if it is there, else measured and added to it."""
+    from adanpc.lab.sweep.adaptation import adapt as measure
+
+    scene = None
+    records = []
+    reused = 0
+    for question in questions:
+        record = meeting.recall(question)
+        if record is not None:
+            reused += 1
+            records.append(record)
+            continue
+        if scene is None:
+            scene = meeting.scene()
+        try:
+            measured = measure(
+                scene, question["method"], order, question["batch_size"], question["settings"], question["seed"]
+            )
+        except AdaNPCError as error:
+            if len(questions) == 1:
+                raise  # there is nothing to compare: the sentence alone says it best
+            measured = {"error": str(error)}
+        records.append(meeting.note(question, measured))
+    if reused:
+        typer.echo(f"{reused} of {len(questions)} measured before: taken from {meeting.records}.", err=True)
+    return records
 
 
 def _show(records: Sequence[dict[str, Any]], domains: Sequence[str], images: int | None) -> None:
@@ -130,7 +274,7 @@ def _cells(record: dict[str, Any], domains: Sequence[str]) -> list[str]:
     """Returns the cells of a row after the method and the batch size."""
     if "error" in record:
         return ["–"] * (len(domains) + 6)
-    accuracies = [f"{record['domains'][name]:.1f}" for name in domains]
+    accuracies = [f"{record['domains'][name]:.1f}" if name in record["domains"] else "–" for name in domains]
     before = record["source"]["before"]
     after = list(record["source"]["after"].values())
     return [

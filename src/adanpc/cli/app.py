@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from errno import ENOSPC
+from math import isfinite
 from typing import Annotated, Any
 
 import typer
@@ -74,11 +76,12 @@ def adanpc(
 
 
 @contextmanager
-def one_sentence(stopped: str = "Stopped.") -> Iterator[None]:
+def one_sentence(stopped: str = "Stopped.", disk_full: str = "") -> Iterator[None]:
     """Ends the program with one line instead of a traceback where the cause lies outside of it.
 
     Args:
         stopped: what is shown after Ctrl-C.
+        disk_full: what to do after space was made on a full disk; the end of a sentence.
     """
     try:
         yield
@@ -89,8 +92,25 @@ def one_sentence(stopped: str = "Stopped.") -> Iterator[None]:
         raise
     except (AdaNPCError, OSError) as error:
         message = with_flags(printable(str(error)))
+        if isinstance(error, OSError) and error.errno == ENOSPC and disk_full:
+            message = f"{message}; nothing that was saved is lost: free some space, then {disk_full}"
         typer.echo(f"adanpc: {message}", err=True)
         raise typer.Exit(REFUSED) from None
+
+
+def print_json(document: Any) -> None:
+    """Prints a result for other programs, in plain ASCII; what JSON has no numbers for, such as NaN, is null."""
+    typer.echo(json.dumps(_without_nan(document), indent=1))
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return value
 
 
 def printable(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -11,40 +11,64 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from adanpc.cli.app import REFUSED, app, one_sentence
-from adanpc.lab.data import DataSet, read, unreadable
-from adanpc.lab.data.printable import printable
+from adanpc.cli.app import REFUSED, app, one_sentence, print_json
+from adanpc.cli.names import DATA_SETS, completing
+
+if TYPE_CHECKING:
+    from adanpc.lab.data import DataSet
 
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(help="The data set, such as pacs; a wrong name lists all.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="One of: " + ", ".join(DATA_SETS) + ".", autocompletion=completing(DATA_SETS)),
+    ],
     data_dir: Annotated[Path, typer.Option(help="The folder that holds the data set.")] = Path("data"),
     check: Annotated[bool, typer.Option(help="Also decode every image, and name those that cannot be read.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Decides which digit gets which angle, and makes corruptions.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show a data set: its domains, classes and sizes."""
     with one_sentence():
+        from adanpc.lab.data import read, unreadable
+        from adanpc.lab.data.printable import printable
+
         data_set = read(name, data_dir, seed=seed)
-        Console(highlight=False).print(_table(data_set))
-        if data_set.notice:
-            typer.echo(data_set.notice)
-        if check:
-            _check_images(data_set)
+        broken = unreadable(data_set) if check else ()
+        if json:
+            document = _document(data_set)
+            if check:
+                document["unreadable"] = list(broken)
+            print_json(document)
+        else:
+            Console(highlight=False).print(_table(data_set))
+            if data_set.notice:
+                typer.echo(data_set.notice)
+            for file in broken:
+                typer.echo(printable(file))
+        if broken:
+            typer.echo(f"{len(broken):,} images cannot be read: delete them, or copy them again.", err=True)
+            raise typer.Exit(REFUSED)
 
 
-def _check_images(data_set: DataSet) -> None:
-    """Ends the program with the names of the files that cannot be decoded, if there are any."""
-    files = unreadable(data_set)
-    if not files:
-        return
-    for file in files:
-        typer.echo(printable(file))
-    typer.echo(f"{len(files)} images cannot be read: delete them, or copy them again.", err=True)
-    raise typer.Exit(REFUSED)
+def _document(data_set: DataSet) -> dict[str, Any]:
+    domains = {}
+    for domain in data_set.domains:
+        counts = domain.labels.bincount(minlength=len(data_set.classes)).tolist()
+        domains[domain.name] = dict(zip(data_set.classes, counts, strict=True))
+    return {
+        "name": data_set.name,
+        "classes": list(data_set.classes),
+        "domains": domains,
+        "notice": data_set.notice,
+        "digest": data_set.digest(),
+    }
 
 
 def _table(data_set: DataSet) -> Table:
+    from adanpc.lab.data.printable import printable
+
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, title=data_set.name, title_justify="left")
     table.add_column("domain")
     table.add_column("images", justify="right")

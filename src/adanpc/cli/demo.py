@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from adanpc.cli.app import app, one_sentence
-from adanpc.lab.data.digits import rotated_digits
-from adanpc.lab.demo import HEAD, METHODS, Result, Settings, check_plot, draw, successive
+from adanpc.cli.names import DEMO_EPOCHS, DEMO_SEED
+
+if TYPE_CHECKING:
+    from adanpc.lab.demo import Result
 
 MIN_COLUMNS = 80  # the table needs them, whatever the terminal says
 
@@ -22,8 +24,8 @@ MIN_COLUMNS = 80  # the table needs them, whatever the terminal says
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where to write the figure: a .png, .pdf or .svg file.")] = Path("demo.png"),
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Decides every random choice.")] = Settings.seed,
-    epochs: Annotated[int, typer.Option(min=1, help="How long the network is trained.")] = Settings.epochs,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Decides every random choice.")] = DEMO_SEED,
+    epochs: Annotated[int, typer.Option(min=1, help="How long the network is trained.")] = DEMO_EPOCHS,
 ) -> None:
     """Train on upright digits, then adapt to digits that are rotated further and further: about 90 seconds.
 
@@ -31,6 +33,9 @@ def demo(
     known of the upright digits afterwards.
     """
     with one_sentence():
+        from adanpc.lab.data.digits import rotated_digits
+        from adanpc.lab.demo import Settings, check_plot, draw, successive
+
         check_plot(out)
         start = time.perf_counter()
         typer.echo("Training on upright digits, then adapting to rotated ones.", err=True)
@@ -54,6 +59,8 @@ def _show(result: Result, seconds: float) -> None:
 
 def _table(result: Result) -> Table:
     """Accuracies: one row for each method, one column for each domain and for the source afterwards."""
+    from adanpc.lab.demo import METHODS
+
     domains = [f"{stage.domain}°" for stage in result.stages]
     first = domains[0]
     last = domains[-1]
@@ -81,6 +88,8 @@ def _table(result: Result) -> Table:
 
 def _cells(result: Result, method: str) -> list[str]:
     """The accuracies of a method in the order of the columns."""
+    from adanpc.lab.demo import HEAD
+
     cells = [_percent(stage.accuracy[method]) for stage in result.stages]
     cells.append(_percent(result.average(method)))
     afterwards = result.stages[-1].on_source[method]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -11,28 +12,33 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from adanpc.cli.app import app, one_sentence, printable
-from adanpc.lab.show import render
-from adanpc.lab.show.exhibit import Exhibit, Sheet
-from adanpc.lab.show.report import write
-from adanpc.lab.sweep.subjects import Workspace
-from adanpc.lab.tables import TABLES, make
-from adanpc.lab.tables.scale import SCALES
-from adanpc.lab.tables.workflow import write_report
+from adanpc.cli.app import REFUSED, app, one_sentence, print_json, printable
+from adanpc.cli.names import ENCODERS, SCALES, TABLES, completing
+from adanpc.errors import AdaNPCError
+
+if TYPE_CHECKING:
+    from adanpc.lab.show.exhibit import Exhibit, Sheet
+    from adanpc.lab.show.render import Shown
+    from adanpc.lab.tables.choice import Estimate
 
 OUT = Path("runs/tables")
 UNLIMITED = Console(width=1000)  # tables are never cut: a terminal that is narrower wraps them
+LONG = 3600.0  # seconds; whoever has named no size is asked before work that takes longer
 
 
 @app.command()
 def table(
-    name: Annotated[str, typer.Argument(help="Which; --list names them.")] = "",
+    name: Annotated[str, typer.Argument(help="Which; --list names them.", autocompletion=completing(TABLES))] = "",
     list_: Annotated[bool, typer.Option("--list", help="Name every table and figure.")] = False,
     data_dir: Annotated[Path, typer.Option(help="The folder that holds the data sets.")] = Path("data"),
     out: Annotated[Path, typer.Option(help="Where records, models and results are kept.")] = OUT,
     budget: Annotated[str, typer.Option(help="Take the largest scale that fits, such as 30m or 2h.")] = "",
-    scale: Annotated[str, typer.Option(help="Instead of a budget: " + ", ".join(SCALES) + ".")] = "",
-    encoder: Annotated[str, typer.Option(help="Instead of the paper's, for photos.")] = "",
+    scale: Annotated[
+        str, typer.Option(help="Instead of a budget: " + ", ".join(SCALES) + ".", autocompletion=completing(SCALES))
+    ] = "",
+    encoder: Annotated[
+        str, typer.Option(help="Instead of the paper's, for photos.", autocompletion=completing(ENCODERS))
+    ] = "",
     only: Annotated[list[str] | None, typer.Option(help="Only these rows; may be repeated.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Of training, instead of the scale's.")] = None,
     images: Annotated[int | None, typer.Option(min=5, help="Of each domain at most, instead of the scale's.")] = None,
@@ -41,16 +47,26 @@ def table(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each core.")] = None,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda; take one of the --workers for each.")] = "cpu",
     ray: Annotated[str, typer.Option(help="The address of a Ray cluster to run on, such as auto.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Start without a question, however long it takes.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Make a table or figure of the paper, ours beside the paper's.
 
     Ctrl-C loses nothing that was finished: the same command continues. Without --budget or --scale it has the paper's
-    size, which takes weeks on two cores; the estimate is printed first.
+    size, which takes weeks on two cores; the estimate is printed first, and you are asked before more than an hour.
     """
-    with one_sentence("Stopped; the same command continues where it was."):
+    with one_sentence("Stopped; the same command continues where it was.", disk_full="give the same command again"):
+        from adanpc.lab.show.report import write
+        from adanpc.lab.tables import make
+
         if list_ or not name:
-            list_tables()
+            list_tables(as_json=json)
             return
+
+        def consent(estimate: Estimate) -> None:
+            if not (yes or budget or scale) and estimate.seconds > LONG:
+                _ask(name, estimate)
+
         exhibit = make(
             name,
             data_dir=data_dir,
@@ -67,24 +83,57 @@ def table(
             device=device,
             ray=ray,
             notify=lambda message: typer.echo(printable(message), err=True),
+            consent=consent,
         )
-        show(exhibit)
-        for path in write(exhibit, out):
-            typer.echo(str(path))
+        if not json:
+            show(exhibit)
+        paths = [str(path) for path in write(exhibit, out)]
+        if json:
+            print_json({**exhibit.document(), "files": paths})
+            return
+        for path in paths:
+            typer.echo(path)
 
 
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="What adanpc table was given as --out.")] = OUT,
-    data_dir: Annotated[Path, typer.Option(help="The folder that holds the data sets.")] = Path("data"),
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="The folder that holds the data sets, if it is no longer where the tables were made from."),
+    ] = None,
 ) -> None:
     """Write one self-contained page with every table and figure that a folder holds."""
     with one_sentence():
-        typer.echo(str(write_report(Workspace(data_dir, folder))))
+        from adanpc.lab.sweep.subjects import Workspace
+        from adanpc.lab.tables.workflow import write_report
+
+        workspace = Workspace(data_dir or Path("data"), folder)
+        path = write_report(workspace, where_made=data_dir is None)
+        typer.echo(str(path))
 
 
-def list_tables() -> None:
+def _ask(name: str, estimate: Estimate) -> None:
+    """Asks whether to begin; ends the program if not, or if nobody can be asked."""
+    from adanpc.lab.tables.scale import length
+
+    if not sys.stdin.isatty():
+        raise AdaNPCError(
+            f"{name} at the paper's size takes about {length(estimate.seconds)}: choose a `scale` or a `budget`, or "
+            "start it with --yes"
+        )
+    if not typer.confirm("That is the paper's size; --scale and --budget choose another. Start?", err=True):
+        raise typer.Exit(REFUSED)
+
+
+def list_tables(*, as_json: bool = False) -> None:
     """Prints one line for each table."""
+    from adanpc.lab.tables import TABLES
+
+    if as_json:
+        fields = ("name", "title", "source", "data", "rows")
+        print_json([{field: getattr(each, field) for field in fields} for each in TABLES.values()])
+        return
     width = max(len(name) for name in TABLES)
     for each in TABLES.values():
         typer.echo(f"{each.name:{width}}  {each.title} ({each.source})")
@@ -92,6 +141,9 @@ def list_tables() -> None:
 
 def show(exhibit: Exhibit) -> None:
     """Prints the tables and notes of an exhibit; its charts and galleries are for files."""
+    from adanpc.lab.show import render
+    from adanpc.lab.show.exhibit import Sheet
+
     console = Console(highlight=False)
     console.print(Text(printable(f"{exhibit.title}. {exhibit.about}")))
     for part in exhibit.parts:
@@ -107,6 +159,8 @@ def show(exhibit: Exhibit) -> None:
 
 def _grid(sheet: Sheet) -> Grid:
     """A sheet for a terminal. Everything is a Text: rich would take brackets in a string for markup."""
+    from adanpc.lab.show import render
+
     title = Text(printable(render.heading(sheet)), style="table.title")
     grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, title=title, title_justify="left")
     grid.add_column("", justify="left", no_wrap=True)
@@ -118,7 +172,7 @@ def _grid(sheet: Sheet) -> Grid:
     return grid
 
 
-def _text(cell: render.Shown) -> Text:
+def _text(cell: Shown) -> Text:
     """Our number, bold if it is the best, and the paper's."""
     text = Text(printable(cell.ours), style="bold" if cell.best else "")
     if cell.paper:

@@ -4,38 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from adanpc.cli.app import app, one_sentence, settings
-from adanpc.lab.own import is_own, split_name
-from adanpc.lab.train.assemble import Prepared, prepare
-from adanpc.lab.train.loop import train as train_run
-from adanpc.lab.train.process_group import process_group
-from adanpc.lab.train.run import Run, check_vacant
-from adanpc.lab.train.spec import Spec
+from adanpc.cli.app import STOPPED, app, one_sentence, print_json, settings
+from adanpc.cli.names import ALGORITHMS, DATA_SETS, ENCODERS, EVERY, STEPS, completing
+from adanpc.errors import AdaNPCError
+
+if TYPE_CHECKING:
+    from adanpc.lab.train.assemble import Prepared
+    from adanpc.lab.train.run import Run
+
+RESUMING = ("resume", "algorithm", "device", "workers", "tensorboard", "json")  # what may be given with --resume
 
 
 @app.command()
 def train(
-    data: Annotated[str, typer.Option(help="The data set, such as rotated-mnist; a wrong name lists all.")] = "",
+    context: typer.Context,
+    data: Annotated[
+        str, typer.Option(help="One of: " + ", ".join(DATA_SETS) + ".", autocompletion=completing(DATA_SETS))
+    ] = "",
     target: Annotated[list[str] | None, typer.Option(help="A domain not to train on; may be repeated.")] = None,
     algorithm: Annotated[
         str | None,
         typer.Option(
-            help="Such as knn, or your own: module:Class or file.py:Class; erm by default. A wrong name lists all."
+            help=f"One of: {', '.join(ALGORITHMS)}; or your own, as module:Class or file.py:Class. Default: erm.",
+            autocompletion=completing(ALGORITHMS),
         ),
     ] = None,
-    encoder: Annotated[str, typer.Option(help="Such as convnet; by default what is usual for the data.")] = "",
+    encoder: Annotated[
+        str,
+        typer.Option(
+            help="Such as convnet, or timm:NAME; by default what is usual for the data.",
+            autocompletion=completing(ENCODERS),
+        ),
+    ] = "",
     data_dir: Annotated[Path, typer.Option(help="The folder that holds the data set.")] = Path("data"),
     out: Annotated[Path | None, typer.Option(help="The run's folder; by default a new one below runs/.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Updates.")] = Spec.steps,
+    steps: Annotated[int, typer.Option(min=1, help="Updates.")] = STEPS,
     batch_size: Annotated[int, typer.Option(min=0, help="Rows of each domain in a step; 0: what is usual.")] = 0,
-    every: Annotated[int, typer.Option(min=1, help="Evaluate and save after this many steps.")] = Spec.every,
+    every: Annotated[int, typer.Option(min=1, help="Evaluate and save after this many steps.")] = EVERY,
     seed: Annotated[int, typer.Option(min=0, help="Decides every random choice.")] = 0,
     trial: Annotated[int, typer.Option(min=0, help="Draws settings from the search space; 0: defaults.")] = 0,
     set_: Annotated[
@@ -47,71 +59,121 @@ def train(
     dropout: Annotated[float, typer.Option(min=0, max=1, help="Of the features.")] = 0.0,
     frozen_batchnorm: Annotated[bool, typer.Option(help="Keep the statistics of the encoder.")] = False,
     augment: Annotated[bool | None, typer.Option(help="Random crops, flips and colors.")] = None,
+    skip_unreadable: Annotated[
+        bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read, and count them.")
+    ] = False,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Continue this run; its own settings apply. Repeat an --algorithm of your own."),
+        typer.Option(help="Continue this run with its own settings. Repeat an --algorithm of your own."),
     ] = None,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that read images.")] = None,
     tensorboard: Annotated[bool, typer.Option(help="Also write scalars for TensorBoard.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Train a source model on all domains but the targets.
 
     Ctrl-C saves; --resume continues as if nothing had happened. Under torchrun several processes train one model:
     torchrun --nproc-per-node 2 -m adanpc train …
     """
-    with one_sentence(), process_group(device) as group:
-        targets = tuple(target or ())
-        name = Spec.algorithm if algorithm is None else algorithm
-        folder = resume or out or _default_folder(data, name, targets, seed)
-        prepared: Prepared | None = None
-        if resume is None and group.rank == 0:
-            spec = Spec(
-                data,
-                targets,
-                name,
-                encoder,
-                steps=steps,
-                batch=batch_size,
-                every=every,
-                seed=seed,
-                hyper=settings(set_ or []),
-                trial=trial,
-                pretrained=pretrained,
-                weights=None if weights is None else str(weights),
-                norm=norm,
-                dropout=dropout,
-                frozen_batchnorm=frozen_batchnorm,
-                augment=augment,
+    with one_sentence():
+        if resume is not None:
+            _refuse_other_options(context)
+        from adanpc.lab.train.assemble import prepare
+        from adanpc.lab.train.loop import SavedInterrupt
+        from adanpc.lab.train.loop import train as train_run
+        from adanpc.lab.train.process_group import process_group
+        from adanpc.lab.train.run import Run, check_vacant
+        from adanpc.lab.train.spec import Spec
+
+        with process_group(device) as group:
+            targets = tuple(target or ())
+            name = Spec.algorithm if algorithm is None else algorithm
+            folder = resume or out or _default_folder(data, name, targets, seed, trial, steps)
+            prepared: Prepared | None = None
+            if resume is None and group.rank == 0:
+                spec = Spec(
+                    data,
+                    targets,
+                    name,
+                    encoder,
+                    steps=steps,
+                    batch=batch_size,
+                    every=every,
+                    seed=seed,
+                    hyper=settings(set_ or []),
+                    trial=trial,
+                    pretrained=pretrained,
+                    weights=None if weights is None else str(weights),
+                    norm=norm,
+                    dropout=dropout,
+                    frozen_batchnorm=frozen_batchnorm,
+                    augment=augment,
+                )
+                check_vacant(folder)
+                # Everything is read and built before there is a folder: what cannot be trained leaves none behind.
+                prepared = prepare(spec, data_dir, group.device, skip_unreadable=skip_unreadable)
+                Run.create(folder, prepared.spec, prepared.description)
+                if prepared.data.notice:
+                    typer.echo(prepared.data.notice, err=True)
+            group.wait()  # until process 0 has created the run
+            run = Run(folder, algorithm)
+            command = _command_to_resume(run)
+            stopped = f"Stopped without saving; continue from what was saved last with: {command}"
+            with one_sentence(stopped, disk_full=f"continue with: {command}"):
+                try:
+                    record = train_run(run, group, prepared=prepared, workers=workers, tensorboard=tensorboard)
+                except SavedInterrupt:
+                    typer.echo(f"Stopped and saved; continue with: {command}", err=True)
+                    raise typer.Exit(STOPPED) from None
+            if group.rank == 0:
+                _show(run, record, as_json=json)
+
+
+def _refuse_other_options(context: typer.Context) -> None:
+    """Refuses options that a run which is continued would ignore."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and name not in RESUMING:
+            flag = parameter.opts[0]
+            raise AdaNPCError(
+                f"--resume continues a run with its own settings, so {flag} cannot be given with it: "
+                f"omit {flag}, or train a new run"
             )
-            check_vacant(folder)
-            # Everything is read and built before there is a folder: what cannot be trained leaves none behind.
-            prepared = prepare(spec, data_dir, group.device)
-            Run.create(folder, prepared.spec, prepared.description)
-            if prepared.data.notice:
-                typer.echo(prepared.data.notice, err=True)
-        group.wait()  # until process 0 has created the run
-        run = Run(folder, algorithm)
-        with one_sentence(f"Stopped and saved; continue with: {_command_to_resume(run)}"):
-            record = train_run(run, group, prepared=prepared, workers=workers, tensorboard=tensorboard)
-        if group.rank == 0:
-            Console(highlight=False).print(_table(run, record))
-            typer.echo(f"After {record['step']:,} steps, {record['seconds']:.0f} s. Held out: a fifth of each domain.")
-            typer.echo(f"Run: {folder}")
 
 
-def _default_folder(data: str, algorithm: str, targets: Sequence[str], seed: int) -> Path:
+def _default_folder(data: str, algorithm: str, targets: Sequence[str], seed: int, trial: int, steps: int) -> Path:
     """Returns where a run is kept unless --out says otherwise."""
+    from adanpc.lab.own import is_own, split_name
+
     if is_own(algorithm):
         _, algorithm = split_name(algorithm)  # the class alone: a path cannot be part of the folder's name
-    return Path("runs") / "-".join([data, algorithm, *targets, str(seed)])
+    parts = [data, algorithm, *targets, str(seed)]
+    if trial:
+        parts.append(f"trial{trial}")
+    if steps != STEPS:
+        parts.append(f"{steps}steps")
+    return Path("runs") / "-".join(parts)
 
 
 def _command_to_resume(run: Run) -> str:
+    from adanpc.lab.own import is_own
+
     command = f"adanpc train --resume {run.folder}"
     if is_own(run.spec.algorithm):
         command += f" --algorithm {run.spec.algorithm}"
     return command
+
+
+def _show(run: Run, record: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"run": str(run.folder), "spec": run.spec.document(), **record})
+        return
+    Console(highlight=False).print(_table(run, record))
+    typer.echo(f"After {record['step']:,} steps, {record['seconds']:.0f} s. Held out: a fifth of each domain.")
+    typer.echo(f"Run: {run.folder}")
 
 
 def _table(run: Run, record: dict[str, Any]) -> Table:

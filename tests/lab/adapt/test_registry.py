@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from adanpc import cli
-from adanpc.cli import adapt as command
 from adanpc.cli.app import spread
 from adanpc.lab.adapt import ADAPTERS, Adapter, MethodError, find
 from adanpc.testing import check_adapter
@@ -184,7 +183,7 @@ def test_adapt_checks_what_was_typed_before_it_encodes_anything(
     def scene_of(*_: object, **__: object) -> None:
         raise AssertionError("images were encoded")
 
-    monkeypatch.setattr(command, "scene_of", scene_of)
+    monkeypatch.setattr("adanpc.lab.sweep.meeting.scene_of", scene_of)
     done = run("adapt", folder, *arguments)
     assert done.exit_code == 2, done.output
     assert sentence in done.output

@@ -10,8 +10,8 @@ from adanpc.lab.data import READERS, DataError, read
 from adanpc.lab.data.cifar import CLASSES
 
 NAMES = (
-    "rotated-mnist", "pacs", "vlcs", "terra-incognita", "domain-net", "office-home", "folder", "cifar-10", "cifar-10-c",
-    "imagenet", "imagenet-c",
+    "rotated-mnist", "pacs", "vlcs", "terra-incognita", "domain-net", "office-home", "folder", "manifest", "cifar-10",
+    "cifar-10-c", "imagenet", "imagenet-c",
 )  # fmt: skip
 FOLDERS = {
     "pacs": [f"PACS/{name}" for name in ("art_painting", "cartoon", "photo", "sketch")],
@@ -30,8 +30,8 @@ FOLDERS = {
 LABELS = {"cifar-10": CLASSES, "cifar-10-c": CLASSES, "imagenet": ("n00000001", "n00000002")}
 
 
-def lay(name: str, root: Path) -> None:
-    """A small copy in the layout that the message for a missing one describes."""
+def lay(name: str, root: Path) -> Path:
+    """A small copy in the layout that the message for a missing one describes, and where to read it."""
     if name == "rotated-mnist":
         images = torch.arange(12 * 784).reshape(12, 28, 28) % 256
         labels = torch.arange(12) % 10
@@ -42,6 +42,11 @@ def lay(name: str, root: Path) -> None:
     classes = LABELS.get(name, ("cat", "dog"))
     for folder in FOLDERS.get(name, ()):
         plant(root, {f"{folder}/{label}": 2 for label in classes})
+    if name != "manifest":
+        return root
+    plant(root, {"images": 2})
+    (root / "list.csv").write_text("path,label,domain\nimages/000.png,cat,day\nimages/001.png,dog,night\n")
+    return root / "list.csv"
 
 
 def test_the_names() -> None:
@@ -50,9 +55,9 @@ def test_the_names() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_reader_gives_sound_domains(name: str, tmp_path: Path) -> None:
-    lay(name, tmp_path)
-    data = read(name, tmp_path)
-    again = read(name, str(tmp_path))
+    root = lay(name, tmp_path)
+    data = read(name, root)
+    again = read(name, str(root))
     assert data.name == name
     assert data.digest() == again.digest()
     assert len({domain.name for domain in data.domains}) == len(data.domains)
@@ -79,8 +84,8 @@ def test_a_missing_data_set_gets_one_sentence(name: str, folder: str, tmp_path: 
         read(name, tmp_path / folder)
     sentence = str(caught.value)
     assert sentence.startswith(f"{name} is not at {str(tmp_path / folder)!r}: ")
-    assert "<" in sentence  # the layout
-    assert name == "folder" or "http" in sentence
+    assert name == "manifest" or "<" in sentence  # the layout
+    assert name in ("folder", "manifest") or "http" in sentence
     assert "\n" not in sentence
     assert ". " not in sentence
 

@@ -231,7 +231,7 @@ def test_markdown_links_to_pictures_that_are_there(tmp_path: Path) -> None:
     headings = [tokens[at + 1].children for at, token in enumerate(tokens) if token.type == "heading_open"]
     texts = ["".join(child.content for child in inline or []) for inline in headings]
     unit = "(accuracy in %)"
-    assert texts == [EVIL, f"{EVIL} {unit}", f"Second {unit}", "Before believing it"]
+    assert texts == [EVIL, f"{EVIL} {unit}", f"Second {unit}", "What to keep in mind"]
     assert sum(token.type == "list_item_open" for token in tokens) == 2
 
 
@@ -239,7 +239,7 @@ def test_markdown_links_to_pictures_that_are_there(tmp_path: Path) -> None:
 def test_without_sheets_there_is_no_table_to_write(parts: tuple[Chart, ...], tmp_path: Path) -> None:
     paths = report.write(Exhibit("bare", "Title", "Figure 2", "About", parts), tmp_path)
     assert {path.suffix for path in paths} == {".md", ".png", ".svg"} if parts else {".md"}
-    assert "Before believing" not in paths[-1].read_text(encoding="utf-8")
+    assert "What to keep in mind" not in paths[-1].read_text(encoding="utf-8")
 
 
 def test_numbers_are_written_even_if_nothing_can_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,16 @@ class DataSet:
         known = ", ".join(printable(domain.name) for domain in self.domains)
         raise DataError(f"{self.name} has no domain {name!r}; it has: {known}")
 
+    def labeled_as(self, classes: Sequence[str]) -> DataSet:
+        """The same images with the labels of other data, which has at least these classes; they go by name."""
+        unknown = [name for name in self.classes if name not in classes]
+        if unknown:
+            known = ", ".join(printable(name) for name in classes[:20])
+            raise DataError(f"the class {unknown[0]!r} is not one of those that the model knows: {known}")
+        numbers = torch.tensor([list(classes).index(name) for name in self.classes])
+        domains = tuple(replace(domain, labels=numbers[domain.labels]) for domain in self.domains)
+        return replace(self, domains=domains, classes=tuple(classes))
+
     def digest(self) -> str:
         """A hash that changes when any domain does."""
         digests = " ".join(domain.digest() for domain in self.domains)

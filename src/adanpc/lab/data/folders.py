@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from adanpc.lab.data.contents import blaming, read_contents
 from adanpc.lab.data.domain import DataError, DataSet
 from adanpc.lab.data.scan import (
+    are_classes,
     build_data_set,
     candidate_folders,
     class_names,
@@ -73,15 +73,23 @@ OFFICE_HOME = Layout(
 
 
 def any_folder(root: Path) -> DataSet | None:
-    """The data set ``root/<domain>/<class>/<image>``, domains and classes sorted; None if there are no folders."""
+    """The data set ``root/<domain>/<class>/<image>``, or ``root/<class>/<image>`` as one domain; None without folders.
+
+    Domains and classes are sorted; a single domain has the name of the root.
+    """
     if not root.is_dir():
         return None
-    scans = {}
-    for entry in list_folder(root):
-        if is_folder(entry):
-            scans[_domain_name(entry)] = scan_folder(root, entry.name)
-    if not scans:
+    folders = [entry for entry in list_folder(root) if is_folder(entry)]
+    if not folders:
         return None
+    if are_classes(folders):
+        name = root.resolve().name or "images"
+        _check_name(name, root)
+        return build_data_set("folder", {name: scan_folder(root, "")})
+    scans = {}
+    for entry in folders:
+        _check_name(entry.name, entry.path)
+        scans[entry.name] = scan_folder(root, entry.name)
     return build_data_set("folder", scans)
 
 
@@ -119,13 +127,12 @@ def published(layout: Layout, root: Path) -> DataSet | None:
     )
 
 
-def _domain_name(entry: os.DirEntry[str]) -> str:
-    """The name of a domain's folder; results are filed under it, so it must be text."""
+def _check_name(name: str, folder: Path | str) -> None:
+    """Refuses the name of a domain's folder that is not text: results are filed under it."""
     try:
-        entry.name.encode()
+        name.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"the folder {entry.path!r} has a name that is not UTF-8: rename it") from error
-    return entry.name
+        raise DataError(f"the folder {str(folder)!r} has a name that is not UTF-8: rename it") from error
 
 
 def _domain_folders(layout: Layout, place: Path) -> dict[str, str]:

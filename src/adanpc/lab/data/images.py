@@ -35,6 +35,7 @@ CHUNK = 32  # images that a thread decodes before it asks for more; a matter of 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 # A few bytes can claim billions of pixels. This is Pillow's own limit, a quarter of a gibibyte of RGB; it only warns.
 MOST_PIXELS = 89_478_485
+UNREADABLE = "skipped as unreadable"
 
 
 class ImageFiles:
@@ -72,8 +73,8 @@ class ImageFiles:
         except Exception as error:  # every decoder has errors of its own
             reason = printable(str(error))
             raise DataError(
-                f"{file!r} cannot be read ({reason}): copy it again, or drop it by adanpc.lab.data.without; "
-                "adanpc.lab.data.unreadable lists all such files"
+                f"{file!r} cannot be read ({reason}): copy it again, or drop it by adanpc.lab.data.without "
+                "or --skip-unreadable; adanpc.lab.data.unreadable lists all such files"
             ) from error
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
@@ -153,8 +154,14 @@ def _check_files(chunk: list[FileRow]) -> list[str]:
     return paths
 
 
-def without(data: DataSet, files: Collection[str]) -> DataSet:
-    """The data set without these files, as ``unreadable`` names them; the notice counts the images that are gone."""
+def without(data: DataSet, files: Collection[str], why: str = "dropped by request") -> DataSet:
+    """The data set without these files; the notice counts the images that are gone.
+
+    Args:
+        data: whose files are named.
+        files: as ``unreadable`` names them.
+        why: how the notice goes on after the number of images.
+    """
     unwanted = set(files)
     met: set[str] = set()
     domains = []
@@ -172,7 +179,8 @@ def without(data: DataSet, files: Collection[str]) -> DataSet:
         raise DataError(f"{data.name} has no file {unknown[0]!r}: give the paths as adanpc.lab.data.unreadable does")
     clauses = [data.notice] if data.notice else []
     if dropped:
-        clauses.append(f"{dropped:,} images were dropped by request")
+        images = "1 image was" if dropped == 1 else f"{dropped:,} images were"
+        clauses.append(f"{images} {why}")
     return replace(data, domains=tuple(domains), notice="; ".join(clauses))
 
 

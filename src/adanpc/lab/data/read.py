@@ -11,6 +11,9 @@ from adanpc.lab.data.cifar_c import cifar10_c
 from adanpc.lab.data.domain import DataError, DataSet
 from adanpc.lab.data.folders import DOMAIN_NET, OFFICE_HOME, PACS, TERRA_INCOGNITA, VLCS, Layout, any_folder, published
 from adanpc.lab.data.imagenet import imagenet, imagenet_c
+from adanpc.lab.data.images import UNREADABLE, unreadable, without
+from adanpc.lab.data.manifest import SUFFIXES as MANIFEST_SUFFIXES
+from adanpc.lab.data.manifest import manifest, refuse_missing
 from adanpc.lab.data.mnist import rotated_mnist
 from adanpc.require import did_you_mean
 
@@ -24,10 +27,12 @@ class Reader:
     Args:
         read: the data set at or below a root, with a seed for what is random in it; None if there is nothing of it.
         remedy: where it is published and which layout is expected in which folder; part of a sentence.
+        check: refuses data with files that are missing, where reading does not look at them.
     """
 
     read: Callable[[Path, int], DataSet | None]
     remedy: str
+    check: Callable[[DataSet], None] = lambda data: None
 
 
 def _published_reader(layout: Layout, page: str) -> Reader:
@@ -51,7 +56,12 @@ READERS: dict[str, Reader] = {
     "office-home": _published_reader(OFFICE_HOME, "https://www.hemanthdv.org/officeHomeDataset.html"),
     "folder": Reader(
         lambda root, seed: any_folder(root),
-        "any images will do that are arranged as <domain>/<class>/<image>",
+        "any images will do that are arranged as <domain>/<class>/<image>, or as <class>/<image>",
+    ),
+    "manifest": Reader(
+        lambda root, seed: manifest(root),
+        "give the path of a CSV or Parquet file with the columns path, label and, if there are several, domain",
+        refuse_missing,
     ),
     "cifar-10": Reader(
         lambda root, seed: cifar10(root),
@@ -79,13 +89,14 @@ READERS: dict[str, Reader] = {
 }
 
 
-def read(name: str, root: str | Path, *, seed: int = 0) -> DataSet:
+def read(name: str, root: str | Path, *, seed: int = 0, missing_ok: bool = False) -> DataSet:
     """The data set of this name, found at the root or in its usual folder below.
 
     Args:
         name: one of ``READERS``.
         root: where data are kept, or the folder of the data set itself.
         seed: decides what is random in the data: which digit is rotated by which angle, and corruptions made here.
+        missing_ok: leaves files in that a manifest lists and that do not exist, for ``unreadable`` to find.
     """
     if name not in READERS:
         raise DataError(f"unknown data set {name!r}; there are: {', '.join(READERS)}{did_you_mean(name, READERS)}")
@@ -93,4 +104,22 @@ def read(name: str, root: str | Path, *, seed: int = 0) -> DataSet:
     data = reader.read(Path(root), seed)
     if data is None:
         raise DataError(f"{name} is not at {str(root)!r}: {reader.remedy}")
+    if not missing_ok:
+        reader.check(data)
+    return data
+
+
+def read_images(path: Path, *, skip_unreadable: bool = False) -> DataSet:
+    """The images of a folder, or those that a CSV or Parquet file lists.
+
+    Args:
+        path: as for the data sets ``folder`` and ``manifest``.
+        skip_unreadable: decodes every image first, and leaves out those that cannot be; the notice counts them.
+    """
+    name = "folder"
+    if path.suffix.lower() in MANIFEST_SUFFIXES:
+        name = "manifest"
+    data = read(name, path, missing_ok=skip_unreadable)
+    if skip_unreadable:
+        data = without(data, unreadable(data), UNREADABLE)
     return data

@@ -68,7 +68,7 @@ def candidate_folders(root: Path, names: Iterable[str]) -> list[Path]:
 
 
 def scan_folder(root: Path, folder: str, unwanted: Collection[str] = ()) -> Scan:
-    """The images of ``root/folder/<class>/<image>``, without the unwanted ones."""
+    """The images of ``root/folder/<class>/<image>``, without the unwanted ones; the folder may be an empty text."""
     return collect_images(root, _list_domain(root, folder), unwanted)
 
 
@@ -91,15 +91,19 @@ def collect_images(root: Path, files: Iterable[ListedFile], unwanted: Collection
     return Scan(ImageFiles(root, names), counts, fingerprint.hexdigest()[:16], skipped, left_out)
 
 
-def build_data_set(name: str, scans: Mapping[str, Scan], *clauses: str) -> DataSet:
-    """A data set of scanned domains; its classes are those of all domains, sorted, so that labels agree.
+def build_data_set(
+    name: str, scans: Mapping[str, Scan], *clauses: str, classes: tuple[str, ...] | None = None
+) -> DataSet:
+    """A data set of scanned domains; its classes are those of all domains, so that labels agree.
 
     Args:
         name: of the data set.
         scans: by the names of the domains.
         clauses: what to add to the notice.
+        classes: in the order of their labels; by default sorted.
     """
-    classes = class_names(scans)
+    if classes is None:
+        classes = class_names(scans)
     domains = tuple(_build_domain(domain, found, classes) for domain, found in scans.items())
     skipped = sum(found.skipped for found in scans.values())
     skipped_clause = ""
@@ -166,6 +170,17 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir() and not is_hidden(entry.name)
 
 
+def are_classes(folders: Iterable[os.DirEntry[str]]) -> bool:
+    """Whether these are the folders of classes, not of domains: some have images, and none has folders."""
+    some_images = False
+    for folder in folders:
+        for entry in list_folder(folder.path):
+            if is_folder(entry):
+                return False
+            some_images = some_images or has_image_name(entry.name)
+    return some_images
+
+
 def _list_members(path: Path) -> list[ZipInfo]:
     check_regular(path)
     try:
@@ -195,23 +210,24 @@ def _build_domain(name: str, found: Scan, classes: tuple[str, ...]) -> Domain:
 def _list_domain(root: Path, folder: str) -> Iterator[ListedFile]:
     """The files of ``root/folder/<class>``, sorted; any other layout is refused."""
     top = root / folder
-    layout = f"images are expected in {printable(folder)}/<class>/<image>"
+    prefix = f"{folder}/" if folder else ""
+    layout = f"images are expected in {printable(prefix)}<class>/<image>"
     if not top.is_dir():
         raise DataError(f"the folder {str(top)!r} is missing: {layout}")
     has_classes = False
     for entry in list_folder(top):
         if is_folder(entry):
             has_classes = True
-            yield from _list_class(folder, entry, layout)
+            yield from _list_class(prefix, entry, layout)
         elif has_image_name(entry.name):
             raise DataError(f"{entry.path!r} is not in the folder of a class: {layout}")
         else:
-            yield ListedFile("", f"{folder}/{entry.name}", "")
+            yield ListedFile("", f"{prefix}{entry.name}", "")
     if not has_classes:
         raise DataError(f"{str(top)!r} has no classes: {layout}")
 
 
-def _list_class(folder: str, class_folder: os.DirEntry[str], layout: str) -> Iterator[ListedFile]:
+def _list_class(prefix: str, class_folder: os.DirEntry[str], layout: str) -> Iterator[ListedFile]:
     has_images = False
     for entry in list_folder(class_folder.path):
         if is_folder(entry):
@@ -223,7 +239,7 @@ def _list_class(folder: str, class_folder: os.DirEntry[str], layout: str) -> Ite
             if not S_ISREG(status.st_mode):  # a pipe or a device: to read it may take forever
                 raise DataError(f"{entry.path!r} is not a regular file: copy it again, or remove it")
         stamp = f"{status.st_size} {status.st_mtime_ns}"
-        yield ListedFile(class_folder.name, f"{folder}/{class_folder.name}/{entry.name}", stamp)
+        yield ListedFile(class_folder.name, f"{prefix}{class_folder.name}/{entry.name}", stamp)
     if not has_images:
         raise DataError(f"the class {class_folder.path!r} has no images: fill it, or remove the folder")
 

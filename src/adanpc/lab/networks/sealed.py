@@ -14,8 +14,11 @@ The seal finds damage, not fraud: whoever writes a file can seal it. Nothing in 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +60,10 @@ def write_sealed(path: Path, tensors: Mapping[str, Tensor], document: Any) -> No
     contents = _unshared(tensors)
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
     contents[DOCUMENT] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    replace(path, lambda new: _write(new, contents))
+    try:
+        replace(path, lambda new: _write(new, contents))
+    except SafetensorError as error:
+        raise _system_error(path, error) from error
 
 
 def read_sealed(path: Path) -> tuple[dict[str, Tensor], Any]:
@@ -86,6 +92,15 @@ def _write(path: Path, contents: Mapping[str, Tensor]) -> None:
             digest.update(chunk)
         file.seek(SEAL_START)
         file.write(digest.hexdigest().encode())
+
+
+def _system_error(path: Path, error: SafetensorError) -> OSError:
+    """What the system said when safetensors could not write; it puts the number of the error at the end of a text."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    number = errno.EIO
+    if found is not None:
+        number = int(found[1])
+    return OSError(number, os.strerror(number), str(path))
 
 
 def _check_seal(path: Path, data: bytes) -> None:

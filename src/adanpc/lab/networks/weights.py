@@ -34,7 +34,11 @@ def read(path: Path) -> State:
     try:
         contents = _load(path)
     except Exception as error:  # a broken file can fail its reader in any way
-        raise WeightsError(f"{path} cannot be read as weights without running code: {brief(error)}") from None
+        reason = shorten(str(error), 80, placeholder=" …")
+        raise WeightsError(
+            f"{path} cannot be read as weights without running code ({reason}): save the state_dict() of the model, "
+            "not the model itself"
+        ) from None
     for name in NESTED:
         if isinstance(contents, Mapping) and isinstance(contents.get(name), Mapping):
             contents = contents[name]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import nan, sqrt
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -171,3 +171,16 @@ class Exhibit:
     about: str
     parts: tuple[Sheet | Chart | Gallery, ...]
     notes: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """The words and numbers as JSON has them; of galleries the titles alone."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "source": self.source,
+            "about": self.about,
+            "tables": [asdict(part) for part in self.parts if isinstance(part, Sheet)],
+            "charts": [asdict(part) for part in self.parts if isinstance(part, Chart)],
+            "galleries": [part.title for part in self.parts if isinstance(part, Gallery)],
+            "notes": list(self.notes),
+        }

@@ -16,7 +16,7 @@ from adanpc.lab.show.exhibit import Chart, Exhibit, Gallery, Sheet
 from adanpc.lab.show.render import Shown, line, marked
 
 LATEX_PREAMBLE = "% needs \\usepackage{booktabs} and \\usepackage{xcolor}\n\n"
-CAUTION = "Before believing it"
+CAUTION = "What to keep in mind"
 MEDIA_TYPES = {"png": "image/png", "jpg": "image/jpeg"}
 # Nothing is loaded and nothing is run, whatever a label may contain.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -61,7 +61,7 @@ READING = (
     ("dashed lines", "bounds, calculated and not measured"),
     ("bold", "the best of ours in its column, ties included; differences within ± may be chance"),
     ("–", "not measured, or not measurable; where there is a reason, it stands there instead"),
-    ("caution", "a box in this color says what to know before believing the numbers above it"),
+    ("caution", "a box in this color says what to keep in mind about the numbers above it"),
 )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from adanpc.lab.adapt import Source
-from adanpc.lab.data.domain import DataSet, Domain, join, some
+from adanpc.lab.data.domain import DataSet, Domain, join, some, split
 from adanpc.lab.networks.features import features
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.train.assemble import load_algorithm, splits
@@ -98,6 +98,11 @@ class Builder:
         )
 
 
+def parts_of(domain: Domain, model: SourceModel, seed: int) -> Parts:
+    """A domain as a model takes it, in two parts that the seed decides."""
+    return Parts(*split(domain.with_transform(model.preprocessing), seed))
+
+
 def source_of(
     model: SourceModel, known: Sequence[Domain], rows: Tensor, lr: float, rotation_head: nn.Module | None = None
 ) -> Source:
@@ -132,6 +137,7 @@ def scene_of(
     recalled: int | None = RECALLED,
     device: str = "cpu",
     data: DataSet | None = None,
+    others: DataSet | None = None,
 ) -> Scene:
     """The scene of a trained run.
 
@@ -143,13 +149,17 @@ def scene_of(
         recalled: held-out source images at most, as many of each domain; None takes all.
         device: where the model computes.
         data: the run's data set, if it has been read already.
+        others: images to meet instead of the run's targets, labeled by the run's classes.
     """
     algorithm = load_algorithm(run, which).to(device)
     model = algorithm.model
     parts = {name: Parts(part.large, part.small) for name, part in splits(run, model.preprocessing, data).items()}
+    targets = [parts[name] for name in run.spec.targets]
+    if others is not None:
+        targets = [parts_of(domain, model, run.spec.seed) for domain in others.domains]
     builder = Builder(
         sources=[part for name, part in parts.items() if name not in run.spec.targets],
-        targets=[parts[name] for name in run.spec.targets],
+        targets=targets,
         seed=run.spec.seed,
         cache=run.folder / "features",
     )

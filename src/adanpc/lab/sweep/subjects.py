@@ -15,12 +15,12 @@ from torch.nn.functional import cross_entropy
 
 from adanpc.files import held
 from adanpc.lab.data import read
-from adanpc.lab.data.domain import DataSet, Domain, split
+from adanpc.lab.data.domain import DataSet, Domain
 from adanpc.lab.networks import build
 from adanpc.lab.networks.features import features
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.seeds import seed_of
-from adanpc.lab.sweep.scene import Builder, Parts, Scene, scene_of, source_of
+from adanpc.lab.sweep.scene import Builder, Scene, parts_of, scene_of, source_of
 from adanpc.lab.train.assemble import prepare
 from adanpc.lab.train.loop import train
 from adanpc.lab.train.process_group import ProcessGroup
@@ -189,8 +189,8 @@ class Frozen:
             torch.manual_seed(seed_of(self.seed, "head"))
             model = self._model(workspace, data).to(workspace.device)
         builder = Builder(
-            sources=[self._parts(domain, model) for domain in self._sources(workspace, data)],
-            targets=[self._parts(data[name], model) for name in self.targets],
+            sources=[parts_of(domain, model, self.seed) for domain in self._sources(workspace, data)],
+            targets=[parts_of(data[name], model, self.seed) for name in self.targets],
             seed=self.seed,
             cache=workspace.folder / "features",
         )
@@ -224,9 +224,6 @@ class Frozen:
             name, domain = self.known
             return [workspace.data(name, self.seed)[domain]]
         return [domain for domain in data.domains if domain.name not in self.targets]
-
-    def _parts(self, domain: Domain, model: SourceModel) -> Parts:
-        return Parts(*split(domain.with_transform(model.preprocessing), self.seed))
 
 
 Subject = Trained | Frozen

@@ -45,6 +45,7 @@ CHECK = named(  # of that file
         ),
     )
 )
+DATA = fields(folder=text, sets=named(fields(images=count, notice=text)))  # in that file, since it is noted
 REMEDY = "delete it, and make its tables again"
 
 
@@ -75,11 +76,30 @@ class Request(NamedTuple):
         return replace(SCALES[name], **self.own)
 
 
+class MadeFrom(NamedTuple):
+    """The data that a table was made from.
+
+    Args:
+        folder: that held the data sets.
+        sets: those that were there, by name: the number of their ``images``, and their ``notice``.
+    """
+
+    folder: str
+    sets: Mapping[str, Mapping[str, Any]]
+
+
 class Choice(NamedTuple):
-    """What a table was made at: a scale, and the budget that it was chosen by, if any."""
+    """How a table was made.
+
+    Args:
+        scale: its size.
+        budget: that the scale was chosen by, or nothing.
+        data: what it was made from; None if that was not noted, by an earlier version.
+    """
 
     scale: Scale
     budget: str
+    data: MadeFrom | None = None
 
 
 class Estimate(NamedTuple):
@@ -167,7 +187,15 @@ def choices(folder: Path) -> dict[str, Choice]:
     """How each table in this folder was made the last time."""
     path = folder / CHOICES
     document = read_checked(path, CHECK, REMEDY) or {}
-    return {name: Choice(_scale(path, entry["scale"]), entry["budget"]) for name, entry in document.items()}
+    found = {}
+    for name, entry in document.items():
+        data = None
+        if "data" in entry:
+            if not DATA(entry["data"]):
+                raise RecordsError(f"{path} is damaged (it does not say where data came from): {REMEDY}")
+            data = MadeFrom(entry["data"]["folder"], entry["data"]["sets"])
+        found[name] = Choice(_scale(path, entry["scale"]), entry["budget"], data)
+    return found
 
 
 def _scale(path: Path, document: Mapping[str, Any]) -> Scale:
@@ -177,10 +205,10 @@ def _scale(path: Path, document: Mapping[str, Any]) -> Scale:
     return Scale(**{**document, "only": tuple(document["only"])})
 
 
-def note_choice(folder: Path, name: str, scale: Scale, budget: str) -> None:
+def note_choice(folder: Path, name: str, scale: Scale, budget: str, data: MadeFrom | None = None) -> None:
     """Keeps how a table is made, so that the report shows it and a budget continues as it began."""
-    known = {**choices(folder), name: Choice(scale, budget)}
-    document = {name: {"scale": asdict(choice.scale), "budget": choice.budget} for name, choice in known.items()}
+    known = {**choices(folder), name: Choice(scale, budget, data)}
+    document = {name: _entry(choice) for name, choice in known.items()}
     path = folder / CHOICES
     refuse_link(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -189,3 +217,10 @@ def note_choice(folder: Path, name: str, scale: Scale, budget: str) -> None:
         new.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
     files.replace(path, write)
+
+
+def _entry(choice: Choice) -> dict[str, Any]:
+    entry: dict[str, Any] = {"scale": asdict(choice.scale), "budget": choice.budget}
+    if choice.data is not None:
+        entry["data"] = choice.data._asdict()
+    return entry

@@ -203,7 +203,7 @@ TABLES = [
         Table(
             f"cifar-10-c-{severity}",
             f"CIFAR-10-C at severity {severity}",
-            "Figures 5 and 6 to 8 (fig:cifar10-5, fig:cifar10-1, fig:cifar10-3, fig:cifar10-4)",
+            "Figures 5 and 6 to 8",
             "A ResNet-56 with published weights; each corruption from a fresh start, on a tenth as many images as are "
             "named below, with a bank of as many CIFAR-10 training images as are named. Default settings but for "
             "EATA's weight of 1 and 500 source images, and a refreshed bank in the combinations.",
@@ -218,7 +218,7 @@ TABLES = [
     Table(
         "imagenet-c",
         "ImageNet-C at severity 5, alone and combined, in batches and one by one",
-        "Tables 3 and 11 (tab:corr, tab:corr_bsz1)",
+        "Tables 3 and 11",
         "A ResNet-50 with published weights and a bank of ImageNet training images.",
         imagenet_plan,
         imagenet,

@@ -85,7 +85,7 @@ TABLES = [
     Table(
         "inference-time",
         "Inference time and memory of test-time methods",
-        "Table 6 (tab:infernece_time)",
+        "Table 6",
         "All methods in turns on the same images and one machine, the median of several rounds. The first domain is "
         "the target; the bank holds four fifths of all others.",
         timing_plan,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adanpc.lab.data.domain import Domain, some, split
+from adanpc.lab.data.domain import DataError, Domain, some, split
 from adanpc.lab.show.exhibit import Gallery, Picture, Question
 from adanpc.lab.sweep.subjects import Extent, Frozen, Trained
 from adanpc.lab.sweep.task import Task
@@ -41,6 +41,10 @@ def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
     """One gallery for each target."""
     if benchmark.data in results.absent:
         return (), ["The pictures of a gallery are read from the data, which are not here."]
+    try:
+        results.workspace.data(benchmark.data, 0)
+    except DataError as error:
+        return (), [f"The pictures of a gallery are read from the data: {error}."]
     galleries = []
     shown = []
     notes = []
@@ -154,7 +158,7 @@ TABLES = [
     Table(
         f"gallery-{data}",
         f"Neighbors of right and wrong predictions on {BENCHMARKS[data].title}",
-        "Figures 6, 9 and 10 (fig:main_class, fig:succ_app, fig:fail_app)",
+        "Figures 6, 9 and 10",
         "A vote of the ten nearest source rows; for wrong answers, the vote after an expert removed up to five rows.",
         partial(plan, BENCHMARKS[data]),
         partial(show, BENCHMARKS[data]),

@@ -112,7 +112,7 @@ def _sheets(
     return tuple(sheets), remarks("adaptation")
 
 
-SOURCE = "Table 4 (tab:adapt_comp)"
+SOURCE = "Table 4"
 ABOUT = (
     "Each domain in turn is the target; ERM on the others, default settings, the best model on held-out source images "
     "where there are several, nothing selected on targets."

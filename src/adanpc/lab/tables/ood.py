@@ -161,7 +161,7 @@ TABLES = [
     Table(
         "ood",
         "Out-of-distribution accuracy on five data sets",
-        "Table 1 (tab:ood)",
+        "Table 1",
         "Each domain in turn is the target; models are trained on the others.",
         summary_plan,
         summary,

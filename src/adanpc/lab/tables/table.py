@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isnan
 from typing import Any, NamedTuple
 
 from adanpc.lab.data.digits import ANGLES
@@ -66,12 +68,21 @@ class Results:
         scale: that was asked for.
         workspace: where the data is, for tables that show images.
         absent: data sets that are not here.
+        notices: what is particular about the data that the records were made on, by the name of the data set; by
+            default that of the data here.
     """
 
     records: Records
     scale: Scale
     workspace: Workspace
     absent: tuple[str, ...] = ()
+    notices: Mapping[str, str] | None = None
+
+    def notice(self, name: str) -> str:
+        """What is particular about a data set, or nothing."""
+        if self.notices is not None:
+            return self.notices.get(name, "")
+        return self.workspace.data(name, 0).notice
 
     def of(self, task: Task) -> dict[str, Any] | None:
         """The record of a task; None if it has none, or was refused."""
@@ -122,15 +133,25 @@ class Table:
     def exhibit(self, results: Results) -> Exhibit:
         """All that the records show so far."""
         parts, notes = self.show(results)
+        if results.scale.only:
+            parts = _measured(parts)
+            notes = [note for note in notes if self._concerns(note, results.scale)]
         about = f"{self.about} {results.scale.about(self.uses)}"
         return Exhibit(self.name, self.title, self.source, about, parts, (*notes, *self._cautions(results)))
+
+    def _concerns(self, note: str, scale: Scale) -> bool:
+        """Whether a note is about the rows that are wanted, or about all of them: it names no other row alone."""
+        ordered = sorted(self.rows, key=len, reverse=True)  # the name of one row may begin that of another
+        names = "|".join(re.escape(row) for row in ordered)
+        named = re.findall(rf"(?<![a-z0-9])(?:{names})(?![a-z0-9+])", note, re.IGNORECASE)
+        return not named or any(scale.wants(row) for row in named)
 
     def _cautions(self, results: Results) -> list[str]:
         """What is particular about the data here, what is missing, and what was refused."""
         notes = []
         for name in self.data:
             if name not in results.absent:
-                notice = results.workspace.data(name, 0).notice
+                notice = results.notice(name)
                 if notice:
                     notes.append(f"{name}: {notice}")
         for name in results.absent:
@@ -143,6 +164,23 @@ class Table:
         if damaged:
             notes.append(f"{damaged} lines of {results.records.path.name} are damaged and skipped.")
         return notes + _refusals(results, tasks.values())
+
+
+def _measured(parts: Parts) -> Parts:
+    """The parts without rows and lines that have no numbers, and without what is empty then."""
+    kept: list[Sheet | Chart | Gallery] = []
+    for part in parts:
+        if isinstance(part, Sheet):
+            rows = tuple(row for row in part.rows if any(cell.ours or cell.text for cell in row[1]))
+            if rows:
+                kept.append(replace(part, rows=rows))
+        elif isinstance(part, Chart):
+            series = tuple(line for line in part.series if not all(isnan(y) for y in line.y))
+            if series:
+                kept.append(replace(part, series=series))
+        else:
+            kept.append(part)
+    return tuple(kept)
 
 
 def _refusals(results: Results, tasks: Iterable[Task]) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,18 @@ from adanpc.lab.show.exhibit import Exhibit
 from adanpc.lab.sweep.records import Records
 from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.sweep import sweep
-from adanpc.lab.tables.choice import Request, available, check_rows, choices, choose, describe, note_choice
+from adanpc.lab.tables.choice import (
+    Choice,
+    Estimate,
+    MadeFrom,
+    Request,
+    available,
+    check_rows,
+    choices,
+    choose,
+    describe,
+    note_choice,
+)
 from adanpc.lab.tables.registry import TABLES, table_of
 from adanpc.lab.tables.scale import Scale
 from adanpc.lab.tables.table import Results, Table
@@ -41,6 +53,7 @@ def make(
     device: str = "cpu",
     ray: str = "",
     notify: Callable[[str], None] = lambda message: None,
+    consent: Callable[[Estimate], None] = lambda estimate: None,
 ) -> Exhibit:
     """A table or figure of the paper, ours beside the paper's.
 
@@ -63,6 +76,7 @@ def make(
         device: where models compute, such as cpu or cuda.
         ray: the address of a Ray cluster to run on, such as auto; by default this machine is used.
         notify: is called with messages on the way: the estimate before the work begins, and what had to be left out.
+        consent: is called with the estimate before the work begins; whatever it raises prevents the work.
     """
     table = table_of(name)
     check_rows(table, only, encoder)
@@ -83,9 +97,11 @@ def make(
         workspace.data(table.data[0], 0)  # raises the error that says where the data is published
     estimate = choose(table, request, workspace, processes, absent)
     notify(describe(table, estimate, budget, processes))
+    consent(estimate)
+    made_from = _made_from(table, workspace, absent)
     records = Records(workspace.folder)
     with records.writing():
-        note_choice(workspace.folder, name, estimate.scale, budget)
+        note_choice(workspace.folder, name, estimate.scale, budget, made_from)
         tasks = available(table, estimate.scale, absent)
         for reason in sweep(tasks, workspace, records, ray=ray, workers=processes):
             notify(f"Left out: {reason}")
@@ -96,6 +112,15 @@ def _checked_sizes(**sizes: int | None) -> dict[str, Any]:
     """The sizes that are given, each large enough."""
     given = {name: size for name, size in sizes.items() if size is not None}
     return {name: require.whole(name, size, least=SMALLEST[name]) for name, size in given.items()}
+
+
+def _made_from(table: Table, workspace: Workspace, absent: Collection[str]) -> MadeFrom:
+    """What is noted of the data that a table is made from."""
+    sets = {}
+    for name in table.data:
+        if name not in absent:
+            sets[name] = {"images": workspace.count(name), "notice": workspace.data(name, 0).notice}
+    return MadeFrom(str(workspace.data_dir.resolve()), sets)
 
 
 def absent_data(table: Table, workspace: Workspace) -> tuple[str, ...]:
@@ -117,23 +142,50 @@ def exhibit(name: str, workspace: Workspace, scale: Scale) -> Exhibit:
     return table.exhibit(Results(Records(workspace.folder), scale, workspace, absent_data(table, workspace)))
 
 
-def exhibits(workspace: Workspace) -> list[Exhibit]:
-    """Every table that was made in a folder, as it was made the last time."""
+def exhibits(workspace: Workspace, *, where_made: bool = False) -> list[Exhibit]:
+    """Every table that was made in a folder, as it was made the last time.
+
+    Args:
+        workspace: the folder, and where the data is now, for tables that show images.
+        where_made: looks for the data of each table where it was when the table was made.
+    """
     noted = choices(workspace.folder)
     if not noted:
         folder = workspace.folder
         raise AdaNPCError(f"{folder} holds no tables: make one with adanpc table NAME --out {folder}")
-    return [exhibit(name, workspace, noted[name].scale) for name in TABLES if name in noted]
+    return [_noted_exhibit(name, workspace, noted[name], where_made) for name in TABLES if name in noted]
+
+
+def _noted_exhibit(name: str, workspace: Workspace, choice: Choice, where_made: bool) -> Exhibit:
+    """What the records show of a table; what is said about its data is what was noted when it was made."""
+    made_from = choice.data
+    if made_from is None:
+        return exhibit(name, workspace, choice.scale)
+    table = table_of(name)
+    records = Records(workspace.folder)
+    if where_made:
+        workspace = replace(workspace, data_dir=Path(made_from.folder))
+    else:
+        here = [data for data in table.data if _is_here(data, workspace)]
+        records.check({data: workspace.count(data) for data in here})
+    absent = tuple(data for data in table.data if data not in made_from.sets)
+    notices = {data: about["notice"] for data, about in made_from.sets.items()}
+    return table.exhibit(Results(records, choice.scale, workspace, absent, notices))
 
 
 def measured_with(workspace: Workspace) -> dict[str, str]:
     """What the records of the tables of a folder were made with; several values where it was not always the same."""
     records = Records(workspace.folder)
     noted = choices(workspace.folder)
-    seen: dict[str, dict[str, None]] = {"machine": {}, "commit": {}, "versions": {}}  # in order of appearance
+    # In order of appearance.
+    seen: dict[str, dict[str, None]] = {"data": {}, "machine": {}, "commit": {}, "versions": {}}
     for name in TABLES:
         if name not in noted:
             continue
+        made_from = noted[name].data
+        if made_from is not None:
+            for data, about in made_from.sets.items():
+                seen["data"][f"{data}, {about['images']:,} images from {made_from.folder}"] = None
         for task in TABLES[name].plan(noted[name].scale):
             if task in records:
                 environment = records.entries[task.id]["environment"]
@@ -144,10 +196,11 @@ def measured_with(workspace: Workspace) -> dict[str, str]:
     return {name: "; ".join(values) for name, values in seen.items() if values}
 
 
-def write_report(workspace: Workspace) -> Path:
-    """Writes one page with everything that a folder holds; its path."""
+def write_report(workspace: Workspace, *, where_made: bool = False) -> Path:
+    """Writes one page with everything that a folder holds; its path. For the arguments see ``exhibits``."""
     path = workspace.folder / "report.html"
-    text = report.page(exhibits(workspace), measured_with(workspace), "AdaNPC: tables and figures made again")
+    shown = exhibits(workspace, where_made=where_made)
+    text = report.page(shown, measured_with(workspace), "AdaNPC: tables and figures made again")
 
     def write(new: Path) -> None:
         new.write_text(text, encoding="utf-8")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 
 from adanpc.errors import AdaNPCError
 from adanpc.lab.data.domain import DataError, DataSet, Domain, Transform, some, split
+from adanpc.lab.data.images import UNREADABLE, unreadable, without
 from adanpc.lab.data.read import read
 from adanpc.lab.networks.encoders import build
 from adanpc.lab.seeds import seed_of
@@ -50,7 +52,14 @@ def start(spec: Spec, data_dir: Path, folder: Path) -> Run:
     return Run.create(folder, prepared.spec, prepared.description)
 
 
-def prepare(spec: Spec, data_dir: Path, device: torch.device | str = "cpu", data: DataSet | None = None) -> Prepared:
+def prepare(
+    spec: Spec,
+    data_dir: Path,
+    device: torch.device | str = "cpu",
+    data: DataSet | None = None,
+    *,
+    skip_unreadable: bool = False,
+) -> Prepared:
     """What a run of this spec starts from; refuses what cannot be trained, and writes nothing.
 
     Args:
@@ -58,12 +67,22 @@ def prepare(spec: Spec, data_dir: Path, device: torch.device | str = "cpu", data
         data_dir: holds the data set.
         device: where the model is trained.
         data: the data set, if it has been read already.
+        skip_unreadable: decodes every image first, and leaves out those that cannot be; the run remembers which.
     """
     spec = spec.complete()
     if data is None:
-        data = read(spec.data, data_dir, seed=spec.seed)
+        data = read(spec.data, data_dir, seed=spec.seed, missing_ok=skip_unreadable)
     _check_targets(spec, data)
-    description = {"folder": str(data_dir.resolve()), **_describe(data), "notice": data.notice}
+    skipped: tuple[str, ...] = ()
+    if skip_unreadable:
+        skipped = unreadable(data)
+        data = without(data, skipped, UNREADABLE)
+    description = {
+        "folder": str(data_dir.resolve()),
+        **_describe(data),
+        "notice": data.notice,
+        "skipped": _below(data_dir, skipped),
+    }
     algorithm = _build(spec, description, device, fresh=True)
     return Prepared(spec, data, description, algorithm)
 
@@ -80,9 +99,7 @@ def load_algorithm(run: Run, which: str = "best") -> Algorithm:
         run: that has been evaluated at least once.
         which: ``best`` by accuracy on the held-out parts of the source domains, or ``last``.
     """
-    if which not in ("best", "last"):
-        raise AdaNPCError(f"which must be 'best' or 'last', got {which!r}")
-    name = BEST if which == "best" else CHECKPOINT
+    name = model_file(which)
     state = run.state(name)
     if state is None:
         raise RunError(f"{run.folder} has no {which} model yet: resume its training until it has been evaluated")
@@ -90,6 +107,13 @@ def load_algorithm(run: Run, which: str = "best") -> Algorithm:
     with run.restoring(name):
         algorithm.restore(state["algorithm"])
     return algorithm.eval()
+
+
+def model_file(which: str) -> str:
+    """The name of the file in a run that holds its best or its last model."""
+    if which not in ("best", "last"):
+        raise AdaNPCError(f"which must be 'best' or 'last', got {which!r}")
+    return BEST if which == "best" else CHECKPOINT
 
 
 def splits(run: Run, transform: Transform | None, data: DataSet | None = None) -> dict[str, Split]:
@@ -101,7 +125,11 @@ def splits(run: Run, transform: Transform | None, data: DataSet | None = None) -
         data: the run's data set, if it has been read already.
     """
     if data is None:
-        data = read(run.spec.data, Path(run.data["folder"]), seed=run.spec.seed)
+        folder = Path(run.data["folder"])
+        skipped = run.data["skipped"]
+        data = read(run.spec.data, folder, seed=run.spec.seed, missing_ok=bool(skipped))
+        if skipped:
+            data = without(data, [os.path.normpath(folder / name) for name in skipped], UNREADABLE)
     _check_unchanged(run, data)
     parts = {}
     for domain in data.domains:
@@ -109,6 +137,11 @@ def splits(run: Run, transform: Transform | None, data: DataSet | None = None) -
         large, small = split(whole, run.spec.seed)
         parts[domain.name] = Split(whole, large, small)
     return parts
+
+
+def _below(folder: Path, files: Collection[str]) -> list[str]:
+    """The paths of files below a folder, which say the same after the folder was reached by another name."""
+    return [os.path.relpath(os.path.abspath(file), os.path.abspath(folder)) for file in files]
 
 
 def _check_targets(spec: Spec, data: DataSet) -> None:

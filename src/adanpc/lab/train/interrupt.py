@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -16,6 +18,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.requested = False
+        self._at_once = False
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -30,7 +33,17 @@ class Interrupt:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within it, the first one interrupts at once, too: for work that may be dropped at any moment."""
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self.requested or self._at_once:
+            self._at_once = False  # what is saved now must not be interrupted by an impatient second one
             raise KeyboardInterrupt
         self.requested = True

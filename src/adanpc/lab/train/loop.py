@@ -30,6 +30,10 @@ from adanpc.progress import track
 EVALUATION_BATCH = 64  # images evaluated at once; a matter of speed
 
 
+class SavedInterrupt(KeyboardInterrupt):
+    """Training was stopped, and the run was saved."""
+
+
 def train(
     run: Run,
     group: ProcessGroup = SINGLE_PROCESS,
@@ -40,8 +44,8 @@ def train(
 ) -> dict[str, Any]:
     """Trains to the last step, from the checkpoint if there is one; returns the last record.
 
-    Ctrl-C saves after the current step and raises KeyboardInterrupt; calling again continues as if nothing had
-    happened. A run has one writer: while one process trains it, another is refused.
+    Ctrl-C saves after the current step, or in the middle of an evaluation, and raises SavedInterrupt; calling again
+    continues as if nothing had happened. A run has one writer: while one process trains it, another is refused.
 
     Args:
         run: made by ``start``.
@@ -110,6 +114,9 @@ class Trainer:
         """
         first = self.algorithm.step
         last = self.spec.steps
+        if self._is_due() and self.sums:  # it was stopped during its evaluation
+            self._evaluate(interrupt, board)
+            self._save()
         batches = ahead(self.steps, range(first, last), self.steps.domains, self.workers)
         bar = track(batches, f"training {self.spec.algorithm}", last - first)
         self.algorithm.train()
@@ -119,13 +126,30 @@ class Trainer:
             self.seconds += time.perf_counter() - started
             bar.note(f"loss {loss:.3f}{self.progress_note}")
             stop = self.group.any(interrupt.requested)
-            due = self.algorithm.step % self.spec.every == 0 or self.algorithm.step == last
-            if due:
-                self._record(board)
+            due = self._is_due()
+            if due and not stop:
+                self._evaluate(interrupt, board)
             if due or stop:
                 self._save()
-            if stop and self.algorithm.step < last:
-                raise KeyboardInterrupt
+            if stop:
+                raise SavedInterrupt
+
+    def _is_due(self) -> bool:
+        """Whether the model is evaluated after the step that was made last."""
+        step = self.algorithm.step
+        return step > 0 and (step % self.spec.every == 0 or step == self.spec.steps)
+
+    def _evaluate(self, interrupt: Interrupt, board: Any) -> None:
+        """Writes a record; Ctrl-C in the middle saves, and the evaluation is made again when training continues."""
+        if self.group.world > 1:  # the others wait for this one, and would wait for ever
+            self._record(board)
+            return
+        try:
+            with interrupt.at_once():
+                self._record(board)
+        except KeyboardInterrupt:
+            self._save()
+            raise SavedInterrupt from None
 
     def _step(self, batches: Sequence[Batch]) -> float:
         """Makes one update and returns its loss."""
@@ -157,10 +181,11 @@ class Trainer:
 
     def _record(self, board: Any) -> None:
         """Evaluates, writes a record, and keeps the model if it is the best so far on held-out source."""
-        steps = self.sums.pop("steps")
-        means = self.group.mean({name: value / steps for name, value in self.sums.items()})
-        self.sums = {}
+        steps = self.sums["steps"]
+        sums = {name: value for name, value in self.sums.items() if name != "steps"}
+        means = self.group.mean({name: value / steps for name, value in sums.items()})
         if self.group.rank != 0:
+            self.sums = {}
             return
         held_out = {}
         for name, parts in self.parts.items():
@@ -182,8 +207,9 @@ class Trainer:
             entry["target"] = target
         self.run.record(entry)
         if source_accuracy > self.best_accuracy:
-            self.best_accuracy = source_accuracy
             self.run.save(BEST, {"algorithm": self.algorithm.checkpoint()})
+            self.best_accuracy = source_accuracy
+        self.sums = {}  # from here on the state is that of an evaluated step
         if board is not None:
             self._show(board, means, held_out)
 

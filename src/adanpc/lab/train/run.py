@@ -31,7 +31,7 @@ PATIENCE = 10.0
 FORMAT = 2
 MOST_CHANNELS = 1024
 DOCUMENT_FIELDS = ("format", "spec", "data", "environment", "started")
-DATA_FIELDS = ("folder", "channels", "classes", "domains", "digest", "notice")
+DATA_FIELDS = ("folder", "channels", "classes", "domains", "digest", "notice", "skipped")
 
 
 class RunError(UnavailableError):
@@ -133,9 +133,14 @@ class Run:
         return _are_accuracies(held_out, self.data["domains"]) and _are_accuracies(target, self.spec.targets)
 
     def finished(self) -> bool:
-        """Whether the last step has been trained and saved; its record is written earlier, and a crash may follow."""
+        """Whether the last step has been trained, evaluated and saved; its record is written before that.
+
+        Sums that are left in the state are those of steps that were not evaluated yet.
+        """
         state = self.state(CHECKPOINT)
-        return state is not None and state["algorithm"]["step"] >= self.spec.steps
+        if state is None or state.get("sums"):
+            return False
+        return bool(state["algorithm"]["step"] >= self.spec.steps)
 
     def save(self, name: str, state: Mapping[str, Any]) -> None:
         """Writes a state, whole or not at all."""
@@ -218,6 +223,8 @@ def _checked(document: Any, folder: Path) -> dict[str, Any]:
 
 def _check_data(data: Any) -> None:
     """Refuses a description of data that ``create`` would not have written."""
+    if isinstance(data, dict):
+        data.setdefault("skipped", [])  # runs that were created before images could be skipped do not have it
     check_fields("data", data, DATA_FIELDS)
     for name in ("folder", "digest", "notice"):
         text(name, data[name])
@@ -227,6 +234,10 @@ def _check_data(data: Any) -> None:
         raise AdaNPCError(f"classes must be a list of names, got {classes!r}")
     for name in classes:
         text("each of the classes", name)
+    if not isinstance(data["skipped"], list):
+        raise AdaNPCError(f"skipped must be a list of files, got {data['skipped']!r}")
+    for name in data["skipped"]:
+        text("each of the files that are skipped", name)
     domains = data["domains"]
     if not isinstance(domains, dict) or not domains:
         raise AdaNPCError(f"domains must be an object of sizes by name, got {domains!r}")

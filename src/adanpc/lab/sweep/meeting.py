@@ -1,0 +1,182 @@
+"""A model and the images that it meets, by where they are; what was measured of them before is found again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adanpc.errors import AdaNPCError
+from adanpc.files import add_entry, entries
+from adanpc.lab.data.domain import DataSet
+from adanpc.lab.networks import build
+from adanpc.lab.networks.features import features
+from adanpc.lab.networks.source import SourceModel
+from adanpc.lab.networks.weights import read
+from adanpc.lab.own import is_own
+from adanpc.lab.seeds import seed_of
+from adanpc.lab.sweep.scene import RECALLED, Builder, Scene, parts_of, scene_of, source_of
+from adanpc.lab.sweep.shape import RECORDS, both, count, fields, number
+from adanpc.lab.sweep.subjects import LR, fitted
+from adanpc.lab.train.assemble import model_file
+from adanpc.lab.train.run import Run
+from adanpc.version import __version__
+
+FILE = "adapt.jsonl"
+CHANNELS = 3  # of images in files
+MEASURED = both(  # all that is shown of a record
+    RECORDS["adapt"],
+    fields(ms=fields(p50=number, p99=number), encoder_ms=number, extra_bytes=number, samples=count),
+)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What methods are run on, before anything of it is encoded.
+
+    Args:
+        folder: where records and features are kept.
+        domains: the names of the target domains.
+        identity: changes if the model or the images do.
+        scene: encodes what methods need.
+    """
+
+    folder: Path
+    domains: tuple[str, ...]
+    identity: str
+    scene: Callable[[], Scene]
+
+    @property
+    def records(self) -> Path:
+        """The file of the records."""
+        return self.folder / FILE
+
+    def recall(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The record that has the answer to a question already, or None; for a class of your own there is none."""
+        if is_own(str(question["method"])):
+            return None  # its code may have changed since
+        wanted = self._asked(question)
+        for entry in entries(self.records):
+            if all(name in entry and entry[name] == value for name, value in wanted.items()) and MEASURED(entry):
+                return entry
+        return None
+
+    def note(self, question: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+        """Adds a record, on the disk when it returns; returns it as it is recorded."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        entry = {**record, **self._asked(question)}
+        add_entry(self.records, entry)
+        return entry
+
+    def _asked(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """A question as it is recorded, JSON's way; another version of adanpc may answer it otherwise."""
+        asked = {**question, "subject": self.identity, "version": __version__}
+        plain: dict[str, Any] = json.loads(json.dumps(asked))
+        return plain
+
+
+def of_run(
+    run: Run, others: DataSet | None = None, *, which: str = "best", images: int | None = None, device: str = "cpu"
+) -> Meeting:
+    """A run's model, and its targets or other images.
+
+    Args:
+        run: that was trained.
+        others: images to meet instead of the run's targets.
+        which: the best or the last model.
+        images: of each target at most.
+        device: where the model computes.
+    """
+    domains = run.spec.targets
+    met = run.data["digest"]
+    if others is not None:
+        if run.data["channels"] != CHANNELS:
+            raise AdaNPCError(
+                f"{run.folder} was trained on images of {run.data['channels']} channels, and images in files have "
+                f"{CHANNELS}: choose a run that was trained on color images"
+            )
+        others = others.labeled_as(run.data["classes"])
+        domains = tuple(domain.name for domain in others.domains)
+        met = others.digest()
+    if not domains:
+        raise AdaNPCError(f"{run.folder} has no target domains: name the images to meet with `on`")
+    identity = _identity(run.folder / model_file(which), run.data["digest"], met, device)
+    return Meeting(
+        run.folder,
+        domains,
+        identity,
+        lambda: scene_of(run, which=which, images=images, device=device, others=others),
+    )
+
+
+def of_weights(
+    weights: Path,
+    encoder: str,
+    source: DataSet,
+    target: DataSet,
+    folder: Path,
+    *,
+    images: int | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Meeting:
+    """A network from a file of weights, the images that it was trained on, and those that it meets.
+
+    If the file has no head for the classes of the source, a linear one is fitted to the features of the source.
+
+    Args:
+        weights: a file, see ``adanpc.lab.networks.build``.
+        encoder: the network, by name.
+        source: labeled images; a fifth of each domain is held out. Their classes, in order, are those of the head.
+        target: the images to meet; their classes are known by name.
+        folder: for records and features.
+        images: of each target at most.
+        seed: of splits, and of a head that is fitted.
+        device: where the model computes.
+    """
+    target = target.labeled_as(source.classes)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed_of(seed, "head"))
+        model = build(encoder, len(source.classes), channels=CHANNELS, weights=weights).eval()
+    identity = _identity(weights, encoder, source.digest(), target.digest(), device, str(seed))
+
+    def scene() -> Scene:
+        builder = Builder(
+            sources=[parts_of(domain, model, seed) for domain in source.domains],
+            targets=[parts_of(domain, model, seed) for domain in target.domains],
+            seed=seed,
+            cache=folder / "features",
+        )
+        known = builder.known(None)
+        model.to(device)
+        rows = torch.cat([features(model, domain, cache=builder.cache) for domain in known])
+        if not has_own_head(model, weights):
+            labels = torch.cat([domain.labels for domain in known])
+            model.head = fitted(model.head.cpu(), rows, labels, seed).to(device)
+        return builder.scene(source_of(model, known, rows, LR), images, RECALLED)
+
+    return Meeting(folder, tuple(domain.name for domain in target.domains), identity, scene)
+
+
+def has_own_head(model: SourceModel, weights: Path) -> bool:
+    """Whether the head of a model is the one in its file of weights, and not a fresh one."""
+    head = model.head.weight
+    if not isinstance(head, torch.Tensor):
+        return False
+    return any(value.shape == head.shape and torch.equal(value, head) for value in read(weights).values())
+
+
+def _identity(file: Path, *texts: str) -> str:
+    """A hash of the contents of a file and of texts; whoever opens the file says so if it is not there."""
+    digest = hashlib.sha256()
+    if file.is_file():
+        with file.open("rb") as contents:
+            digest = hashlib.file_digest(contents, "sha256")
+    for text in texts:
+        digest.update(f"\0{text}".encode())
+    return digest.hexdigest()[:16]
