@@ -278,9 +278,9 @@ def check_surroundings(kind: type[Adapter], **settings: Any) -> None:
 ADAPTER_CHECKS: tuple[Callable[..., None], ...] = (
     check_probabilities,
     check_one_row,
+    check_moves,  # before those that fail if it does, since it names the tensors
     check_reset,
     check_state,
-    check_moves,
     check_predict,
     check_predict_copies_only_what_moves,
     check_is_deterministic,

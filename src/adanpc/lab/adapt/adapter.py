@@ -179,7 +179,8 @@ class Adapter(nn.Module, ABC):
     def _remember_start(self) -> _Snapshot:
         """Returns the state to which ``reset`` returns; taken the first time that anything may change."""
         if self._start is None:
-            self._start = self._snapshot()
+            now = self._snapshot()
+            self._start = replace(now, extras=deepcopy(now.extras))  # which are a method's own values
         return self._start
 
     def _snapshot(self) -> _Snapshot:
@@ -197,13 +198,10 @@ class Adapter(nn.Module, ABC):
         extras[""] = {"optimizers": optimizers, "banks": {}, "extra": self.extra()}
         return _Snapshot(tensors, extras, {name: bank.contents for name, bank in self.banks.items()})
 
-    @torch.no_grad()
     def _return_to(self, snapshot: _Snapshot) -> None:
         """Puts back what a snapshot holds."""
         if snapshot.tensors:
-            present = self._tensors()
-            for name, value in snapshot.tensors.items():
-                present[name].copy_(value)
+            super().load_state_dict(snapshot.tensors, strict=False)  # those that do not move are not in it
         for name, extra in snapshot.extras.items():
             self.get_submodule(name).set_extra_state(extra)
         for name, bank in self.banks.items():
