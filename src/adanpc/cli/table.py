@@ -87,7 +87,7 @@ def list_tables() -> None:
     """Prints one line for each table."""
     width = max(len(name) for name in TABLES)
     for each in TABLES.values():
-        typer.echo(f"{each.name:{width}}  {each.title} ({each.source})")
+        typer.echo(f"{each.name:{width}}  {each.title} ({each.paper_place})")
 
 
 def show(exhibit: Exhibit) -> None:

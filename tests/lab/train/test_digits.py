@@ -42,13 +42,13 @@ def test_fifty_steps_beat_chance_on_an_unseen_angle(name: str, domains: list[Dom
     )
     steps = Steps(sources, BATCHES.get(name, 8), seed=0)
 
-    def source(count: int | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def sampler(count: int | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         some = sources[0].subset(range(100))
         return features(algorithm.model, some), some.labels, torch.arange(100)
 
     for step in range(50):
         algorithm.train()
-        algorithm.prepare(source)
+        algorithm.prepare(sampler)
         algorithm.update(steps[step])
     unseen = target.subset(range(400))
     seen = features(algorithm.model, unseen)

@@ -98,7 +98,7 @@ class Table:
     Args:
         name: what the command is given.
         title: in words.
-        source: where the paper has it.
+        paper_place: where the paper has it.
         about: what is run, in a sentence or two.
         plan: the tasks at a scale.
         show: the parts and notes made of their records.
@@ -110,7 +110,7 @@ class Table:
 
     name: str
     title: str
-    source: str
+    paper_place: str
     about: str
     plan: Callable[[Scale], list[Task]]
     show: Callable[[Results], tuple[Parts, Sequence[str]]]
@@ -123,7 +123,7 @@ class Table:
         """All that the records show so far."""
         parts, notes = self.show(results)
         about = f"{self.about} {results.scale.about(self.uses)}"
-        return Exhibit(self.name, self.title, self.source, about, parts, (*notes, *self._cautions(results)))
+        return Exhibit(self.name, self.title, self.paper_place, about, parts, (*notes, *self._cautions(results)))
 
     def _cautions(self, results: Results) -> list[str]:
         """What is particular about the data here, what is missing, and what was refused."""

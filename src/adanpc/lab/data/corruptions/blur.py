@@ -29,8 +29,7 @@ def defocus_blur(image: Array, rng: Generator, radius: float, softness: float) -
 def _convolved(image: Array, kernel: Array) -> Array:
     """Each channel convolved with a square kernel, wherever that lies inside the image.
 
-    It is what ``scipy.signal.fftconvolve`` does, to the bit, but to import ``scipy.signal`` takes as long as the rest of
-    this package.
+    It is what ``scipy.signal.fftconvolve`` does, to the bit, without ``scipy.signal``, whose import takes a second.
     """
     height, width, _ = image.shape
     side = len(kernel)
