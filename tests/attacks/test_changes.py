@@ -34,6 +34,7 @@ from adanpc.store import load, save
 
 ROUNDS = 150 * PATIENCE
 KINDS = ("append", "veto", "restore", "relabel", "delete", "rollback")
+WITH_TENSORS = ("append", "rollback")  # the other kinds are a header alone
 DIM, CLASSES = 4, 3
 
 
@@ -125,14 +126,17 @@ def test_what_the_forger_writes_is_what_encode_writes(kind: str, storage: str) -
     assert packed(*taken_apart(data)) == data
     assert encode(decode(data)) == data
     assert canonical(taken_apart(data)[0]) in data.decode("latin-1")
+    assert bool(taken_apart(data)[1]) == (kind in WITH_TENSORS)
 
 
 def kinds_and_changes() -> list[Any]:
     """Every kind of change with every way of changing its bytes."""
     cases = []
     for kind in KINDS:
-        for change in (with_other_bytes, cut, with_another_header, with_other_tensors):
+        for change in (with_other_bytes, cut, with_another_header):
             cases.append((kind, change))
+    for kind in WITH_TENSORS:
+        cases.append((kind, with_other_tensors))
     return cases
 
 
@@ -147,9 +151,12 @@ def test_a_change_that_was_changed(
     before = classifier.digest()
     data = encode(changes[kind])
     for number in range(ROUNDS):
+        damaged = change(data, random.Random(number))
+        if damaged == data:
+            continue  # a byte may be replaced by itself
         with numbered(number):
             try:
-                decoded = decode(change(data, random.Random(number)))
+                decoded = decode(damaged)
             except ChangeError:
                 continue
             try:

@@ -43,7 +43,7 @@ def made(bank: dict[str, Any] | None = None, **options: Any) -> AdaNPC:
 
 
 def unit(vector: Array) -> Array:
-    return vector / np.linalg.norm(vector)
+    return np.asarray(vector / np.linalg.norm(vector))
 
 
 class Loop:
@@ -129,7 +129,7 @@ class Loop:
         self.coherence = (1 - rate) * self.coherence + rate * agreement
         from_stream = float(np.mean([similarity[row] for row in nearest]))
         share = min(0.5 + 0.5 * mixed, 1 / (1 + ((1 - from_stream) / (1 - from_source)) ** 8)) * len(nearest) / 10
-        return (1 - share) * evidence + share * votes @ beliefs
+        return np.asarray((1 - share) * evidence + share * votes @ beliefs)
 
 
 @pytest.mark.parametrize("options", [{}, {"stream": "mixed"}, {"guard": False}, {"balance": 1.0}], ids=str)

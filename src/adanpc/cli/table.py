@@ -136,7 +136,7 @@ def list_tables(*, as_json: bool = False) -> None:
         return
     width = max(len(name) for name in TABLES)
     for each in TABLES.values():
-        typer.echo(f"{each.name:{width}}  {each.title} ({each.source})")
+        typer.echo(f"{each.name:{width}}  {each.title} ({each.paper_place})")
 
 
 def show(exhibit: Exhibit) -> None:

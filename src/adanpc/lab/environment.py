@@ -7,6 +7,7 @@ import platform
 import re
 import shlex
 import sys
+from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -39,14 +40,20 @@ def _processor() -> str:
 
 def environment() -> dict[str, object]:
     """All that is needed to repeat a run, beside its own settings."""
-    installed = {package.metadata["Name"].lower(): package.version for package in distributions()}
     return {
         "machine": machine(),
         "accelerators": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
-        "versions": {name: installed[name] for name in NOTED if name in installed},
+        "versions": dict(_versions()),
         "command": command(),
         "commit": commit(),
     }
+
+
+@cache  # the files of all packages are read for it, and a sweep asks for each of its runs
+def _versions() -> tuple[tuple[str, str], ...]:
+    """The packages that matter to numbers, each with its version."""
+    installed = {package.metadata["Name"].lower(): package.version for package in distributions()}
+    return tuple((name, installed[name]) for name in NOTED if name in installed)
 
 
 def command() -> str:

@@ -218,7 +218,7 @@ def check_predict_copies_only_what_moves(kind: type[Adapter], **settings: Any) -
     """``predict`` copies no tensor that stays as it is: a method that never moves copies nothing at all."""
     adapter = kind(toy_source(), **settings)
     batch = toy_stream(kind, 1)[0]
-    run(adapter, [batch])  # the first step copies everything once, for reset
+    run(adapter, [batch])  # the first step copies what moves once, for reset
     fixed = {}
     for name, value in _tensors(adapter).items():
         if name not in adapter.moving():
@@ -278,9 +278,9 @@ def check_surroundings(kind: type[Adapter], **settings: Any) -> None:
 ADAPTER_CHECKS: tuple[Callable[..., None], ...] = (
     check_probabilities,
     check_one_row,
+    check_moves,  # before those that fail if it does, since it names the tensors
     check_reset,
     check_state,
-    check_moves,
     check_predict,
     check_predict_copies_only_what_moves,
     check_is_deterministic,

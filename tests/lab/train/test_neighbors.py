@@ -31,14 +31,14 @@ def test_the_temperature_falls_to_its_end_and_no_further() -> None:
 def test_the_queue_starts_with_as_many_real_samples_as_it_holds() -> None:
     asked: list[int | None] = []
 
-    def source(count: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    def sampler(count: int | None) -> tuple[Tensor, Tensor, Tensor]:
         asked.append(count)
         _, labels, keys = everything(7)
         return torch.rand(len(labels), 16)[:count], labels[:count], keys[:count]
 
     algorithm = KNN(toy_model(), DOMAINS, k=3, size=11)
     for _ in range(3):
-        algorithm.prepare(source)
+        algorithm.prepare(sampler)
     assert asked == [11]
     assert len(algorithm.knn.bank) == 11
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adanpc.core import MemoryBank
+from adanpc.core import Contents, MemoryBank
 from adanpc.errors import AdaNPCError
 from adanpc.lab.networks.source import SourceModel
-
-EXTRA_STATE = "_extra_state"  # how torch names, in a state dict, what get_extra_state returns
 
 
 class BatchError(AdaNPCError):
@@ -84,7 +82,7 @@ class Adapter(nn.Module, ABC):
         self.model = deepcopy(source.model).eval().requires_grad_(False)
         self.optimizers: dict[str, Optimizer] = {}
         self.banks: dict[str, MemoryBank] = {}
-        self._start: dict[str, Any] | None = None
+        self._start: _Snapshot | None = None
 
     @abstractmethod
     def answer(self, batch: Tensor) -> Tensor:
@@ -123,26 +121,27 @@ class Adapter(nn.Module, ABC):
     @torch.inference_mode(False)
     def predict(self, batch: Tensor) -> Tensor:
         """Returns what ``step`` would answer now, and changes nothing."""
-        before = self._copy_of_what_moves()
-        contents = {name: bank.contents for name, bank in self.banks.items()}  # values: nothing is copied
+        before = self._snapshot()
         try:
             return self.step(batch)
         finally:
-            super().load_state_dict(before, strict=False)  # the tensors that do not move are not in it
-            for name, bank in self.banks.items():
-                if bank.contents is not contents[name]:
-                    bank.revert(contents[name])
+            self._return_to(before)
 
     @torch.inference_mode(False)
     def reset(self) -> None:
         """Forgets everything that was learned since the adapter was made, to the bit."""
         if self._start is not None:
-            self.load_state_dict(deepcopy(self._start))
+            extras = deepcopy(self._start.extras)  # a method may take up these very values, and change them
+            self._return_to(replace(self._start, extras=extras))
 
     @torch.inference_mode(False)
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Continues from where ``state_dict`` was taken."""
-        self._remember_start()
+        start = self._remember_start()
+        # What is loaded may be of another model, so that even tensors which no step moves have to come back at a reset.
+        for name, value in self._tensors().items():
+            if name not in start.tensors:
+                start.tensors[name] = value.detach().clone()
         return super().load_state_dict(state_dict, strict, assign)
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -177,24 +176,60 @@ class Adapter(nn.Module, ABC):
         if wrong:
             raise BatchError(f"the batch holds NaN or infinite values, in {wrong} places")
 
-    def _remember_start(self) -> None:
-        """Keeps a copy of the state for ``reset``, the first time that anything may change."""
+    def _remember_start(self) -> _Snapshot:
+        """Returns the state to which ``reset`` returns; taken the first time that anything may change."""
         if self._start is None:
-            self._start = deepcopy(self.state_dict())
+            now = self._snapshot()
+            self._start = replace(now, extras=deepcopy(now.extras))  # which are a method's own values
+        return self._start
 
-    def _copy_of_what_moves(self) -> dict[str, Any]:
-        """Returns the part of ``state_dict`` that a step may change, as a copy, but for banks; the large rest is not
-        copied.
-        """
-        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        copies: dict[str, Any] = {name: tensors[name].detach().clone() for name in self.moving()}
+    def _snapshot(self) -> _Snapshot:
+        """Returns what a step may change, as it is now; the large rest is not copied."""
+        tensors = {}
+        moving = self.moving()
+        if moving:  # to list the tensors of a large model takes longer than many an answer
+            present = self._tensors()
+            tensors = {name: present[name].detach().clone() for name in moving}
+        extras = {}
         for name, module in self.named_modules():
-            if module is self or type(module).get_extra_state is nn.Module.get_extra_state:
-                continue
-            copies[f"{name}.{EXTRA_STATE}"] = deepcopy(module.get_extra_state())
+            if module is not self and type(module).get_extra_state is not nn.Module.get_extra_state:
+                extras[name] = deepcopy(module.get_extra_state())
         optimizers = {name: deepcopy(optimizer.state_dict()) for name, optimizer in self.optimizers.items()}
-        copies[EXTRA_STATE] = {"optimizers": optimizers, "banks": {}, "extra": self.extra()}
-        return copies
+        extras[""] = {"optimizers": optimizers, "banks": {}, "extra": self.extra()}
+        return _Snapshot(tensors, extras, {name: bank.contents for name, bank in self.banks.items()})
+
+    def _return_to(self, snapshot: _Snapshot) -> None:
+        """Puts back what a snapshot holds."""
+        if snapshot.tensors:
+            super().load_state_dict(snapshot.tensors, strict=False)  # those that do not move are not in it
+        for name, extra in snapshot.extras.items():
+            self.get_submodule(name).set_extra_state(extra)
+        for name, bank in self.banks.items():
+            if bank.contents is not snapshot.contents[name]:
+                bank.revert(snapshot.contents[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """What an adapter may change, at one moment."""
+
+    tensors: dict[str, Tensor]  # parameters and buffers, copied
+    extras: dict[str, Any]  # what get_extra_state returned, by the name of the module, copied
+    contents: dict[str, Contents]  # of the banks: values, so that nothing is copied
+
+    def __reduce__(self) -> tuple[Callable[..., _Snapshot], tuple[Any, ...]]:
+        # Contents share memory with their bank, in blocks with room for more rows; a bank is pickled without that room.
+        banks = {}
+        for name, contents in self.contents.items():
+            banks[name] = MemoryBank.load(contents.state(), device=contents.index.device)
+        return _snapshot_with, (self.tensors, self.extras, banks)
+
+
+def _snapshot_with(tensors: dict[str, Tensor], extras: dict[str, Any], banks: Mapping[str, MemoryBank]) -> _Snapshot:
+    return _Snapshot(tensors, extras, {name: bank.contents for name, bank in banks.items()})
 
 
 def descend(loss: Tensor, optimizer: Optimizer) -> None:

@@ -77,7 +77,7 @@ def _domain(path: Path, layout: ArrayLayout, labels: Tensor, name: str, severity
     """The part of a corruption's file that has this severity."""
     count = len(labels) // SEVERITIES
     rows = range((severity - 1) * count, severity * count)
-    return Domain(name, ArrayRows(path, layout, rows), labels[rows.start : rows.stop], source=layout.stamp)
+    return Domain(name, ArrayRows(path, layout, rows), labels[rows.start : rows.stop], version=layout.stamp)
 
 
 def _check_layout(path: Path, count: int) -> ArrayLayout:

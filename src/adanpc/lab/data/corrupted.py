@@ -65,6 +65,6 @@ def corrupted(domain: Domain, seed: int) -> tuple[Domain, ...]:
     domains = []
     for corruption, severity in CONDITIONS:
         images = Corrupted(domain.images, corruption, severity, seed)
-        source = f"{clean} {corruption} {severity} {seed} {__version__}"
-        domains.append(replace(domain, name=title(corruption, severity), images=images, source=source))
+        version = f"{clean} {corruption} {severity} {seed} {__version__}"
+        domains.append(replace(domain, name=title(corruption, severity), images=images, version=version))
     return tuple(domains)

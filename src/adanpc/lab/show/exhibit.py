@@ -159,7 +159,7 @@ class Exhibit:
     Args:
         name: the name that the command takes, such as ``ood-rotated-mnist``.
         title: the title in words.
-        source: where the paper shows it, such as "Table 1".
+        paper_place: where the paper shows it, such as "Table 1".
         about: what was run, in sentences that a newcomer understands; says "reduced" if it was.
         parts: sheets, charts and galleries, in order.
         notes: what to know before believing the numbers: contradictions, and what is missing.
@@ -167,7 +167,7 @@ class Exhibit:
 
     name: str
     title: str
-    source: str
+    paper_place: str
     about: str
     parts: tuple[Sheet | Chart | Gallery, ...]
     notes: tuple[str, ...] = ()
@@ -177,7 +177,7 @@ class Exhibit:
         return {
             "name": self.name,
             "title": self.title,
-            "source": self.source,
+            "paper_place": self.paper_place,
             "about": self.about,
             "tables": [asdict(part) for part in self.parts if isinstance(part, Sheet)],
             "charts": [asdict(part) for part in self.parts if isinstance(part, Chart)],

@@ -89,7 +89,7 @@ def write(exhibit: Exhibit, folder: Path) -> list[Path]:
 
 def markdown(exhibit: Exhibit) -> str:
     """The exhibit as one document, with links to the pictures beside it."""
-    blocks = [f"# {marked(exhibit.title)}", f"In the paper: {marked(exhibit.source)}"]
+    blocks = [f"# {marked(exhibit.title)}", f"In the paper: {marked(exhibit.paper_place)}"]
     blocks += [marked(paragraph) for paragraph in _paragraphs(exhibit.about)]
     pictures = 0
     for part in exhibit.parts:
@@ -140,7 +140,7 @@ def _contents(exhibits: Sequence[Exhibit]) -> str:
     if not exhibits:
         return ""
     entries = [
-        f'<li><a href="#{_section_id(number)}">{_html(exhibit.title)}</a> {_soft(exhibit.source)}</li>'
+        f'<li><a href="#{_section_id(number)}">{_html(exhibit.title)}</a> {_soft(exhibit.paper_place)}</li>'
         for number, exhibit in enumerate(exhibits, 1)
     ]
     return f'<nav aria-label="Contents">\n<ol>{_joined(*entries)}</ol>\n</nav>'
@@ -173,7 +173,7 @@ def _section(exhibit: Exhibit, name: str) -> str:
         caution = f'<aside class="caution">\n<h3>{CAUTION}</h3>\n<ul>{notes}</ul>\n</aside>'
     return _joined(
         f'<section aria-labelledby="{name}">\n<h2 id="{name}">{_html(exhibit.title)}</h2>',
-        f"<dl><dt>In the paper</dt><dd>{_html(exhibit.source)}</dd>",
+        f"<dl><dt>In the paper</dt><dd>{_html(exhibit.paper_place)}</dd>",
         f"<dt>How it was run</dt><dd>{about}</dd>",
         f"<dt>Name</dt><dd><code>{_html(exhibit.name)}</code></dd></dl>",
         *(_part(part, f"{name}-{number}") for number, part in enumerate(exhibit.parts, 1)),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adanpc.lab.adapt import ADAPTERS, Adapter, BatchError, find
+from adanpc.lab.adapt import Adapter, BatchError, find
 from adanpc.lab.data.domain import Domain
 from adanpc.lab.data.streams import Arrival, Stream, fetch, labels_of
 from adanpc.lab.seeds import seed_of
@@ -167,7 +167,7 @@ def _accuracy(adapter: Adapter, domain: Domain, size: int) -> float:
 
 def agreement(scene: Scene, walk: Walk) -> float:
     """How many answers are those of the frozen vote of source rows, in percent."""
-    frozen = ADAPTERS["knn"](scene.source)
+    frozen = scene.frozen_vote
     targets = [scene.seen(domain, frozen.sees) for domain in scene.targets]
     same = []
     for arrival, probs in zip(walk.arrivals, walk.probs, strict=True):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from adanpc.lab.adapt import Source
+from adanpc.lab.adapt import ADAPTERS, Adapter, Source
 from adanpc.lab.data.domain import DataSet, Domain, join, some, split
 from adanpc.lab.networks.features import features
 from adanpc.lab.networks.source import SourceModel
@@ -32,6 +33,8 @@ class Scene:
         held: the other fifth of each target, to select by; or none.
         cache: a folder for features, or None.
         times: milliseconds of the encoder by batch size, once they were measured.
+
+    Many methods are asked about one scene, one after another, so it keeps what does not depend on the method.
     """
 
     source: Source
@@ -40,12 +43,22 @@ class Scene:
     held: tuple[Domain, ...] = ()
     cache: Path | None = None
     times: dict[int, float] = field(default_factory=dict)
+    _encoded: dict[Domain, Domain] = field(default_factory=dict)  # images to features
 
     def seen(self, domain: Domain, sees: str) -> Domain:
-        """The domain as a method sees it: its images, or its features (n, D), which are computed once if cached."""
+        """One of the scene's domains as a method sees it: its images, or its features (n, D), which are made once."""
         if sees == "images":
             return domain
-        return Domain(domain.name, features(self.source.model, domain, cache=self.cache), domain.labels)
+        encoded = self._encoded.get(domain)
+        if encoded is None:
+            encoded = Domain(domain.name, features(self.source.model, domain, cache=self.cache), domain.labels)
+            self._encoded[domain] = encoded
+        return encoded
+
+    @cached_property
+    def frozen_vote(self) -> Adapter:
+        """The vote of the source rows, which never learns: what the answers of other methods are compared with."""
+        return ADAPTERS["knn"](self.source)
 
 
 class Parts(NamedTuple):

@@ -109,7 +109,7 @@ class Table:
     Args:
         name: what the command is given.
         title: in words.
-        source: where the paper has it.
+        paper_place: where the paper has it.
         about: what is run, in a sentence or two.
         plan: the tasks at a scale.
         show: the parts and notes made of their records.
@@ -121,7 +121,7 @@ class Table:
 
     name: str
     title: str
-    source: str
+    paper_place: str
     about: str
     plan: Callable[[Scale], list[Task]]
     show: Callable[[Results], tuple[Parts, Sequence[str]]]
@@ -137,7 +137,7 @@ class Table:
             parts = _measured(parts)
             notes = [note for note in notes if self._concerns(note, results.scale)]
         about = f"{self.about} {results.scale.about(self.uses)}"
-        return Exhibit(self.name, self.title, self.source, about, parts, (*notes, *self._cautions(results)))
+        return Exhibit(self.name, self.title, self.paper_place, about, parts, (*notes, *self._cautions(results)))
 
     def _concerns(self, note: str, scale: Scale) -> bool:
         """Whether a note is about the rows that are wanted, or about all of them: it names no other row alone."""

@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
 
 # Gives features (n, D), labels (n,) and keys (n,) of n source samples drawn at random, or of all if n is None.
-Source = Callable[[int | None], tuple[Tensor, Tensor, Tensor]]
+Sampler = Callable[[int | None], tuple[Tensor, Tensor, Tensor]]
 
 
 class Algorithm(nn.Module, ABC):
@@ -63,7 +63,7 @@ class Algorithm(nn.Module, ABC):
         self.optimizers: dict[str, Optimizer] = {"model": self.adam(model)}
         self.parallel: Callable[[Sequence[Batch]], tuple[Tensor, dict[str, Tensor]]] | None = None
 
-    def prepare(self, source: Source) -> None:
+    def prepare(self, sampler: Sampler) -> None:
         """Called before each update, for algorithms that must see more of the source than a batch; most need not."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from adanpc.errors import AdaNPCError
 from adanpc.lab.networks.source import SourceModel
-from adanpc.lab.train.algorithm import Algorithm, Batch, Source
+from adanpc.lab.train.algorithm import Algorithm, Batch, Sampler
 from adanpc.lab.train.search import Choice, Draw
 from adanpc.losses import KNNLoss
 
@@ -64,13 +64,13 @@ class KNN(Algorithm):
         self.temperature = temperature
         self.knn = KNNLoss(model.dim, model.classes, k=k, size=size, refresh=refresh, live_keys=live_keys)
 
-    def prepare(self, source: Source) -> None:
+    def prepare(self, sampler: Sampler) -> None:
         """Fills the queue before the first step; in EM mode, searches the neighbors whenever that is due."""
         if self.knn.refresh is None and not len(self.knn.bank):
-            features, labels, _ = source(self.knn.bank.capacity)
+            features, labels, _ = sampler(self.knn.bank.capacity)
             self.knn.start(features, labels)
         elif self.knn.due:
-            self.knn.refresh_neighbors(*source(None))
+            self.knn.refresh_neighbors(*sampler(None))
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
         """The KNN loss of the encoder plus the cross-entropy of the head; no parameter gets gradients of both."""
