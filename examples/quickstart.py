@@ -29,14 +29,14 @@ for _ in range(60):
 shifted = 0.5 * images[target] + 8.0
 before = (model(shifted).argmax(1) == labels[target]).float().mean()
 
-# Three lines: a bank of the training data, answers by its nearest rows, confident answers join.
+# Three lines: a bank of the training data, answers by its nearest rows, which the stream joins.
 loader = DataLoader(TensorDataset(images[source], labels[source]), batch_size=128)
-wrapped = adanpc.wrap(model, loader, k=10, centering="stream", preprocessing="pixels 0 to 16")
+wrapped = adanpc.wrap(model, loader, preprocessing="pixels 0 to 16")
 answer = wrapped.step(shifted)
 
 after = (answer.labels == labels[target]).float().mean()
 print(f"linear head {before:.1%}, adapted {after:.1%}; {int((answer.joined >= 0).sum())} answers joined the bank")
-print(f"the last answer is {int(answer.labels[-1])} because of rows {answer.neighbors.ids[-1].tolist()}")
+print(wrapped.explain(answer, query=len(answer.labels) - 1))
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder, "bank.safetensors")

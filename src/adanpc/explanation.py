@@ -25,6 +25,7 @@ Files = Mapping[int, Any] | Sequence[Any]
 HEADINGS = ("share", "class", "similarity", "origin", "row", "key", "file")
 UNKNOWN = "–"
 THUMBNAIL = 64  # pixels, the longer side
+SHOWN = 20  # rows in a table; a program gets all
 MOST_BYTES = 64 << 20  # of a picture that is shown in small
 
 
@@ -61,6 +62,8 @@ class Explanation:
     joined: int | None  # the id under which the query joined the bank
     votes: Mapping[str, float]  # the probability of each class that got any, the highest first
     witnesses: tuple[Witness, ...]  # the largest share first
+    trust: float | None = None  # how much of the answer is the adapted one, with the preset "safe"
+    frozen: str | None = None  # what would have been answered without adapting, likewise
 
     @property
     def title(self) -> str:
@@ -68,15 +71,22 @@ class Explanation:
         fate = "did not join the bank"
         if self.joined is not None:
             fate = f"joined the bank as row {self.joined}"
-        return f"Query {self.query}: {self.answer}, confidence {self.confidence:.3f}; it {fate}."
+        adapted = ""
+        if self.trust is not None:
+            adapted = f", trust {self.trust:.2f}, without adapting {self.frozen}"
+        return f"Query {self.query}: {self.answer}, confidence {self.confidence:.3f}{adapted}; it {fate}."
 
     @property
     def summary(self) -> str:
-        """The votes in one line."""
-        return "Votes: " + ", ".join(f"{name} {share:.3f}" for name, share in self.votes.items())
+        """The votes in one line, and how many rows a table leaves out."""
+        votes = "Votes: " + ", ".join(f"{name} {share:.3f}" for name, share in self.votes.items())
+        more = len(self.witnesses) - SHOWN
+        if more <= 0:
+            return votes
+        return f"… and {more} rows with smaller shares. {votes}"
 
     def __str__(self) -> str:
-        lines = [HEADINGS, *(witness.cells for witness in self.witnesses)]
+        lines = [HEADINGS, *(witness.cells for witness in self.witnesses[:SHOWN])]
         widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
         table = []
         for line in lines:
@@ -92,14 +102,14 @@ class Explanation:
         table = import_module("rich.table").Table(
             *HEADINGS, title=text(_printable(self.title)), caption=text(_printable(self.summary))
         )
-        for witness in self.witnesses:
+        for witness in self.witnesses[:SHOWN]:
             table.add_row(*(text(_printable(cell)) for cell in witness.cells))
         return table
 
     def _repr_html_(self) -> str:
         """The table for a notebook, with thumbnails of the files that can be shown."""
         lines = [_html_row("th", [*HEADINGS, ""])]
-        for witness in self.witnesses:
+        for witness in self.witnesses[:SHOWN]:
             lines.append(_html_row("td", witness.cells, _thumbnail(witness.file)))
         title = html.escape(_printable(self.title))
         summary = html.escape(_printable(self.summary))
@@ -133,6 +143,11 @@ def explanation(
         if probs[label] > 0:
             votes[names[label]] = probs[label]
     joined = int(answer.joined[query])
+    trust = None
+    frozen = None
+    if answer.trust is not None and answer.frozen is not None:
+        trust = float(answer.trust[query])
+        frozen = names[int(answer.frozen[query].argmax())]
     return Explanation(
         query=query,
         answer=names[int(answer.labels[query])],
@@ -140,6 +155,8 @@ def explanation(
         joined=None if joined < 0 else joined,
         votes=votes,
         witnesses=tuple(_witnesses(answer, contents, query, names, file_of)),
+        trust=trust,
+        frozen=frozen,
     )
 
 
@@ -160,7 +177,7 @@ def _witnesses(
     answer: Prediction, contents: Contents, query: int, names: Sequence[str], file_of: Callable[[Witness], Any | None]
 ) -> list[Witness]:
     near = answer.neighbors
-    present = near.ids[query] >= 0
+    present = (near.ids[query] >= 0) & (answer.weights[query] != 0)  # others were found, and did not vote
     ids = near.ids[query][present]
     labels = near.labels[query][present].tolist()
     similarity = near.similarity[query][present].tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,18 @@ import oracles
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import Tensor
 
 import adanpc
 from adanpc.core import AdaNPC, Append, MemoryBank, Origin, Restore, Veto
-from adanpc.core.codec import _packed, _unpacked, decode, encode
+from adanpc.core.codec import _packed, _unpacked, canonical, decode, encode
 from adanpc.core.guard import Stream, packed_length, with_more_classes
 from adanpc.core.table import TableError
 from adanpc.core.transform import Transform, fit
 from adanpc.errors import AdaNPCError, ChangeError, EmptyBankError, LabelError
+from adanpc.store import BankFileError
+from adanpc.store.file import KEY, _document, _seal
 
 Array = NDArray[Any]
 DIM = 12
@@ -392,3 +396,70 @@ def test_more_classes_keep_what_is_known_of_the_stream() -> None:
 def test_a_transform_is_a_value() -> None:
     transform = Transform(torch.zeros(2).double(), *(torch.zeros(0, 2).double() for _ in range(3)))
     assert transform(torch.tensor([[1.0, 0.0]])).tolist() == [[1, 0]]
+
+
+class TestFiles:
+    def test_a_file_goes_on_where_it_stopped(self, tmp_path: Path) -> None:
+        classifier = made({"storage": "int8", "capacity": 20}, balance=0.25)
+        features, _ = samples(80, 1, shift=0.5)
+        classifier.step(features[:40])
+        adanpc.save(classifier, tmp_path / "bank")
+        loaded = adanpc.load(tmp_path / "bank")
+        assert loaded.digest() == classifier.digest()
+        assert loaded.settings == classifier.settings
+        assert torch.equal(loaded.step(features[40:]).probs, classifier.step(features[40:]).probs)
+
+    def test_before_anything_was_learned(self, tmp_path: Path) -> None:
+        empty = AdaNPC(MemoryBank(DIM, CLASSES, soft=True), preset="safe")
+        adanpc.save(empty, tmp_path / "bank")
+        assert adanpc.load(tmp_path / "bank").digest() == empty.digest()
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"version": 2}, "its settings are not those of format 2"),
+            ({"safe": {"stream": "sorted", "guard": True, "balance": 0.5}}, "stream must be one of unknown, mixed"),
+            ({"safe": {"stream": "mixed", "guard": True, "balance": 7}}, "balance must be a number from 0 to 1"),
+            ({"safe": {"stream": "mixed", "guard": True}}, "missing or unknown fields"),
+        ],
+        ids=str,
+    )
+    def test_forged_settings_are_refused(self, change: dict[str, Any], message: str, tmp_path: Path) -> None:
+        _forge(tmp_path / "bank", change, {})
+        with pytest.raises(BankFileError, match=message):
+            adanpc.load(tmp_path / "bank")
+
+    def test_a_bank_without_probabilities_is_refused(self, tmp_path: Path) -> None:
+        bank = {**MemoryBank(DIM, CLASSES).config(), "soft": False}
+        _forge(tmp_path / "bank", {"bank": bank}, {"soft": None})
+        with pytest.raises(BankFileError, match="keeps no probabilities"):
+            adanpc.load(tmp_path / "bank")
+
+    @pytest.mark.parametrize(
+        "columns",
+        [
+            {"transform.origin": None},
+            {"transform.span": None},
+            {"transform.span": torch.ones(1, DIM, dtype=torch.float64)},
+            {"transform.damped": torch.zeros(DIM + 1, DIM, dtype=torch.float64)},
+            {"transform.directions": torch.zeros((), dtype=torch.float64)},
+            {"stream": torch.zeros(3, dtype=torch.float64)},
+            {"stream": torch.full((packed_length(DIM, CLASSES),), torch.inf, dtype=torch.float64)},
+        ],
+        ids=lambda columns: str({name: None if column is None else column.shape for name, column in columns.items()}),
+    )
+    def test_forged_columns_are_refused(self, columns: dict[str, Tensor | None], tmp_path: Path) -> None:
+        _forge(tmp_path / "bank", {}, columns)
+        with pytest.raises(BankFileError, match="was not loaded"):
+            adanpc.load(tmp_path / "bank")
+
+
+def _forge(path: Path, change: dict[str, Any], columns: dict[str, Tensor | None]) -> None:
+    """Writes a file with a true seal whose document and columns were changed; None takes a column away."""
+    classifier = made()
+    classifier.step(samples(40, 1)[0])
+    state = classifier.state()
+    document = {**_document(state, {}), **change}
+    tensors = {name: column for name, column in {**state["tensors"], **columns}.items() if column is not None}
+    document["seal"] = _seal(document, tensors)
+    save_file(tensors, path, {KEY: canonical(document)})

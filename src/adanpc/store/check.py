@@ -25,7 +25,8 @@ from adanpc.errors import AdaNPCError
 from adanpc.index.grid import Columns
 
 FORMAT = "adanpc-bank"
-VERSION = 2
+VERSION = 3  # the newest: of files with the preset "safe"
+PAPER_VERSION = 2  # of files with the preset "paper", which earlier releases can read
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # a file must not make its reader allocate more than it holds itself
 SIZES = ("dim", "classes", "k", "k_source", "k_target")
@@ -93,6 +94,11 @@ def check_header(document: Any) -> int:
     return version
 
 
+def version_of(document: dict[str, Any]) -> int:
+    """The version of the format in which a document is written."""
+    return VERSION if "safe" in document else PAPER_VERSION
+
+
 def check_document(document: dict[str, Any]) -> None:
     """Passes a document of the newest format that has all its fields and no other, each of its type and range."""
     parts = SAFE_PARTS if "safe" in document else PAPER_PARTS
@@ -100,6 +106,8 @@ def check_document(document: dict[str, Any]) -> None:
     for part in ("bank", *parts, "recipe"):
         if part != "recipe" or document[part]:  # a bank without a model has none
             check_fields(part, document[part], FIELDS[part])
+    if document["version"] != version_of(document):
+        raise ContentsError(f"its settings are not those of format {document['version']}")
     if "safe" in document and not document["bank"]["soft"]:
         raise ContentsError("it is of the preset 'safe' and keeps no probabilities in its rows")
     judgments = judgments_from_json(document["judgments"])

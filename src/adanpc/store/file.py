@@ -25,7 +25,6 @@ from adanpc.models import RecipeError, Wrapped
 from adanpc.store import format1
 from adanpc.store.check import (
     FORMAT,
-    VERSION,
     BankFileError,
     ContentsError,
     beside_rows,
@@ -33,6 +32,7 @@ from adanpc.store.check import (
     check_document,
     check_header,
     check_tensors,
+    version_of,
 )
 from adanpc.store.safetensors_file import SafetensorsFile, opened
 from adanpc.version import __version__
@@ -165,7 +165,7 @@ def _document(state: State, recipe: dict[str, str]) -> dict[str, Any]:
     return {
         **state["document"],
         "format": FORMAT,
-        "version": VERSION,
+        "version": version_of(state["document"]),
         "adanpc": __version__,
         "seal": "",
         "rows": len(state["tensors"]["id"]),
