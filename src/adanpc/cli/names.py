@@ -22,7 +22,8 @@ ENCODERS = (
     "efficientnet-lite1", "efficientnet-lite2",
 )  # fmt: skip
 METHODS = (
-    "source", "knn", "adanpc", "adanpc-published", "adanpc-bn", "adanpc-bn-published", "adanpc-tent", "adanpc-eta",
+    "source", "knn", "adanpc", "adanpc-safe", "adanpc-published", "adanpc-bn", "adanpc-bn-published", "adanpc-tent",
+    "adanpc-eta",
     "t3a", "t3a-published", "tast", "lame", "neo", "bn-adapt", "tent", "tent-clf", "tent-prebn", "pl-clf", "pl-full",
     "shot", "shot-im", "eta", "eata", "sar", "deyo", "cotta", "roid", "note", "rotta", "ttaug", "memo", "ttt",
     "ttt-online",

@@ -56,15 +56,47 @@ class AdaNPC(Adapter):
         self.classifier = core.AdaNPC(
             bank, k=k, rule=rule, temperature=temperature, admission=admission, centering=centering
         )
-        domains = source.domains
-        if domains is None:
-            domains = torch.zeros_like(source.labels)  # all are from one
-        self.classifier.learn(source.features, source.labels, domain=domains)
+        self.classifier.learn(source.features, source.labels, domain=_domains(source))
         self.banks["bank"] = bank
 
     def answer(self, batch: Tensor) -> Tensor:
         """The vote on features (B, D)."""
         return self.classifier.step(batch).probs.to(batch.dtype)
+
+
+class AdaNPCSafe(Adapter):
+    """The library's default: beliefs join a bank, and a guard falls back to the frozen answer; see ``core.safe``.
+
+    Args:
+        stream: ``unknown``, or ``mixed`` if classes are known to arrive mixed.
+        guard: whether the guard may fall back.
+        capacity: how many rows of the stream are held at most; the oldest leave first.
+
+    Paper: none; it answers what Zhang et al., AdaNPC: Exploring Non-Parametric Classifier for Test-Time Adaptation,
+        ICML 2023, leaves open.
+    """
+
+    sees: ClassVar[Literal["images", "features"]] = "features"
+
+    def __init__(
+        self, source: Source, *, stream: str = "unknown", guard: bool = True, capacity: int | None = None
+    ) -> None:
+        super().__init__(source)
+        bank = MemoryBank(self.model.dim, self.model.classes, soft=True, capacity=capacity, device=self.model.device)
+        self.classifier = core.AdaNPC(bank, preset="safe", stream=stream, guard=guard)
+        self.classifier.learn(source.features, source.labels, domain=_domains(source))
+        self.banks["bank"] = bank
+
+    def answer(self, batch: Tensor) -> Tensor:
+        """The answer to features (B, D)."""
+        return self.classifier.step(batch).probs.to(batch.dtype)
+
+
+def _domains(source: Source) -> Tensor:
+    """Which source domain each sample (n,) is from."""
+    if source.domains is None:
+        return torch.zeros_like(source.labels)  # all are from one
+    return source.domains
 
 
 class AdaNPCPublished(Adapter):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Adapter
-from adanpc.lab.adapt.bank import AdaNPC, AdaNPCPublished
+from adanpc.lab.adapt.bank import AdaNPC, AdaNPCPublished, AdaNPCSafe
 from adanpc.lab.adapt.combined import AdaNPCETA, AdaNPCTent
 from adanpc.lab.adapt.filtered import EATA, ETA
 from adanpc.lab.adapt.fixed import LAME, FrozenKNN, Linear
@@ -27,6 +27,7 @@ ADAPTERS: dict[str, type[Adapter]] = {
     "source": Linear,
     "knn": FrozenKNN,
     "adanpc": AdaNPC,
+    "adanpc-safe": AdaNPCSafe,
     "adanpc-published": AdaNPCPublished,
     "adanpc-bn": AdaNPCBN,
     "adanpc-bn-published": AdaNPCBNPublished,
