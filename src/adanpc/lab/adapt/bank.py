@@ -72,8 +72,8 @@ class AdaNPCSafe(Adapter):
         guard: whether the guard may fall back.
         capacity: how many rows of the stream are held at most; the oldest leave first.
 
-    Paper: none; it answers what Zhang et al., AdaNPC: Exploring Non-Parametric Classifier for Test-Time Adaptation,
-        ICML 2023, leaves open.
+    Paper: Zhang et al., AdaNPC: Exploring Non-Parametric Classifier for Test-Time Adaptation, ICML 2023, for the bank;
+        the rest is this library's own.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
