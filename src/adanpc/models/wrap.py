@@ -91,7 +91,7 @@ class Wrapped:
         return self.classifier.predict(self.features(inputs), exclude=exclude)
 
     def propose(self, inputs: Any, *, domain: int = -1, keys: Any = None) -> tuple[Prediction, Append | None]:
-        """The answers to inputs that arrive in this order, and the change by which the confident ones join.
+        """The answers to inputs that arrive in this order, and the change by which they join the bank.
 
         The change is not applied, so that it can be written to a log first; see ``AdaNPC.propose``.
         """
@@ -100,7 +100,7 @@ class Wrapped:
     def step(
         self, inputs: Any, *, domain: int = -1, keys: Any = None, files: Sequence[Any] | None = None
     ) -> Prediction:
-        """Answers the inputs in order and lets confident answers join the bank.
+        """Answers the inputs in order and learns from them, as the preset says.
 
         Args:
             inputs: a batch.
