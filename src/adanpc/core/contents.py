@@ -106,8 +106,16 @@ class Contents:
         checked = check_features(queries, self.settings.dim).to(self.index.device)
         return self.nearest(unit(checked), k, exclude, source)
 
-    def nearest(self, queries: Tensor, k: int, exclude: Tensor | None = None, source: bool | None = None) -> Neighbors:
-        """``search`` for queries that ``unit`` returned."""
+    def nearest(
+        self,
+        queries: Tensor,
+        k: int,
+        exclude: Tensor | None = None,
+        source: bool | None = None,
+        *,
+        with_soft: bool = True,
+    ) -> Neighbors:
+        """``search`` for queries that ``unit`` returned; soft labels, which may be large, only if they are wanted."""
         group = None
         if source is not None:
             group = SOURCE_GROUP if source else OTHER_GROUP
@@ -117,7 +125,7 @@ class Contents:
         slots = found.slots.clamp(min=0).flatten()
         labels = self.columns.take(slots, "label")["label"].view(shape).masked_fill(nobody, -1)
         soft = None
-        if self.settings.soft:
+        if self.settings.soft and with_soft:
             soft = self.columns.take(slots, "soft")["soft"].view(*shape, self.settings.classes)
             soft = soft.masked_fill(nobody[:, :, None], 0)
         # An absurd k, which a file may hold, must not cost more than the rows that there are.

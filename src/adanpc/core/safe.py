@@ -43,7 +43,7 @@ SOURCE_TEMPERATURE = 0.06
 STREAM_ROWS = 10
 STREAM_TEMPERATURE = 0.1
 SHARPNESS = 8  # of the share of stream rows, as a function of how near they are
-LEAST_SHARE = 0.5  # the most that stream rows count for where classes may not arrive mixed
+MOST_UNMIXED = 0.5  # the largest share of stream rows in a belief where classes may not arrive mixed
 MASS_PRIOR = 8  # queries of each class that the balance starts with
 APART = 1e-6  # the least distance from neighbors
 
@@ -124,7 +124,7 @@ def _questions(
     transform = _transform_of(contents)
     transformed = transform(features)
     queries = unit(_directed(transformed - transform.origin, transformed))
-    near = contents.nearest(queries, SOURCE_ROWS, exclude, True)
+    near = contents.nearest(queries, SOURCE_ROWS, exclude, True, with_soft=False)
     _check_voters(near)
     frozen, weights = vote(near, contents.settings.classes, "classwise", SOURCE_TEMPERATURE)
     before = stream_of(contents).arrivals
@@ -179,7 +179,7 @@ def stream_of(contents: Contents) -> Stream:
 def predict(contents: Contents, features: Tensor, settings: SafeSettings, exclude: Tensor | None) -> Prediction:
     """What each query (B, D) would be answered if it came next."""
     asked = _questions(contents, features, settings, sequence=False, exclude=exclude)
-    source = contents.nearest(asked.queries, SOURCE_ROWS, exclude, True)
+    source = contents.nearest(asked.queries, SOURCE_ROWS, exclude, True, with_soft=False)
     stream = contents.nearest(asked.queries, STREAM_ROWS, exclude, False)
     evidence, weights = vote(source, contents.settings.classes, "classwise", SOURCE_TEMPERATURE)
     beliefs = stream_of(contents).beliefs
@@ -204,7 +204,7 @@ def propose(
     """
     count = len(features)
     asked = _questions(contents, features, settings, sequence=True, exclude=None)
-    source = contents.nearest(asked.queries, SOURCE_ROWS, None, True)
+    source = contents.nearest(asked.queries, SOURCE_ROWS, None, True, with_soft=False)
     evidence, weights = vote(source, contents.settings.classes, "classwise", SOURCE_TEMPERATURE)
     beliefs = stream_of(contents).beliefs
     answers: list[Belief] = []
@@ -357,7 +357,7 @@ def _stream_share(source: Tensor, stream: Tensor, mixed: float) -> float:
     nearest = source[:STREAM_ROWS]
     from_source = max(1 - float(nearest[nearest > -torch.inf].mean()), APART)
     from_stream = max(1 - float(stream.mean()), APART)
-    most = LEAST_SHARE + (1 - LEAST_SHARE) * mixed
+    most = MOST_UNMIXED + (1 - MOST_UNMIXED) * mixed
     share = min(most, 1 / (1 + (from_stream / from_source) ** SHARPNESS))
     return share * len(stream) / STREAM_ROWS
 
