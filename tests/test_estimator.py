@@ -596,6 +596,12 @@ class TestSafe:
         with pytest.raises(AdaNPCError, match="stream='mixed' has no effect with preset='paper': give preset='safe'"):
             AdaNPCClassifier(preset="paper", stream="mixed").fit(rows, [0, 1])
 
+    def test_a_row_is_nearest_to_itself(self, digits: tuple[Array, ...]) -> None:
+        features, labels, _, _ = digits
+        distances, ids = AdaNPCClassifier().fit(features, labels).kneighbors(features[:20], 2)
+        assert ids[:, 0].tolist() == list(range(20))
+        assert distances[:, 0] == pytest.approx(0, abs=1e-6)
+
     def test_it_comes_back_from_a_file(self, digits: tuple[Array, ...], tmp_path: Path) -> None:
         features, labels, queries, _ = digits
         classifier = AdaNPCClassifier(stream="mixed").fit(features, labels)

@@ -239,6 +239,15 @@ def test_an_expert_is_heard() -> None:
     assert float(classifier.predict(query).probs[0, label]) > float(before.probs[0, label])
 
 
+def test_source_rows_that_come_later_keep_the_transform() -> None:
+    classifier = made()
+    transform = classifier.bank.contents.statistics.transform
+    features, labels = samples(30, 11)
+    classifier.learn(features, labels)
+    assert classifier.bank.contents.statistics.transform is transform
+    assert (classifier.predict(features).labels == labels).float().mean() > 0.8
+
+
 class TestTransform:
     def test_one_row_has_the_bits_of_a_batch(self) -> None:
         features, labels = samples(200, 9)

@@ -240,9 +240,9 @@ class Witnesses(NamedTuple):
     def among(cls, near: Neighbors) -> Witnesses:
         """The first STREAM_ROWS of one query's neighbors (1, K) that there are."""
         present = (near.ids[0] >= 0).nonzero()[:STREAM_ROWS, 0]
-        if near.soft is None:
-            raise AdaNPCError("the preset 'safe' keeps beliefs: build its bank with soft=True")
-        return cls(near.ids[0][present], near.similarity[0][present], near.labels[0][present], near.soft[0][present])
+        beliefs = near.soft
+        assert beliefs is not None  # a bank of this preset keeps them
+        return cls(near.ids[0][present], near.similarity[0][present], near.labels[0][present], beliefs[0][present])
 
 
 class Belief(NamedTuple):
@@ -260,12 +260,10 @@ class Belief(NamedTuple):
 
 def _one(near: Neighbors, query: int) -> Neighbors:
     """The neighbors of one query (1, K)."""
-    soft = near.soft
-    if soft is not None:
-        soft = soft[query : query + 1]
-    return Neighbors(
-        near.ids[query : query + 1], near.similarity[query : query + 1], near.labels[query : query + 1], soft
-    )
+    here = slice(query, query + 1)
+    beliefs = near.soft
+    assert beliefs is not None  # a bank of this preset keeps them
+    return Neighbors(near.ids[here], near.similarity[here], near.labels[here], beliefs[here])
 
 
 def _witnesses_in_turn(
