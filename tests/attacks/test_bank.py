@@ -200,7 +200,7 @@ def test_a_bank_can_be_sent_to_a_new_process() -> None:
     queue = context.Queue()
     child = context.Process(target=_answer_elsewhere, args=(made, queue))
     child.start()
-    elsewhere = queue.get(timeout=120)
+    elsewhere = queue.get(timeout=600)
     child.join(120)
     assert child.exitcode == 0
     made.step(features(5, 9))

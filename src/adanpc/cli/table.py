@@ -131,7 +131,7 @@ def list_tables(*, as_json: bool = False) -> None:
     from adanpc.lab.tables import TABLES
 
     if as_json:
-        fields = ("name", "title", "source", "data", "rows")
+        fields = ("name", "title", "paper_place", "data", "rows")
         print_json([{field: getattr(each, field) for field in fields} for each in TABLES.values()])
         return
     width = max(len(name) for name in TABLES)

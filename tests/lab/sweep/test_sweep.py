@@ -179,7 +179,7 @@ def test_records_that_cannot_be_written_end_the_work(workspace: Workspace) -> No
 
 
 def until(true: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 900
     while not true():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -200,7 +200,7 @@ def stopped(workspace: Workspace, number: signal.Signals, whom: Callable[[int, i
     try:
         until(lambda: len(recorded(workspace)) == 2 and len(noted(workspace)) - before == (2 if before else 4), process)
         whom(process.pid, number)
-        _, said = process.communicate(timeout=60)  # ends when the last process that holds the pipe does
+        _, said = process.communicate(timeout=600)  # ends when the last process that holds the pipe does
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
