@@ -239,10 +239,11 @@ class Witnesses(NamedTuple):
     @classmethod
     def among(cls, near: Neighbors) -> Witnesses:
         """The first STREAM_ROWS of one query's neighbors (1, K) that there are."""
-        present = (near.ids[0] >= 0).nonzero()[:STREAM_ROWS, 0]
         beliefs = near.soft
         assert beliefs is not None  # a bank of this preset keeps them
-        return cls(near.ids[0][present], near.similarity[0][present], near.labels[0][present], beliefs[0][present])
+        columns = (near.ids[0], near.similarity[0], near.labels[0], beliefs[0])
+        present = (near.ids[0] >= 0).nonzero()[:STREAM_ROWS, 0]
+        return cls(*(column[present] for column in columns))
 
 
 class Belief(NamedTuple):
@@ -353,11 +354,13 @@ def _believe(
 def _stream_share(source: Tensor, stream: Tensor, mixed: float) -> float:
     """What part of a belief comes from rows of the stream, given similarities to both kinds of rows."""
     nearest = source[:STREAM_ROWS]
-    from_source = max(1 - float(nearest[nearest > -torch.inf].mean()), APART)
+    nearest = nearest[nearest > -torch.inf]  # there may be fewer rows
+    from_source = max(1 - float(nearest.mean()), APART)
     from_stream = max(1 - float(stream.mean()), APART)
+    farther = (from_stream / from_source) ** SHARPNESS
     most = MOST_UNMIXED + (1 - MOST_UNMIXED) * mixed
-    share = min(most, 1 / (1 + (from_stream / from_source) ** SHARPNESS))
-    return share * len(stream) / STREAM_ROWS
+    share = min(most, 1 / (1 + farther))
+    return share * len(stream) / STREAM_ROWS  # the first few rows of a stream count less
 
 
 def _prediction(

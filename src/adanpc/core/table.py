@@ -97,10 +97,12 @@ def check_transform(transform: Transform, dim: int) -> None:
 
 def _check_vectors(name: str, vectors: Tensor, dim: int) -> None:
     """Passes at most ``dim`` finite vectors of float64 with lengths up to about one."""
-    if vectors.dtype != torch.float64 or vectors.ndim != 2 or vectors.shape[1] != dim or len(vectors) > dim:
-        given = f"{vectors.dtype} of {tuple(vectors.shape)}"
+    given = f"{vectors.dtype} of {tuple(vectors.shape)}"
+    fits = vectors.ndim == 2 and vectors.shape[1] == dim and len(vectors) <= dim
+    if not fits or vectors.dtype != torch.float64:
         raise TableError(f"its {name} must be float64 of shape (at most {dim}, {dim}), got {given}")
-    if not (vectors.norm(dim=1) <= 1 + LENGTH).all():  # turned so that NaN is bad
+    short = vectors.norm(dim=1) <= 1 + LENGTH  # false for NaN
+    if not short.all():
         raise TableError(f"its {name} has vectors longer than one, NaN or infinity")
 
 

@@ -89,7 +89,7 @@ def of_run(
         run: that was trained.
         others: images to meet instead of the run's targets.
         which: the best or the last model.
-        images: of each target at most.
+        images: the most of each target.
         device: where the model computes.
     """
     domains = run.spec.targets
@@ -135,7 +135,7 @@ def of_weights(
         source: labeled images; a fifth of each domain is held out. Their classes, in order, are those of the head.
         target: the images to meet; their classes are known by name.
         folder: for records and features.
-        images: of each target at most.
+        images: the most of each target.
         seed: of splits, and of a head that is fitted.
         device: where the model computes.
     """
