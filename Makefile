@@ -22,6 +22,7 @@ FAST := tests/core tests/index tests/store tests/models \
 SLOW := tests/core/test_classifier.py::test_batch_size_never_changes_an_answer \
 	tests/core/test_classifier.py::test_answers_are_those_of_the_oracle \
 	tests/index/test_exact.py::test_a_forked_process_can_search_too \
+	tests/models/test_stream.py::test_keys_of_a_shuffling_loader_are_rows_of_its_data_set \
 	tests/store/test_file.py::test_the_limit_of_texts_is_what_the_library_reads \
 	tests/store/test_file.py::test_two_writing_processes_and_a_reader \
 	tests/store/test_file.py::test_memory_stays_within_twice_the_bank \

@@ -1,0 +1,106 @@
+"""How long the longest append takes while a bank grows to a million rows, one by one and in blocks.
+
+``python -m benchmarks.growth`` measures processor time of the appending thread, which other programs hardly disturb, and
+the time that passed, which they do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+import torch
+
+from adanpc import MemoryBank
+from adanpc.core import Append
+from adanpc.lab.environment import machine
+
+CLASSES = 10
+SETTINGS = ((64, "float32"), (512, "float16"))  # dimensions and storage
+SINGLES = 64  # rows that are appended one by one, before each block
+BLOCK = 960  # rows that are appended at once
+LIMIT = 20.0  # milliseconds that no append should exceed
+
+
+class Time(NamedTuple):
+    """What one append took, in milliseconds."""
+
+    rows: int  # that were there before
+    count: int  # that were appended
+    processor: float
+    passed: float
+
+
+def main() -> None:
+    """Grows a bank for each setting, and writes the longest appends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--collect-all", action="store_true", help="lets Python's collector visit what was imported")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/growth.md"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if not options.collect_all:
+        # Every so often Python's collector visits all objects of a process. Those of torch alone take a tenth of a second,
+        # whoever allocates; that pause is not the bank's.
+        gc.freeze()
+    lines = [
+        "# Appends while a bank grows",
+        "",
+        f"`python -m benchmarks.growth` on {machine()}.",
+        "",
+        f"A bank without capacity, from empty to {options.rows:,} rows: {SINGLES} rows one by one, then {BLOCK} at once, "
+        "and so on. Milliseconds of one append: processor time of the appending thread, page faults included, and in "
+        "brackets the time that passed, which has in it whatever else ran on the machine. What was imported is hidden from "
+        "Python's garbage collector (`gc.freeze()`) unless `--collect-all` is given.",
+        "",
+        "| rows | appended | median | 99.9 % | longest | longest at rows | second | appends above 20 ms |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for dim, storage in SETTINGS:
+        times = list(appends(dim, storage, options.rows))
+        for count in (1, BLOCK):
+            lines.append(row(f"{dim} x {storage}", [each for each in times if each.count == count]))
+    options.out.write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def appends(dim: int, storage: str, most: int) -> Iterator[Time]:
+    """The times of all appends to a bank that grows to at least so many rows."""
+    bank = MemoryBank(dim, CLASSES, storage=storage)
+    generator = torch.Generator().manual_seed(0)
+    rows = 0
+    while rows < most:
+        features = torch.randn(SINGLES + BLOCK, dim, generator=generator)
+        labels = torch.arange(SINGLES + BLOCK) % CLASSES
+        sizes = [1] * SINGLES + [BLOCK]
+        for some, theirs in zip(features.split(sizes), labels.split(sizes), strict=True):
+            change = Append(some, theirs)
+            passed = time.perf_counter()
+            processor = time.thread_time()
+            bank.apply(change)
+            processor = time.thread_time() - processor
+            passed = time.perf_counter() - passed
+            yield Time(rows, len(some), 1000 * processor, 1000 * passed)
+            rows += len(some)
+
+
+def row(setting: str, times: list[Time]) -> str:
+    """A line of the table."""
+    processor = numpy.array([each.processor for each in times])
+    passed = numpy.array([each.passed for each in times])
+    longest = sorted(times, key=lambda each: -each.processor)
+    cells = [setting, str(times[0].count)]
+    for share in (0.5, 0.999, 1.0):
+        cells.append(f"{numpy.quantile(processor, share):.2f} ({numpy.quantile(passed, share):.2f})")
+    cells += [f"{longest[0].rows:,}", f"{longest[1].processor:.2f} at {longest[1].rows:,}"]
+    cells.append(f"{(processor > LIMIT).sum()} of {len(times):,}")
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()
