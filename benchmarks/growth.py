@@ -1,7 +1,7 @@
 """How long the longest append takes while a bank grows to a million rows, one by one and in blocks.
 
-``python -m benchmarks.growth`` measures processor time of the appending thread, which other programs hardly disturb, and
-the time that passed, which they do.
+``python -m benchmarks.growth`` measures processor time of the appending thread, which other programs hardly disturb,
+and the time that passed, which they do.
 """
 
 from __future__ import annotations
@@ -25,6 +25,12 @@ SETTINGS = ((64, "float32"), (512, "float16"))  # dimensions and storage
 SINGLES = 64  # rows that are appended one by one, before each block
 BLOCK = 960  # rows that are appended at once
 LIMIT = 20.0  # milliseconds that no append should exceed
+CONDITIONS = (
+    "A bank without capacity, from empty to {rows:,} rows: {singles} rows one by one, then {block} at once, and so on. "
+    "Milliseconds of one append: processor time of the appending thread, page faults included, and in brackets the time "
+    "that passed, which has in it whatever else ran on the machine. What was imported is hidden from Python's garbage "
+    "collector (`gc.freeze()`) unless `--collect-all` is given."
+)
 
 
 class Time(NamedTuple):
@@ -45,18 +51,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if not options.collect_all:
-        # Every so often Python's collector visits all objects of a process. Those of torch alone take a tenth of a second,
-        # whoever allocates; that pause is not the bank's.
+        # Every so often Python's collector visits all objects of a process. Those of torch alone take a tenth of a
+        # second, whoever allocates; that pause is not the bank's.
         gc.freeze()
     lines = [
         "# Appends while a bank grows",
         "",
         f"`python -m benchmarks.growth` on {machine()}.",
         "",
-        f"A bank without capacity, from empty to {options.rows:,} rows: {SINGLES} rows one by one, then {BLOCK} at once, "
-        "and so on. Milliseconds of one append: processor time of the appending thread, page faults included, and in "
-        "brackets the time that passed, which has in it whatever else ran on the machine. What was imported is hidden from "
-        "Python's garbage collector (`gc.freeze()`) unless `--collect-all` is given.",
+        CONDITIONS.format(rows=options.rows, singles=SINGLES, block=BLOCK),
         "",
         "| rows | appended | median | 99.9 % | longest | longest at rows | second | appends above 20 ms |",
         "|---|---|---|---|---|---|---|---|",
