@@ -27,8 +27,8 @@ BLOCK = 960  # rows that are appended at once
 LIMIT = 20.0  # milliseconds that no append should exceed
 CONDITIONS = (
     "A bank without capacity, from empty to {rows:,} rows: {singles} rows one by one, then {block} at once, and so on. "
-    "Milliseconds of one append: processor time of the appending thread, page faults included, and in brackets the time "
-    "that passed, which has in it whatever else ran on the machine. What was imported is hidden from Python's garbage "
+    "Milliseconds of one append: processor time of the appending thread, page faults included, and in brackets the "
+    "time that passed, which has in it whatever else ran on the machine. What was imported is hidden from Python's garbage "
     "collector (`gc.freeze()`) unless `--collect-all` is given."
 )
 
@@ -37,7 +37,7 @@ class Time(NamedTuple):
     """What one append took, in milliseconds."""
 
     rows: int  # that were there before
-    count: int  # that were appended
+    added: int  # that were appended
     processor: float
     passed: float
 
@@ -67,7 +67,7 @@ def main() -> None:
     for dim, storage in SETTINGS:
         times = list(appends(dim, storage, options.rows))
         for count in (1, BLOCK):
-            lines.append(row(f"{dim} x {storage}", [each for each in times if each.count == count]))
+            lines.append(row(f"{dim} x {storage}", [each for each in times if each.added == count]))
     options.out.write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
@@ -97,7 +97,7 @@ def row(setting: str, times: list[Time]) -> str:
     processor = numpy.array([each.processor for each in times])
     passed = numpy.array([each.passed for each in times])
     longest = sorted(times, key=lambda each: -each.processor)
-    cells = [setting, str(times[0].count)]
+    cells = [setting, str(times[0].added)]
     for share in (0.5, 0.999, 1.0):
         cells.append(f"{numpy.quantile(processor, share):.2f} ({numpy.quantile(passed, share):.2f})")
     cells += [f"{longest[0].rows:,}", f"{longest[1].processor:.2f} at {longest[1].rows:,}"]
