@@ -28,8 +28,8 @@ LIMIT = 20.0  # milliseconds that no append should exceed
 CONDITIONS = (
     "A bank without capacity, from empty to {rows:,} rows: {singles} rows one by one, then {block} at once, and so on. "
     "Milliseconds of one append: processor time of the appending thread, page faults included, and in brackets the "
-    "time that passed, which has in it whatever else ran on the machine. What was imported is hidden from Python's garbage "
-    "collector (`gc.freeze()`) unless `--collect-all` is given."
+    "time that passed, which has in it whatever else ran on the machine. What was imported is hidden from Python's "
+    "garbage collector (`gc.freeze()`) unless `--collect-all` is given."
 )
 
 
