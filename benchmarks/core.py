@@ -11,6 +11,8 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -27,12 +29,11 @@ from adanpc import AdaNPC, Append, MemoryBank, Origin
 from adanpc.lab.environment import machine
 from adanpc.progress import track
 
-try:
-    import faiss
-    import hnswlib
-except ImportError:  # results can be shown without them, but not measured
-    faiss = None
-    hnswlib = None
+faiss: Any = None
+hnswlib: Any = None
+with suppress(ImportError):  # results can be shown without them, but not measured
+    faiss = import_module("faiss")
+    hnswlib = import_module("hnswlib")
 
 DIM = 512
 CLASSES = 10

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from adanpc import Append, MemoryBank, Veto
-from adanpc.index import Found
+from adanpc.index import Found, Wanted
 from adanpc.testing import check_index
 
 
@@ -82,6 +84,9 @@ class PlainIndex:
         slots = by_id[order[:, :k]]
         nobody = similarity == -torch.inf
         return Found(slots.masked_fill(nobody, -1), self._ids[slots].masked_fill(nobody, -1), similarity)
+
+    def search_groups(self, queries: Tensor, wanted: Sequence[Wanted], *, exclude: Tensor | None = None) -> list[Found]:
+        return [self.search(queries, k, group=group, exclude=exclude) for k, group in wanted]
 
 
 def _resized(column: Tensor, slots: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""A trained PyTorch model meets other data: wrap it, let it adapt, save it. Runs in a few seconds."""
+"""Wrap a trained PyTorch model, let it adapt to shifted data, save it. Runs in a few seconds."""
 
 import tempfile
 from pathlib import Path

@@ -28,10 +28,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import adanpc
-from adanpc.core import Admission, everyone, nobody
+from adanpc.core import AdaNPC, Admission, MemoryBank, everyone, nobody
 from adanpc.errors import AdaNPCError, LabelError
-from adanpc.estimator import LAYER, AdaNPCClassifier
-from adanpc.store.file import write
+from adanpc.estimator import AdaNPCClassifier, AdaNPCTransformer
+from adanpc.store.file import ESTIMATOR, write
 
 Array = NDArray[Any]
 
@@ -490,6 +490,11 @@ class TestFiles:
         with pytest.raises(AdaNPCError, match="got AdaNPCClassifier; use its own method, save"):
             adanpc.save(classifier, tmp_path / "bank")
 
+    def test_load_of_the_library_names_the_remedy(self, tmp_path: Path) -> None:
+        Paper(1).fit([[1.0, 0.0]], ["a"]).save(tmp_path / "bank")
+        with pytest.raises(AdaNPCError, match=r"it holds an estimator; use AdaNPCClassifier\.load\(path\)"):
+            adanpc.load(tmp_path / "bank")
+
     def test_what_is_not_fitted_is_not_saved(self, tmp_path: Path) -> None:
         with pytest.raises(NotFittedError):
             Paper().save(tmp_path / "bank")
@@ -498,7 +503,7 @@ class TestFiles:
         days = np.array(["2020-01-01", "2020-01-02"], dtype="datetime64[D]")
         classifier = Paper(1).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
         classifier.classes_ = days
-        with pytest.raises(AdaNPCError, match="its classes must be texts or numbers"):
+        with pytest.raises(AdaNPCError, match="its classes must be strings or numbers"):
             classifier.save(tmp_path / "bank")
 
     def test_a_bank_without_an_estimator_is_refused(self, tmp_path: Path) -> None:
@@ -533,24 +538,26 @@ class TestFiles:
             "columns": None,
             "kind": "U",
         }
-        recipe = {"layer": LAYER, "weights": "", "preprocessing": json.dumps(description)}
+        recipe = {"layer": ESTIMATOR, "weights": "", "preprocessing": json.dumps(description)}
         write(classifier.model_, recipe, tmp_path / "bank")
         assert AdaNPCClassifier.load(tmp_path / "bank").predict([[1.0, 0.0]]) == ["a"]
         write(classifier.model_, {**recipe, "preprocessing": json.dumps({**description, **forged})}, tmp_path / "bank")
-        with pytest.raises(AdaNPCError, match="what it says of the estimator cannot be"):
+        with pytest.raises(AdaNPCError, match="its description of the estimator is not valid"):
             AdaNPCClassifier.load(tmp_path / "bank")
 
     @pytest.mark.parametrize("text", ["", "[]", "{", "{}", "[" * 100_000])
     def test_a_description_that_is_none(self, tmp_path: Path, text: str) -> None:
         classifier = Paper(1).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
-        write(classifier.model_, {"layer": LAYER, "weights": "", "preprocessing": text}, tmp_path / "bank")
-        with pytest.raises(AdaNPCError, match="what it says of the estimator cannot be"):
+        write(classifier.model_, {"layer": ESTIMATOR, "weights": "", "preprocessing": text}, tmp_path / "bank")
+        with pytest.raises(AdaNPCError, match="its description of the estimator is not valid"):
             AdaNPCClassifier.load(tmp_path / "bank")
 
 
 def test_one_hot_labels_are_refused_with_the_remedy() -> None:
     with pytest.raises(LabelError, match=r"got shape \(2, 2\): pass y.argmax\(1\) if it is one-hot"):
         Paper(1).fit([[1.0, 0.0], [0.0, 1.0]], np.eye(2))
+    with pytest.raises(LabelError, match=r"got shape \(2, 2\): pass y.argmax\(1\) if it is one-hot"):
+        Paper(1).fit([[1.0, 0.0], [0.0, 1.0]], [[1, 0], [0, 1]])
 
 
 class TestSafe:
@@ -591,9 +598,9 @@ class TestSafe:
 
     def test_arguments_of_the_other_preset_are_refused(self) -> None:
         rows = [[1.0, 0.0], [0.0, 1.0]]
-        with pytest.raises(AdaNPCError, match="n_neighbors=5 has no effect with preset='safe': give preset='paper'"):
+        with pytest.raises(AdaNPCError, match="n_neighbors=5 has no effect with preset='safe': pass preset='paper'"):
             AdaNPCClassifier(5).fit(rows, [0, 1])
-        with pytest.raises(AdaNPCError, match="stream='mixed' has no effect with preset='paper': give preset='safe'"):
+        with pytest.raises(AdaNPCError, match="stream='mixed' has no effect with preset='paper': pass preset='safe'"):
             AdaNPCClassifier(preset="paper", stream="mixed").fit(rows, [0, 1])
 
     def test_a_row_is_nearest_to_itself(self, digits: tuple[Array, ...]) -> None:
@@ -612,3 +619,25 @@ class TestSafe:
         assert loaded.get_params() == classifier.get_params()
         assert loaded.adapt_predict(queries[50:]).tolist() == classifier.adapt_predict(queries[50:]).tolist()
         assert digest(loaded) == digest(classifier)
+
+
+def test_the_transformer_keeps_scikit_learns_contract() -> None:
+    results = check_estimator(AdaNPCTransformer(), on_skip=None, on_fail=None)
+    failed = [result for result in results if result["status"] == "failed"]
+    assert not failed
+
+
+def test_the_transformer_is_the_transform_of_the_classifier() -> None:
+    X, y = load_digits(return_X_y=True)
+    domains = np.arange(len(X)) % 2
+    transformer = AdaNPCTransformer().fit(X[:1000] + 1, y[:1000], domains=domains[:1000])
+    rows = transformer.transform(X[1000:] + 1)
+    classifier = AdaNPC(MemoryBank(64, 10, soft=True), preset="safe")
+    classifier.learn(
+        torch.from_numpy(X[:1000] + 1), torch.from_numpy(y[:1000]), domain=torch.from_numpy(domains[:1000])
+    )
+    expected = classifier.frozen_queries(torch.from_numpy(X[1000:] + 1))
+    assert np.array_equal(rows, expected.numpy())
+    cosine = KNeighborsClassifier(metric="cosine")
+    plain = cosine.fit(X[:1000], y[:1000]).score(X[1000:], y[1000:])
+    assert make_pipeline(AdaNPCTransformer(), cosine).fit(X[:1000], y[:1000]).score(X[1000:], y[1000:]) >= plain - 0.01

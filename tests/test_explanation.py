@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -90,9 +91,22 @@ def test_a_query_that_was_not_asked_is_refused(query: Any) -> None:
         explain(made.predict(ROWS), made.bank, query)
 
 
+def test_what_cannot_be_explained_is_refused() -> None:
+    made = classifier()
+    answer = made.predict(ROWS)
+    with pytest.raises(AdaNPCError, match=r"answer must be a Prediction, .*, got \["):
+        explain([answer], made.bank)  # type: ignore[arg-type]
+    with pytest.raises(AdaNPCError, match="such as classifier.bank, got <AdaNPC"):
+        explain(answer, made)  # type: ignore[arg-type]
+    with pytest.raises(AdaNPCError, match="the answer has 2 classes and the bank 3"):
+        explain(answer, MemoryBank(2, 3))
+    with pytest.raises(AdaNPCError, match="files must be a list of paths, or a mapping .*, got 'images'"):
+        explain(answer, made.bank, files="images")
+
+
 def test_an_answer_to_nothing_is_refused() -> None:
     made = classifier()
-    with pytest.raises(AdaNPCError, match="no queries"):
+    with pytest.raises(AdaNPCError, match="there is no query to explain"):
         explain(made.predict(torch.zeros(0, 2)), made.bank)
 
 
@@ -150,6 +164,7 @@ class Folder(Dataset[Any]):
     def __init__(self) -> None:
         self.classes = ["cat", "dog"]
         self.samples = [(f"{self.classes[row % 2]}/{row}.png", row % 2) for row in range(8)]
+        self.transform: str | None = None
         self.images = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
@@ -180,6 +195,23 @@ class TestWrapped:
         assert found is not None
         assert [found(key) for key in (0, 1, 2, -1)] == ["dog/5.png", "dog/1.png", None, None]
         assert files_of(Subset([1, 2], [0])) is None  # type: ignore[arg-type]
+
+    def test_names_and_transform_of_a_part_are_those_of_the_whole(self) -> None:
+        folder = Folder()
+        folder.transform = "ToTensor()"
+        part = Subset(Subset(folder, [0, 1, 2, 5]), [0, 1, 3])
+        wrapped = adanpc.wrap(model(), DataLoader(part, batch_size=2))
+        assert wrapped.classifier.bank.names == ("cat", "dog")
+        assert wrapped.preprocessing == "ToTensor()"
+
+    def test_a_wrapped_data_set_can_be_pickled(self) -> None:
+        folder = Folder()
+        for data in (folder, Subset(folder, range(8))):
+            wrapped = adanpc.wrap(model(), DataLoader(data, batch_size=3))
+            sent = pickle.loads(pickle.dumps(wrapped))
+            answer = sent.predict(folder.images)
+            assert torch.equal(answer.probs, wrapped.predict(folder.images).probs)
+            assert str(sent.explain(answer)) == str(wrapped.explain(answer))
 
     def test_own_keys_are_not_row_numbers(self) -> None:
         folder = Folder()
@@ -228,7 +260,7 @@ class TestWrapped:
         assert "\n" not in repr(wrapped)
 
     def test_a_misspelled_setting_is_named(self) -> None:
-        with pytest.raises(AdaNPCError, match="wrap has no setting 'storge'; did you mean 'storage'?"):
+        with pytest.raises(AdaNPCError, match="wrap has no argument 'storge'; it has: .*; did you mean 'storage'?"):
             adanpc.wrap(model(), DataLoader(Folder()), storge="int8")
-        with pytest.raises(AdaNPCError, match="wrap has no setting 'bank'"):
+        with pytest.raises(AdaNPCError, match="wrap has no argument 'bank'"):
             adanpc.wrap(model(), DataLoader(Folder()), bank=None)

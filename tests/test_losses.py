@@ -188,7 +188,7 @@ def test_bad_settings_and_batches_are_refused() -> None:
         KNNLoss(6, 3, refresh=0)
     loss = KNNLoss(6, 3)
     loss.start(*samples(4))
-    with pytest.raises(FeatureError, match="a batch of zero rows has no loss"):
+    with pytest.raises(FeatureError, match="the batch is empty: a loss needs at least one row"):
         loss(torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))
     loss.temperature = -0.1  # a schedule that went too far
     with pytest.raises(AdaNPCError, match="temperature must be a finite number greater than 0, got -0.1"):
@@ -220,7 +220,7 @@ def test_half_precision_features_are_widened() -> None:
     [
         (torch.ones(4, 6), torch.zeros(2).long(), torch.arange(4), r"labels must be whole numbers of shape \(4,\)"),
         (torch.ones(4, 6), torch.zeros(4), torch.arange(4), "labels must be whole numbers"),
-        (torch.ones(4, 6), torch.full((4,), 3), torch.arange(4), "labels must lie in 0 … 2"),
+        (torch.ones(4, 6), torch.full((4,), 3), torch.arange(4), "labels must be between 0 and 2"),
         (torch.ones(4, 6), torch.zeros(4).long(), torch.arange(1), r"keys must be whole numbers of shape \(4,\)"),
         (torch.full((4, 6), torch.nan), torch.zeros(4).long(), torch.arange(4), "NaN"),
         (torch.ones(4, 5), torch.zeros(4).long(), torch.arange(4), r"shape \(B, 6\), got \(4, 5\)"),
@@ -259,3 +259,7 @@ def test_a_refused_refresh_changes_nothing() -> None:
     with pytest.raises(AdaNPCError, match="keys must differ"):
         loss.refresh_neighbors(*samples(3), torch.tensor([1, 1, 2]))
     assert (loss.bank.digest(), loss.fixed) == (before, fixed)
+
+
+def test_it_says_what_it_is() -> None:
+    assert repr(KNNLoss(4, 3, size=50)).startswith("KNNLoss(dim=4, classes=3, k=10, temperature=0.1, size=50, ")

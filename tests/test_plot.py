@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -24,8 +24,9 @@ def answers() -> list[Prediction]:
 
 def test_curves_are_means_over_a_window(answers: list[Prediction]) -> None:
     labels = torch.tensor([-1, -1, 0, 1, 0, -1, -1, -1, 1])
-    trust = np.linspace(0, 1, 9)
-    curves = stream_curves(answers, labels, trust=trust, window=3)
+    trust = torch.linspace(0, 1, 9)
+    trusted = [replace(answers[0], trust=trust[:4]), replace(answers[1], trust=trust[4:])]
+    curves = stream_curves(trusted, labels, window=3)
     given = torch.cat([answer.labels for answer in answers])
     confidence = torch.cat([answer.confidence for answer in answers])
     for query in range(9):
@@ -35,13 +36,21 @@ def test_curves_are_means_over_a_window(answers: list[Prediction]) -> None:
         expected = float(right.float().mean())
         assert float(curves["accuracy"][query]) == pytest.approx(expected, nan_ok=True)
         assert float(curves["confidence"][query]) == pytest.approx(float(confidence[last].mean()))
-        assert float(curves["trust"][query]) == pytest.approx(trust[last].mean())
+        assert float(curves["trust"][query]) == pytest.approx(float(trust[last].mean()))
     joined = torch.cat([answer.joined for answer in answers]) >= 0
     assert curves["admitted"].tolist() == joined.cumsum(0).tolist()
 
 
 def test_labels_and_trust_may_be_missing(answers: list[Prediction]) -> None:
     assert list(stream_curves(answers[0])) == ["confidence", "admitted"]
+
+
+def test_the_default_preset_shows_its_trust() -> None:
+    torch.manual_seed(0)
+    made = AdaNPC(MemoryBank(3, 2, soft=True), preset="safe")
+    made.learn(torch.randn(30, 3), torch.arange(30) % 2)
+    figure = plot_stream([made.step(torch.randn(4, 3)), made.step(torch.randn(5, 3))])
+    assert [line.get_label() for line in figure.axes[0].lines] == ["confidence", "trust"]
 
 
 def test_it_is_drawn(answers: list[Prediction], tmp_path: Path) -> None:

@@ -126,6 +126,47 @@ class TestMerge:
         assert (one.digest(), two.digest()) == before
         assert AdaNPC.load(both.state()).digest() == both.digest()
 
+    def test_source_rows_that_both_hold_are_kept_once(self) -> None:
+        start = filled(0)
+        one = AdaNPC.load(start.state())
+        two = AdaNPC.load(start.state())
+        one.step(torch.randn(3, 3, generator=torch.Generator().manual_seed(4)))
+        two.step(torch.randn(4, 3, generator=torch.Generator().manual_seed(5)))
+        both = merged(one, two)
+        origins = both.bank.to_pandas()["origin"].value_counts()
+        assert origins["source"] == 4 + 1  # the vetoed row of the second keeps its history
+        assert origins["admitted"] == (6 + 3) + (6 + 4)
+        assert sorted(both.bank.vetoes) == [1, 1 + one.bank.next_id]
+
+    @staticmethod
+    def safe(stream: int, source: int = 0) -> AdaNPC:
+        made = AdaNPC(MemoryBank(8, 3, soft=True), preset="safe")
+        random = torch.Generator().manual_seed(source)
+        made.learn(torch.randn(60, 8, generator=random), torch.arange(60) % 3)
+        made.step(torch.randn(40, 8, generator=torch.Generator().manual_seed(stream)))
+        return made
+
+    def test_two_copies_of_a_safe_bank_become_one(self) -> None:
+        one = self.safe(1)
+        two = self.safe(2)
+        both = merged(one, two)
+        assert len(both.bank) == 60 + 40 + 40
+        stored = both.bank.rows(both.bank.table("id")["id"])
+        assert torch.equal(stored[:100], one.bank.rows(torch.arange(100)))
+        assert torch.equal(stored[100:], two.bank.rows(torch.arange(60, 100)))
+        asked = torch.randn(9, 8)
+        torch.testing.assert_close(both.predict(asked).frozen, one.predict(asked).frozen, rtol=0, atol=0)
+        again = AdaNPC.load(both.state())
+        assert torch.equal(again.step(asked).probs, both.step(asked).probs)
+
+    def test_safe_banks_of_other_sources_are_refused(self) -> None:
+        with pytest.raises(AdaNPCError, match="can be merged only if they began with the same source rows"):
+            merged(self.safe(1), self.safe(1, source=5))
+        with pytest.raises(AdaNPCError, match="can be merged only if they began with the same source rows"):
+            merged(self.safe(1), AdaNPC(MemoryBank(8, 3, soft=True), preset="safe"))
+        with pytest.raises(AdaNPCError, match="must have the same preset, got 'safe' and 'paper'"):
+            merged(self.safe(1), AdaNPC(MemoryBank(8, 3, soft=True)))
+
     def test_the_capacity_of_the_first_is_kept(self) -> None:
         both = merged(filled(0, capacity=7), filled(1, capacity=20))
         assert int(both.bank.admitted.sum()) == 7
@@ -146,12 +187,12 @@ class TestMerge:
 
     def test_rows_without_their_means_are_refused(self) -> None:
         centered = AdaNPC(MemoryBank(3, 2), centering="source")
-        with pytest.raises(AdaNPCError, match="banks with centering cannot be merged, .* got 'source'"):
+        with pytest.raises(AdaNPCError, match=r"banks with centering \('source'\) cannot be merged, since"):
             merged(filled(), centered)
 
     def test_something_else_is_refused(self) -> None:
         other: Any = MemoryBank(3, 2)
-        with pytest.raises(AdaNPCError, match="give an AdaNPC or a wrapped model, got MemoryBank"):
+        with pytest.raises(AdaNPCError, match="expected an AdaNPC or a wrapped model, got MemoryBank"):
             merged(filled(), other)
 
 
@@ -159,7 +200,7 @@ class TestWrapped:
     @staticmethod
     def wrapped(seed: int = 0) -> adanpc.Wrapped:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        model = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2))
         torch.manual_seed(seed)
         return adanpc.wrap(model, [(torch.randn(6, 3), torch.arange(6) % 2)], preset="paper", k=3, encode_size=2)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Admission,
         Append,
         Delete,
+        Feedback,
         MemoryBank,
         Origin,
         Prediction,
@@ -25,37 +26,37 @@ if TYPE_CHECKING:
         everyone,
         nobody,
     )
-    from adanpc.estimator import AdaNPCClassifier, adapt_predict
+    from adanpc.estimator import AdaNPCClassifier, AdaNPCTransformer, adapt_predict
     from adanpc.explanation import Explanation, explain
     from adanpc.losses import KNNLoss
     from adanpc.models.wrap import Wrapped, wrap
     from adanpc.plot import plot_stream
     from adanpc.rebuild import merged, with_capacity, with_classes
-    from adanpc.store import load, save
+    from adanpc.store import DurableBank, load, save
 
 # Where each name comes from. A module is imported when one of its names is first used: torch alone takes seconds, which
 # nobody should wait for who asks for the version or completes a command.
 _MODULES = {
     "core": [
-        "AdaNPC", "Admission", "Append", "Delete", "MemoryBank", "Origin", "Prediction", "Relabel", "Restore",
-        "Rollback", "Veto", "everyone", "nobody",
+        "AdaNPC", "Admission", "Append", "Delete", "Feedback", "MemoryBank", "Origin", "Prediction",
+        "Relabel", "Restore", "Rollback", "Veto", "everyone", "nobody",
     ],
-    "estimator": ["AdaNPCClassifier", "adapt_predict"],
+    "estimator": ["AdaNPCClassifier", "AdaNPCTransformer", "adapt_predict"],
     "explanation": ["Explanation", "explain"],
     "index": [],
     "losses": ["KNNLoss"],
     "models": ["Wrapped", "wrap"],
     "plot": ["plot_stream"],
     "rebuild": ["merged", "with_capacity", "with_classes"],
-    "store": ["load", "save"],
+    "store": ["DurableBank", "load", "save"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "AdaNPC", "AdaNPCClassifier", "AdaNPCError", "Admission", "Append", "Delete", "Explanation", "KNNLoss",
-    "MemoryBank", "Origin", "Prediction", "Relabel", "Restore", "Rollback", "Veto", "Wrapped", "__version__",
-    "adapt_predict", "everyone", "explain", "load", "merged", "nobody", "plot_stream", "save", "with_capacity",
-    "with_classes", "wrap",
+    "AdaNPC", "AdaNPCClassifier", "AdaNPCError", "AdaNPCTransformer", "Admission", "Append", "Delete", "DurableBank",
+    "Explanation", "Feedback", "KNNLoss", "MemoryBank", "Origin", "Prediction", "Relabel", "Restore", "Rollback",
+    "Veto", "Wrapped", "__version__", "adapt_predict", "everyone", "explain", "load", "merged", "nobody",
+    "plot_stream", "save", "with_capacity", "with_classes", "wrap",
 ]  # fmt: skip
 
 

@@ -14,8 +14,14 @@ class AdaNPCError(ValueError):
     code: ClassVar[str] = "invalid-value"
 
 
+class ArgumentError(AdaNPCError, TypeError):
+    """An argument whose name is unknown."""
+
+    code = "unknown-argument"
+
+
 class UnavailableError(AdaNPCError):
-    """Something outside is missing, damaged or not as it was, and may be there another time: data, weights, a run."""
+    """Something outside the library is missing, damaged or changed, and may be available later: data, weights, runs."""
 
     code = "unavailable"
 

@@ -15,26 +15,28 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import issparse
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.pipeline import Pipeline
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from adanpc import require
 from adanpc.core import AdaNPC, Admission, MemoryBank
-from adanpc.core.classifier import DEFAULT_ADMISSION
 from adanpc.core.codec import canonical
+from adanpc.core.paper import DEFAULT_ADMISSION
+from adanpc.core.transform import fit as fit_transform_of
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.store import BankFileError
-from adanpc.store.file import read, write
+from adanpc.store.file import ESTIMATOR, read, write
 
-LAYER = "adanpc.estimator"  # in files: how the features of this estimator are made
 KINDS = r"[UO]|[<>|][biuf][1248]"  # of classes that a file may hold, in NumPy's letters
 CHUNK_BYTES = 1 << 26  # about as much of a sparse matrix is made dense at once
 PAPER_ARGUMENTS = ("n_neighbors", "rule", "temperature", "admission", "centering")
 TINY = np.finfo(np.float32).tiny
 
 
+@require.names_its_arguments
 class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A nearest-neighbor classifier by cosine similarity that can learn from its own confident answers.
 
@@ -98,7 +100,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         self.random_state = random_state
 
     def fit(self, X: Any, y: ArrayLike, domains: ArrayLike | None = None) -> Self:
-        """Itself, with the labeled rows X (n, D) and nothing else in its bank.
+        """The estimator, with the labeled rows X (n, D) and nothing else in its bank.
 
         Args:
             X: the features.
@@ -121,14 +123,14 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return self._take(model, classes)
 
     def partial_fit(self, X: Any, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
-        """Itself, with the labeled rows X (n, D) appended; the first call must name all ``classes``."""
+        """The estimator, with the labeled rows X (n, D) appended; the first call must name all ``classes``."""
         first = not self.__sklearn_is_fitted__()
         if first and classes is None:
             raise LabelError("classes is missing: name all classes in the first call to partial_fit, or call fit first")
         rows, given = self._labeled(X, y, first=first)
         named = self.classes_ if classes is None else np.unique(np.asarray(classes))
         if not first and not np.array_equal(named, self.classes_):
-            raise LabelError(f"classes were {self.classes_} before, got {named}; call fit to start anew")
+            raise LabelError(f"classes were {self.classes_} before, got {named}; call fit to start over")
         unknown = np.setdiff1d(given, named)
         if len(unknown):
             raise LabelError(
@@ -194,20 +196,20 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         try:
             text = canonical(description)
         except (TypeError, ValueError) as error:
-            raise BankFileError(f"{path} was not saved: its classes must be texts or numbers: {error}") from None
-        write(self.model_, {"layer": LAYER, "preprocessing": text, "weights": ""}, path)
+            raise BankFileError(f"{path} was not saved: its classes must be strings or numbers: {error}") from None
+        write(self.model_, {"layer": ESTIMATOR, "preprocessing": text, "weights": ""}, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The estimator that ``save`` wrote, to continue exactly where it stopped; executes no code of the file's."""
+        """The estimator that ``save`` wrote, to continue exactly where it stopped; executes no code from the file."""
         model, recipe = read(path)
-        if recipe.get("layer") != LAYER:
+        if recipe.get("layer") != ESTIMATOR:
             raise BankFileError(f"{path} was not loaded: it holds no estimator; use adanpc.load")
         try:
             return cls._described(json.loads(recipe["preprocessing"]), model)
         except (AdaNPCError, AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise BankFileError(
-                f"{path} was not loaded: what it says of the estimator cannot be ({error}); take another copy"
+                f"{path} was not loaded: its description of the estimator is not valid ({error}); use another copy"
             ) from error
 
     @classmethod
@@ -277,7 +279,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         for name in names:
             given = getattr(self, name)
             if given != defaults[name].default:
-                raise AdaNPCError(f"{name}={given!r} has no effect with preset={self.preset!r}: give preset={preset!r}")
+                raise AdaNPCError(f"{name}={given!r} has no effect with preset={self.preset!r}: pass preset={preset!r}")
 
     def _take(self, model: AdaNPC, classes: NDArray[Any]) -> Self:
         self.model_ = model
@@ -287,6 +289,8 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     def _labeled(self, X: Any, y: ArrayLike, *, first: bool) -> tuple[Any, NDArray[Any]]:
         """Features (n, D), dense or sparse, and their labels (n,)."""
         shape: tuple[int, ...] = getattr(y, "shape", ())
+        if isinstance(y, list) and y and isinstance(y[0], list | tuple):
+            shape = (len(y), len(y[0]))
         if len(shape) == 2 and shape[1] > 1:
             raise LabelError(f"y must be one label for each row, got shape {shape}: pass y.argmax(1) if it is one-hot")
         features, given = validate_data(self, X, y, dtype=np.float32, accept_sparse="csr", reset=first)
@@ -303,6 +307,43 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return named
 
 
+class AdaNPCTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """The feature transform of the preset "safe" by itself, for any classifier behind it; see ``core.transform``.
+
+    What tells samples of one class apart counts less, and what tells classes apart counts more. The result is meant to
+    be compared by cosine similarity.
+    """
+
+    def fit(self, X: Any, y: ArrayLike, domains: ArrayLike | None = None) -> Self:
+        """The transformer, fitted to labeled rows X (n, D).
+
+        Args:
+            X: the features.
+            y: (n,) their labels.
+            domains: (n,) under which condition each row was drawn, as in ``AdaNPCClassifier.fit``.
+        """
+        rows, given = validate_data(self, X, y, dtype=np.float32, order="C")
+        check_classification_targets(given)
+        classes, labels = np.unique(given, return_inverse=True)
+        of_rows = _domains(domains, len(labels))
+        self.transform_ = fit_transform_of(torch.from_numpy(rows), torch.from_numpy(labels), of_rows, len(classes))
+        return self
+
+    def transform(self, X: Any) -> NDArray[np.float32]:
+        """Rows X (n, D), transformed and less the mean of the source's domains, (n, D)."""
+        check_is_fitted(self)
+        rows = validate_data(self, X, dtype=np.float32, order="C", reset=False)
+        transformed = self.transform_(torch.from_numpy(rows)) - self.transform_.origin
+        return transformed.float().numpy()
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.transformer_tags.preserves_dtype = ["float32"]
+        return tags
+
+
+@require.names_its_arguments
 def adapt_predict(pipeline: Any, X: Any) -> NDArray[Any]:
     """The answers of a fitted pipeline that ends in an AdaNPCClassifier, which learns from the confident ones.
 

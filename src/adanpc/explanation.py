@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ class Explanation:
             fate = f"joined the bank as row {self.joined}"
         adapted = ""
         if self.trust is not None:
-            adapted = f", trust {self.trust:.2f}, without adapting {self.frozen}"
+            adapted = f", trust {self.trust:.2f} (without adapting: {self.frozen})"
         return f"Query {self.query}: {self.answer}, confidence {self.confidence:.3f}{adapted}; it {fate}."
 
     @property
@@ -116,6 +117,7 @@ class Explanation:
         return f"<p>{title}</p><table>{''.join(lines)}</table><p>{summary}</p>"
 
 
+@require.names_its_arguments
 def explain(answer: Prediction, bank: MemoryBank, query: int = 0, *, files: Files | None = None) -> Explanation:
     """The rows that voted for the answer to one query, with what the bank knows of them.
 
@@ -125,6 +127,8 @@ def explain(answer: Prediction, bank: MemoryBank, query: int = 0, *, files: File
         query: which query of the batch.
         files: the file of each row by its key, such as a list of paths in the order of the data set.
     """
+    if not isinstance(bank, MemoryBank):
+        raise AdaNPCError(f"bank must be the MemoryBank that answered, such as classifier.bank, got {brief(bank)}")
     return explanation(answer, bank.contents, query, file_finder(files))
 
 
@@ -132,9 +136,15 @@ def explanation(
     answer: Prediction, contents: Contents, query: int, file_of: Callable[[Witness], Any | None]
 ) -> Explanation:
     """``explain``, with a function that knows the files of rows."""
-    count = len(answer.probs)
+    if not isinstance(answer, Prediction):
+        raise AdaNPCError(f"answer must be a Prediction, as step and predict return it, got {brief(answer)}")
+    count, classes = answer.probs.shape
+    if classes != contents.settings.classes:
+        raise AdaNPCError(
+            f"the answer has {classes} classes and the bank {contents.settings.classes}: give the bank that answered"
+        )
     if not count:
-        raise AdaNPCError("an answer to no queries has no witnesses: ask at least one")
+        raise AdaNPCError("the answer is empty: there is no query to explain")
     query = require.whole("query", query, least=0, most=count - 1)
     names = contents.settings.names or tuple(str(label) for label in range(contents.settings.classes))
     probs = answer.probs[query].tolist()
@@ -162,6 +172,8 @@ def explanation(
 
 def file_finder(files: Files | None) -> Callable[[Witness], Any | None]:
     """A function that finds the file of a row by its key."""
+    if isinstance(files, str | os.PathLike):
+        raise AdaNPCError(f"files must be a list of paths, or a mapping from keys to paths, got {brief(files)}")
 
     def file_of(witness: Witness) -> Any | None:
         if files is None or witness.key is None:

@@ -29,10 +29,7 @@ def replace(target: Path, write: Callable[[Path], None]) -> None:
     Links are not followed. If the target is a symbolic link, the link is replaced, and the file that it led to stays as
     it is; to replace that file instead, give ``os.path.realpath(target)``. Other hard links keep the old file.
     """
-    folder = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
-    try:
-        folder.mkdir(0o700)
-        _sweep(target, folder.stat().st_mtime - STALE)
+    with temporary_sibling(target) as folder:
         new = folder / "new"
         new.touch()  # gets the permissions of the umask
         mode = _permissions(target, new)
@@ -41,9 +38,22 @@ def replace(target: Path, write: Callable[[Path], None]) -> None:
             new.chmod(mode)
             os.fsync(file.fileno())
         os.replace(new, target)
+    sync_folder(target.parent)
+
+
+@contextmanager
+def temporary_sibling(target: Path) -> Iterator[Path]:
+    """A folder beside the target in which something is made that is then put in the target's place.
+
+    Whatever is left in it goes with it. What killed writers of the target left an hour ago or earlier goes, too.
+    """
+    folder = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
+    try:
+        folder.mkdir(0o700)
+        _sweep(target, folder.stat().st_mtime - STALE)
+        yield folder
     finally:  # after Ctrl-C too
         shutil.rmtree(folder, ignore_errors=True)
-    _sync(target.parent)
 
 
 def add_entry(path: Path, entry: Mapping[str, Any]) -> None:
@@ -51,7 +61,7 @@ def add_entry(path: Path, entry: Mapping[str, Any]) -> None:
 
     A symbolic link is refused, lest whoever may plant one chooses which file is written to.
     """
-    with open(_open_no_link(path, os.O_APPEND), "ab+") as file:
+    with open(open_no_link(path, os.O_APPEND), "ab+") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
         torn = file.read(1) not in (b"", b"\n")
@@ -84,7 +94,7 @@ def held(path: Path, *, wait: bool) -> Iterator[bool]:
     What is in the file stays in it. A symbolic link is refused, as by ``add_entry``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(_open_no_link(path), "rb+") as file:
+    with open(open_no_link(path), "rb+") as file:
         if fcntl is not None:
             operation = fcntl.LOCK_EX
             if not wait:
@@ -97,7 +107,7 @@ def held(path: Path, *, wait: bool) -> Iterator[bool]:
         yield True
 
 
-def _open_no_link(path: Path, flags: int = 0) -> int:
+def open_no_link(path: Path, flags: int = 0) -> int:
     """The descriptor of a file that is made if there is none; an OSError in one sentence if the path is a link."""
     refusal = f"{path} is a symbolic link, and is not followed: give the path of the file itself"
     no_follow = getattr(os, "O_NOFOLLOW", None)
@@ -133,7 +143,7 @@ def _sweep(target: Path, before: float) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Forces the names in a folder to the disk, where the platform can."""
     if os.name == "posix":  # Windows opens no folders
         number = os.open(folder, os.O_RDONLY)

@@ -14,6 +14,7 @@ from adanpc.errors import AdaNPCError, EmptyBankError, FeatureError, LabelError
 from adanpc.index import check_features
 
 
+@require.names_its_arguments
 class KNNLoss(nn.Module):
     """-log of the share that a sample's own class has among its k nearest rows of a bank (eq. 3).
 
@@ -61,6 +62,11 @@ class KNNLoss(nn.Module):
         self.bank = MemoryBank(dim, classes, capacity=size)
         self.steps = 0
         self.fixed: dict[int, list[int]] = {}  # EM mode: the neighbors of each sample's key
+
+    def extra_repr(self) -> str:
+        """What ``print(model)`` shows."""
+        size = f"size={self.bank.capacity}, refresh={self.refresh}, live_keys={self.live_keys}"
+        return f"dim={self.bank.dim}, classes={self.bank.classes}, k={self.k}, temperature={self.temperature}, {size}"
 
     @property
     def due(self) -> bool:
@@ -112,7 +118,7 @@ class KNNLoss(nn.Module):
     def _check(self, features: Tensor, labels: Tensor, keys: Tensor | None) -> None:
         """Refuses a batch that has no loss, before anything changes."""
         if not len(features):
-            raise FeatureError("a batch of zero rows has no loss")
+            raise FeatureError("the batch is empty: a loss needs at least one row")
         if not features.is_floating_point():
             raise FeatureError(f"features must be floating-point, for gradients, got {features.dtype}")
         check_features(features, self.bank.dim)
@@ -120,7 +126,7 @@ class KNNLoss(nn.Module):
         if keys is not None:
             self._check_column("keys", keys, len(features))
         if not 0 <= int(labels.min()) <= int(labels.max()) < self.bank.classes:
-            raise LabelError(f"labels must lie in 0 … {self.bank.classes - 1}, got {labels.tolist()[:5]}, …")
+            raise LabelError(f"labels must be between 0 and {self.bank.classes - 1}, got {labels.tolist()[:5]}, …")
         if self.refresh is not None and keys is None:
             raise AdaNPCError("EM mode needs keys: forward(features, labels, keys)")
 

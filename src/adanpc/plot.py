@@ -21,7 +21,7 @@ UNLABELED = -1  # the label of a query whose class is not known
 
 
 def stream_curves(
-    answers: Prediction | Sequence[Prediction], labels: Any = None, *, trust: Any = None, window: int = 50
+    answers: Prediction | Sequence[Prediction], labels: Any = None, *, window: int = 50
 ) -> dict[str, Tensor]:
     """What ``plot_stream`` draws: each curve by name, (B,), one value for each query.
 
@@ -41,30 +41,32 @@ def stream_curves(
         right = torch.cat([part.labels for part in parts]).cpu() == truth
         curves["accuracy"] = _running_mean(right.double(), truth != UNLABELED, window)
     curves["confidence"] = _running_mean(confidence, everywhere, window)
-    if trust is not None:
-        curves["trust"] = _running_mean(_column("trust", trust, len(confidence)).double(), everywhere, window)
+    trust = [part.trust for part in parts if part.trust is not None]
+    if len(trust) == len(parts):
+        curves["trust"] = _running_mean(torch.cat(trust).double().cpu(), everywhere, window)
     curves["admitted"] = joined.cumsum(0).double()
     return curves
 
 
+@require.names_its_arguments
 def plot_stream(
     answers: Prediction | Sequence[Prediction],
     labels: Any = None,
     *,
-    trust: Any = None,
     window: int = 50,
     path: str | Path | None = None,
 ) -> Figure:
-    """A figure of a stream: accuracy where labels are known, confidence, and how many answers joined the bank.
+    """A figure of a stream: accuracy where labels are known, confidence, trust, and how many answers joined the bank.
+
+    Trust is there if the answers have it, which those of the preset "safe" do.
 
     Args:
         answers: what ``step`` returned, one or several in order.
         labels: (B,) the true classes of all queries; -1 for those that are not known.
-        trust: (B,) a further number from 0 to 1 for each query.
         window: how many queries a point averages over.
         path: where to write the figure, if anywhere: a .png, .pdf or .svg file.
     """
-    curves = stream_curves(answers, labels, trust=trust, window=window)
+    curves = stream_curves(answers, labels, window=window)
     try:
         figure_module = import_module("matplotlib.figure")
     except ModuleNotFoundError:

@@ -6,6 +6,7 @@ as they are.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from typing import Any, TypeVar, cast
 
@@ -15,10 +16,10 @@ from torch.nn.functional import pad
 
 from adanpc import require
 from adanpc.core import AdaNPC, Origin, State
+from adanpc.core.codec import PREFIX_OF_TRANSFORM, TRANSFORM
 from adanpc.core.contents import BESIDE_ROWS, LARGEST, class_names
 from adanpc.core.eviction import Eviction
 from adanpc.core.guard import with_more_classes
-from adanpc.core.safe import SafeSettings
 from adanpc.core.table import ACTIVE
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.models import Wrapped
@@ -26,6 +27,7 @@ from adanpc.models import Wrapped
 Thing = TypeVar("Thing", bound=AdaNPC | Wrapped)
 
 
+@require.names_its_arguments
 def with_capacity(thing: Thing, capacity: int | None) -> Thing:
     """The same classifier with another capacity, or without one; rows that no longer fit have left.
 
@@ -40,6 +42,7 @@ def with_capacity(thing: Thing, capacity: int | None) -> Thing:
     return _rebuilt(thing, _within_capacity(state))
 
 
+@require.names_its_arguments
 def with_classes(thing: Thing, classes: int | Sequence[str]) -> Thing:
     """The same classifier with more classes, or with names for those that it has. Rows keep their labels.
 
@@ -64,16 +67,20 @@ def with_classes(thing: Thing, classes: int | Sequence[str]) -> Thing:
     return _rebuilt(thing, state)
 
 
+@require.names_its_arguments
 def merged(thing: Thing, other: Thing) -> Thing:
-    """A classifier with the rows of both and the settings of the first.
+    """A classifier with the rows of both, and the settings and the stream of the first.
 
-    Rows of the second get new ids, in the same order, after those of the first. If more rows were admitted than the
-    first has room for, some leave, as from a full bank.
+    Rows of the second get new ids, in the same order, after those of the first. Source rows that both hold are kept
+    once, so that two copies of a bank that learned from different streams become one. What people decided about rows of
+    the second, or deleted there, concerns those rows only. If more rows were admitted than the first has room for, some
+    leave, as from a full bank.
 
     Args:
         thing: a classifier or a wrapped model.
-        other: of the same kind: with the same classes, dimensions, storage and kind of labels and without centering; a
-            wrapped model with the same weights, layer and preprocessing.
+        other: of the same kind: with the same classes, dimensions, storage, kind of labels and preset, and without
+            centering; with the preset "safe", one that began with the same source rows; a wrapped model with the same
+            weights, layer and preprocessing.
     """
     if isinstance(thing, Wrapped) and isinstance(other, Wrapped):
         thing.check(other.recipe)
@@ -82,6 +89,7 @@ def merged(thing: Thing, other: Thing) -> Thing:
     _check_alike(one, two)
     state = one.state()
     added = two.state()
+    added = _without(added, _known_source_rows(state, added))
     document = state["document"]
     first_id = document["next_id"]
     columns = state["tensors"]
@@ -103,19 +111,55 @@ def _check_alike(one: AdaNPC, two: AdaNPC) -> None:
         theirs = getattr(two.bank.settings, name)
         if ours != theirs:
             raise AdaNPCError(f"banks that are merged must have the same {name}, got {ours!r} and {theirs!r}")
+    if one.preset != two.preset:
+        raise AdaNPCError(f"banks that are merged must have the same preset, got {one.preset!r} and {two.preset!r}")
+    if one.preset == "safe":
+        _check_same_transform(one, two)
+        return
     for classifier in (one, two):
-        settings = classifier.settings
-        if isinstance(settings, SafeSettings):
-            raise AdaNPCError(
-                "banks of the preset 'safe' cannot be merged, since their features were transformed differently: "
-                "learn the features of both in one classifier"
-            )
-        mode = settings.centering.mode
+        mode = classifier.settings.centering.mode
         if mode != "none":
             raise AdaNPCError(
-                f"banks with centering cannot be merged, since their rows have lost different means, got {mode!r}: "
+                f"banks with centering ({mode!r}) cannot be merged, since they subtracted different means: "
                 "learn the features of both in one classifier"
             )
+
+
+def _check_same_transform(one: AdaNPC, two: AdaNPC) -> None:
+    """Refuses banks of the preset "safe" whose features are not comparable."""
+    ours = one.state()["tensors"]
+    theirs = two.state()["tensors"]
+    for name in (PREFIX_OF_TRANSFORM + part for part in TRANSFORM):
+        known = name in ours and name in theirs
+        if not known or not torch.equal(ours[name].cpu(), theirs[name].cpu()):
+            raise AdaNPCError(
+                "banks of the preset 'safe' can be merged only if they began with the same source rows, to which their "
+                "features are fitted: learn the features of both in one classifier"
+            )
+
+
+def _known_source_rows(state: State, added: State) -> list[int]:
+    """The ids of source rows of the second state that the first holds, too, and that nobody has judged."""
+    known = set(_source_rows(state).values())
+    judged = {row for row, _ in added["document"]["judgments"]}
+    return [row for row, contents in _source_rows(added).items() if contents in known and row not in judged]
+
+
+def _source_rows(state: State) -> dict[int, bytes]:
+    """A hash of all that is stored of each source row but its id, by id."""
+    table = state["tensors"]
+    source = (table["origin"] == Origin.SOURCE).cpu()
+    columns = []
+    for name, column in sorted(table.items()):
+        if name not in (*BESIDE_ROWS, "id"):
+            columns.append(column.cpu()[source].contiguous())
+    hashes = {}
+    for place, row in enumerate(table["id"].cpu()[source].tolist()):
+        total = hashlib.blake2b(digest_size=16)
+        for column in columns:
+            total.update(column[place].numpy().tobytes())
+        hashes[row] = total.digest()
+    return hashes
 
 
 def _within_capacity(state: State) -> State:
@@ -148,7 +192,7 @@ def _classifier_of(thing: Any) -> AdaNPC:
     if isinstance(thing, Wrapped):
         return thing.classifier
     if not isinstance(thing, AdaNPC):
-        raise AdaNPCError(f"give an AdaNPC or a wrapped model, got {type(thing).__name__}")
+        raise AdaNPCError(f"expected an AdaNPC or a wrapped model, got {type(thing).__name__}")
     return thing
 
 

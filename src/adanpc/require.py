@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from difflib import get_close_matches
+from functools import wraps
+from importlib import import_module
+from inspect import signature
 from math import inf, isnan
 from numbers import Integral, Real
 from reprlib import repr as brief
+from types import ModuleType
 from typing import Any, TypeVar
 
-from adanpc.errors import AdaNPCError
+from adanpc.errors import AdaNPCError, ArgumentError, UnavailableError
 
 Name = TypeVar("Name", bound=str)
+Called = TypeVar("Called", bound=Callable[..., Any])
 LONGEST_NAME = 100  # characters of a name that anybody could have meant
 
 
@@ -70,6 +75,46 @@ def did_you_mean(value: Any, choices: Collection[str]) -> str:
     lower_case = {choice.lower(): choice for choice in choices}
     close = get_close_matches(value.lower(), lower_case, n=1)
     return f"; did you mean {lower_case[close[0]]!r}?" if close else ""
+
+
+def known_arguments(what: str, given: Collection[str], known: Collection[str]) -> None:
+    """Refuses the name of an argument that is not known; lists those that are, and names the one that was meant."""
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ArgumentError(f"{what} has no argument {name!r}; it has: {', '.join(known)}{hint}")
+
+
+def names_its_arguments(called: Called) -> Called:
+    """The class or function, which now answers an unknown argument as ``known_arguments`` does.
+
+    Its signature stays what it is, for all who look at it: editors, ``help``, scikit-learn.
+    """
+    if isinstance(called, type):
+        called.__init__ = _checking(called.__init__, called.__name__)  # type: ignore[misc]
+        return called
+    return _checking(called, called.__name__)
+
+
+def _checking(function: Called, name: str) -> Called:
+    """The function, called only with arguments that it has."""
+    known = [parameter for parameter in signature(function).parameters if parameter not in ("self", "cls")]
+
+    @wraps(function)
+    def checked(*values: Any, **named: Any) -> Any:
+        known_arguments(name, named, known)
+        return function(*values, **named)
+
+    return checked  # type: ignore[return-value]  # it has the same signature
+
+
+def library(name: str, purpose: str) -> ModuleType:
+    """A library that most users do not need, or an error that says how to install it."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        package = name.partition(".")[0]
+        raise UnavailableError(f"{purpose} needs {package}, which is not installed: pip install {package}") from None
 
 
 def _as_float(value: Any) -> float:

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt import ADAPTERS, Adapter, Source
 from adanpc.testing import ADAPTER_CHECKS, check_adapter
+from adanpc.testing.adapters import long_stream, toy_source, toy_stream
 
 # Methods that train on many views of each image do so on a few; all others have their defaults.
 FEWER: dict[str, dict[str, int]] = {
@@ -19,6 +21,7 @@ FEWER: dict[str, dict[str, int]] = {
     "ttaug": {"copies": 4},
     "ttt": {"copies": 4, "steps": 2},
     "ttt-online": {"copies": 4},
+    "boost-adapter": {"views": 20},
 }
 
 
@@ -86,6 +89,43 @@ class PredictsSomethingElse(Counting):
         return probs
 
 
+class DeclaresAndStays(Counting):
+    """Names a tensor that it never changes."""
+
+    def answer(self, batch: Tensor) -> Tensor:
+        probs: Tensor = self.model.head(batch).softmax(1)
+        return probs
+
+
+class ActsLate(Adapter):
+    """Counts batches where nobody sees it, and answers otherwise after 20 of them."""
+
+    sees = "features"
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self.batches = 0
+
+    def answer(self, batch: Tensor) -> Tensor:
+        self.batches += 1
+        logits: Tensor = self.model.head(batch)
+        if self.batches > 20:
+            logits = logits.flip(1)
+        return logits.softmax(1)
+
+
+@pytest.mark.parametrize("name", ["note", "rotta", "sar", "sar-published"])
+def test_methods_that_wait_or_hesitate_learn_in_the_contract(name: str) -> None:
+    """They learn from 64 images at a time, or only from answers that are neither sure nor even."""
+    adapter = ADAPTERS[name](toy_source())
+    start = {key: value.clone() for key, value in adapter.state_dict().items() if isinstance(value, Tensor)}
+    moved = False
+    for batch in long_stream(ADAPTERS[name]):
+        adapter.step(batch)
+        moved = moved or any(not torch.equal(value, adapter.state_dict()[key]) for key, value in start.items())
+    assert moved
+
+
 def test_a_method_that_keeps_the_contract_passes() -> None:
     check_adapter(Counting)
 
@@ -97,9 +137,24 @@ def test_a_method_that_keeps_the_contract_passes() -> None:
         (MovesInSecret, r"MovesInSecret moves \['count'\], which it does not declare"),
         (ForgetsItsExtra, "after reset the answers differ"),
         (CopiesEverything, r"predict copies \['model.encoder.*, which never change"),
+        (DeclaresAndStays, "DeclaresAndStays declares count as moving, and none of them moves in 25 batches"),
+        (ActsLate, "ActsLate: after reset the answers differ"),
         (PredictsSomethingElse, "predict does not answer as step would"),
     ],
 )
 def test_a_method_that_breaks_the_contract_is_named(kind: type[Adapter], sentence: str) -> None:
     with pytest.raises(AssertionError, match=sentence):
         check_adapter(kind)
+
+
+def test_a_source_needs_no_rows_for_methods_without_a_bank() -> None:
+    known = toy_source()
+    batch = toy_stream(ADAPTERS["tent"], 1)[0]
+    assert torch.equal(
+        ADAPTERS["tent"](Source(known.model, lr=known.lr)).step(batch), ADAPTERS["tent"](known).step(batch)
+    )
+
+
+def test_a_plain_module_gets_a_pointer_to_what_splits_it() -> None:
+    with pytest.raises(AdaNPCError, match=r"got a Linear: use SourceModel.of\(model, a_batch_of_inputs\)"):
+        Source(torch.nn.Linear(3, 3))  # type: ignore[arg-type]

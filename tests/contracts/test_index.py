@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
 from adanpc.core import Append, MemoryBank
-from adanpc.index import STORAGE, ExactIndex, Found
+from adanpc.index import STORAGE, ExactIndex, Found, Wanted
 from adanpc.index import scan as scans
 from adanpc.testing import check_index
 
@@ -41,6 +43,19 @@ def test_the_check_sees_an_index_that_changes_under_its_readers() -> None:
 
     with pytest.raises(AssertionError, match="leave the index before as it was"):
         check_index(Shared)
+
+
+def test_the_check_sees_an_index_that_forgets_something_in_several_searches() -> None:
+    class Forgetful(ExactIndex):
+        def search_groups(
+            self, queries: Tensor, wanted: Sequence[Wanted], *, exclude: Tensor | None = None
+        ) -> list[Found]:
+            if len(wanted) > 1:
+                exclude = None
+            return super().search_groups(queries, wanted, exclude=exclude)
+
+    with pytest.raises(AssertionError, match=r"search_groups\(\) must find what search\(\) finds"):
+        check_index(Forgetful)
 
 
 def test_an_index_of_ones_own_serves_a_bank() -> None:

@@ -57,6 +57,8 @@ def test_a_nan_is_refused() -> None:
         ({"min_confidence": 1000}, "min_confidence must be a probability from 0 to 1, got 1000$"),
         ({"max_entropy": -1}, "max_entropy must be at least 0, got -1"),
         ({"class_quota": -1}, "class_quota must be at least 0, got -1"),
+        ({"class_quota": 2.5}, "class_quota must be a whole number, since rows are counted, got 2.5"),
+        ({"max_copies": 0.5}, "max_copies must be a whole number, since rows are counted, got 0.5"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(setting: dict[str, float], message: str) -> None:

@@ -16,8 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from adanpc.core import AdaNPC, Append, Delete, MemoryBank, Origin, Relabel, Restore, Veto
 from adanpc.core.codec import decode, encode
+from adanpc.core.contents import Pool
 from adanpc.core.eviction import random_rank
 from adanpc.errors import AdaNPCError, EmptyBankError, FeatureError, LabelError, RowError
+from adanpc.index import unit
 
 
 def bank(rows: int = 4, **options: Any) -> MemoryBank:
@@ -99,6 +101,7 @@ class Life(RuleBasedStateMachine):
         self.bank = MemoryBank(3, 4, storage=storage, capacity=capacity, evict=evict, soft=soft, seed=9)
         self.plain = PlainBank(capacity, evict, 9)
         self.earlier = [(self.bank.contents, copy.deepcopy(self.plain))]
+        self.deleted: set[int] = set()
 
     @rule(labels=st.lists(st.integers(0, 3), max_size=6), origin=st.sampled_from(list(Origin)))
     def append(self, labels: list[int], origin: Origin) -> None:
@@ -132,6 +135,7 @@ class Life(RuleBasedStateMachine):
             self.bank.apply(Delete(rows))
             for row in set(rows):
                 self.plain.drop(row)
+            self.deleted.update(rows)
 
     @rule()
     def remember(self) -> None:
@@ -145,8 +149,10 @@ class Life(RuleBasedStateMachine):
         arrived = self.plain.arrived
         self.plain = copy.deepcopy(plain)
         self.plain.arrived = arrived
-        then = contents.state()["document"]
-        assert self.bank.state()["document"]["judgments"] == then["judgments"]
+        for row in self.deleted.intersection(self.plain.rows):  # for good
+            self.plain.drop(row)
+        then = [entry for entry in contents.state()["document"]["judgments"] if entry[0] not in self.deleted]
+        assert self.bank.state()["document"]["judgments"] == then
 
     @rule()
     def unknown_rows_change_nothing(self) -> None:
@@ -209,6 +215,14 @@ TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_labels_may_be_whole_numbers_of_any_type(dtype: torch.dtype) -> None:
+    made = MemoryBank(3, 2)
+    made.apply(Append(torch.eye(3), torch.tensor([0, 1, 1]).to(dtype)))
+    assert made.table("label")["label"].tolist() == [0, 1, 1]
+    assert made.table("label")["label"].dtype == torch.int64
+
+
 def test_a_bank_starts_empty() -> None:
     made = MemoryBank(3, 2)
     near = made.search(torch.ones(2, 3), 4)
@@ -241,6 +255,29 @@ def test_search_is_pure() -> None:
     made.search(torch.rand(5, 3), 2)
     made.search(torch.rand(5, 3), 9, exclude=torch.zeros(5, 1, dtype=torch.int64), source=True)
     assert made.digest() == before
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 12])
+@pytest.mark.parametrize("soft", [True, False])
+def test_several_pools_at_once_hold_what_each_search_finds(count: int, soft: bool) -> None:
+    generator = torch.Generator().manual_seed(5)
+    made = MemoryBank(4, 3, soft=soft)
+    for origin in (Origin.SOURCE, Origin.ADMITTED):
+        made.apply(Append(torch.randn(30, 4, generator=generator), torch.arange(30) % 3, origin))
+    made.apply(Veto(tuple(range(0, 60, 7))))
+    queries = unit(torch.randn(count, 4, generator=generator))
+    exclude = torch.arange(2 * count).view(count, 2)
+    pools = [Pool(5, source=True, soft=False), Pool(40, source=False), Pool(7)]
+    together = made.contents.nearest_of(queries, pools, exclude)
+    for pool, near in zip(pools, together, strict=True):
+        alone = made.contents.nearest(queries, pool.k, exclude, pool.source)
+        assert torch.equal(near.ids, alone.ids)
+        assert torch.equal(near.similarity, alone.similarity)
+        assert torch.equal(near.labels, alone.labels)
+        assert (near.soft is not None) == (soft and pool.soft)
+        if near.soft is not None:
+            assert alone.soft is not None
+            assert torch.equal(near.soft, alone.soft)
 
 
 def test_source_rows_and_others_can_be_asked_for_alone() -> None:
@@ -370,7 +407,7 @@ def test_bytes_per_row(storage: str) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (Append(torch.ones(1, 3), torch.tensor([2])), LabelError, r"labels must lie in 0 … 1, got 2"),
+        (Append(torch.ones(1, 3), torch.tensor([2])), LabelError, r"labels must be between 0 and 1, got 2"),
         (Append(torch.ones(1, 3), torch.tensor([-1])), LabelError, "got -1"),
         (Append(torch.ones(1, 3), torch.tensor([0.0])), LabelError, "labels must be whole numbers, got torch.float32"),
         (Append(torch.ones(2, 3), torch.tensor([0])), LabelError, r"labels must have shape \(2,\)"),
@@ -401,7 +438,7 @@ def test_a_refused_change_says_why_and_changes_nothing(
 
 
 def test_soft_labels_must_fit() -> None:
-    with pytest.raises(LabelError, match=r"soft labels must have shape \(1, 2\), a row for each, got \(1, 3\)"):
+    with pytest.raises(LabelError, match=r"soft labels must have shape \(1, 2\), one for each row, got \(1, 3\)"):
         MemoryBank(3, 2, soft=True).apply(Append(torch.ones(1, 3), torch.tensor([0]), soft=torch.ones(1, 3)))
     with pytest.raises(LabelError, match="soft labels must be finite"):
         MemoryBank(3, 1, soft=True).apply(Append(torch.ones(1, 3), torch.tensor([0]), soft=torch.tensor([[torch.inf]])))
@@ -474,7 +511,7 @@ def test_a_row_that_never_existed_has_no_history(row: int) -> None:
 
 @pytest.mark.parametrize("extra", [{"domain": 2**70}, {"keys": object()}])
 def test_columns_that_are_no_numbers_are_named(extra: dict[str, Any]) -> None:
-    with pytest.raises(LabelError, match="must be a tensor of numbers"):
+    with pytest.raises(LabelError, match="must be numbers, one for each row, got"):
         bank().apply(Append(torch.ones(1, 3), torch.tensor([0]), **extra))
 
 
@@ -533,3 +570,11 @@ def test_classes_may_have_names() -> None:
 def test_names_that_cannot_be_told_apart_are_refused(classes: Any, message: str) -> None:
     with pytest.raises(AdaNPCError, match=message):
         MemoryBank(3, classes)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.uint8, torch.bool])
+def test_labels_of_other_whole_numbers_are_stored_as_int64(kind: torch.dtype) -> None:
+    bank = MemoryBank(2, 2)
+    bank.apply(Append(torch.eye(2), torch.tensor([0, 1], dtype=kind)))
+    assert bank.table("label")["label"].dtype == torch.int64
+    assert bank.table("label")["label"].tolist() == [0, 1]

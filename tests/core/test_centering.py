@@ -124,7 +124,7 @@ def test_one_enormous_feature_does_not_ruin_the_rest() -> None:
 
 def test_domains_that_do_not_fit_are_refused() -> None:
     made = AdaNPC(MemoryBank(2, 2), centering="stream")
-    with pytest.raises(LabelError, match=r"domain must have shape \(4,\), a row for each, got \(3,\)"):
+    with pytest.raises(LabelError, match=r"domain must have shape \(4,\), one for each row, got \(3,\)"):
         made.learn(SOURCE, torch.tensor([0, 1, 0, 1]), domain=DOMAIN[:3])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from adanpc import AdaNPC, Append, Delete, MemoryBank, Origin, Relabel, Restore, Rollback, Veto
+from adanpc import AdaNPC, Append, Delete, Feedback, MemoryBank, Origin, Relabel, Restore, Rollback, Veto
 from adanpc.core.changes import Change, Observed
 from adanpc.core.codec import MAGIC, PREFIX, canonical, decode, encode
 from adanpc.core.table import TableError
@@ -37,6 +37,7 @@ CHANGES: list[Change] = [
     Restore((1,)),
     Relabel((3, 4), 1, who="Bob"),
     Delete(()),
+    Feedback(1, frozen=0, adapted=1, who="Ada", when=2.5),
 ]
 
 
@@ -57,7 +58,20 @@ def test_bytes_give_the_change_back(change: Change) -> None:
     again = decode(data)
     assert type(again) is type(change)
     assert encode(again) == data
-    for name in ("who", "why", "when", "ids", "label", "to", "removed", "judgments", "stream_count", "centered"):
+    for name in (
+        "who",
+        "why",
+        "when",
+        "ids",
+        "label",
+        "frozen",
+        "adapted",
+        "to",
+        "removed",
+        "judgments",
+        "stream_count",
+        "centered",
+    ):
         assert getattr(again, name, None) == getattr(change, name, None)
 
 
@@ -143,7 +157,7 @@ def test_a_rollback_is_for_the_position_at_which_it_was_made() -> None:
     made.learn(torch.rand(2, 3), torch.tensor([0, 1]))
     change = made.rollback(made.bank.contents)
     made.step(torch.rand(1, 3))
-    with pytest.raises(ChangeError, match="made at position 1 cannot be applied at 2: make it anew"):
+    with pytest.raises(ChangeError, match="made at position 1 cannot be applied at 2: make a new one"):
         made.apply(change)
 
 
@@ -177,7 +191,7 @@ def test_a_rollback_that_does_not_fit_is_refused() -> None:
         made.apply(Rollback(0, 1, (), {}))
     table = made.bank.table()
     table["id"] = table["id"] + 9
-    with pytest.raises(TableError, match="its ids, 9 … 10, must lie in 0 … next_id - 1, 1"):
+    with pytest.raises(TableError, match="its ids, 9 … 10, must be between 0 and next_id - 1, 1"):
         made.apply(Rollback(0, 1, (), table))
     assert made.digest() == before
 

@@ -140,7 +140,7 @@ def test_answers_are_those_of_the_oracle(run: dict[str, Any]) -> None:
     made = model(run)
     oracle = oracles.Online(
         run["classes"],
-        made.settings.pools,
+        [(pool.k, pool.source) for pool in made.settings.pools],
         run["model"]["rule"],
         made.settings.temperature,
         min_confidence=0.55,
@@ -314,3 +314,17 @@ def test_soft_rows_keep_the_whole_answer() -> None:
     assert made.bank.table()["soft"].tolist() == [[1, 0], [0, 1], [0.5, 0.5]]
     answer = made.predict(torch.tensor([[1.0, 0.9]]))  # row 2 and row 0: (0.5 + 1) / 2 for class 0
     assert answer.probs.tolist() == [[0.75, 0.25]]
+
+
+def test_a_classifier_needs_a_bank() -> None:
+    with pytest.raises(AdaNPCError, match=r"bank must be a MemoryBank such as MemoryBank\(dim, classes\), got 64"):
+        AdaNPC(64)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["k", "admission", "stream"])
+def test_an_option_cannot_be_changed_afterward(name: str) -> None:
+    made = AdaNPC(MemoryBank(2, 2))
+    with pytest.raises(AdaNPCError, match=f"{name} of a classifier cannot be changed to 5: make another one over the"):
+        setattr(made, name, 5)
+    other = AdaNPC(made.bank, k=5)
+    assert other.settings.k == 5

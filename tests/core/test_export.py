@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from adanpc.core import AdaNPC, MemoryBank, Origin, Veto, everyone
+from adanpc.core import AdaNPC, Append, MemoryBank, Origin, Veto, everyone
 from adanpc.errors import AdaNPCError, UnavailableError
 
 
@@ -67,8 +67,17 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_answers_are_shown_in_one_line() -> None:
     classifier = filled()
     answer = classifier.predict(torch.randn(9, 4))
-    for shown in map(repr, (answer, answer.neighbors, classifier.bank)):
+    contents = classifier.bank.contents
+    append = Append(torch.randn(9, 4), torch.zeros(9), who="me", when=1.5)
+    rollback = classifier.rollback(contents)
+    safe = AdaNPC(MemoryBank(4, 2, soft=True), preset="safe")
+    safe.learn(torch.randn(30, 4), torch.arange(30) % 2)
+    transform = safe.bank.contents.statistics.transform
+    values = (answer, answer.neighbors, classifier.bank, contents, contents.index, append, rollback, transform)
+    for shown in map(repr, values):
         assert "\n" not in shown
         assert len(shown) < 250
+    assert repr(append) == "<Append of features (9, 4), origin <Origin.SOURCE: 0>, who='me', when=1.5>"
+    assert repr(contents).startswith("<Contents at position 3: 7 rows, 2 admitted, 1 vetoed>")
     assert repr(answer).startswith("<Prediction of 9 queries, 2 classes: labels [")
     assert repr(classifier.predict(torch.zeros(0, 4))) == "<Prediction of 0 queries, 2 classes>"

@@ -151,6 +151,12 @@ def test_equal_banks_have_equal_digests_whatever_numbers_they_were_built_with() 
         Veto((row,))
 
 
+@pytest.mark.parametrize("ids", [3, "3", "", b"3", {3: "x"}, None, torch.tensor(3)])
+def test_ids_are_given_in_a_sequence(ids: Any) -> None:
+    with pytest.raises(ChangeError, match=r"ids must be a sequence of row ids such as \[3, 5\], got "):
+        Veto(ids)
+
+
 def test_columns_do_not_keep_gradients() -> None:
     bank = MemoryBank(2, 2, soft=True)
     probs = torch.tensor([[0.5, 0.5]], requires_grad=True)
@@ -168,6 +174,12 @@ def test_soft_labels_are_probabilities(soft: list[list[float]]) -> None:
 def test_single_values_are_checked_as_columns_are(options: dict[str, Any]) -> None:
     with pytest.raises(LabelError, match="numbers"):
         MemoryBank(2, 2).apply(Append(torch.ones(1, 2), torch.tensor([0]), **options))
+
+
+def test_an_exclusion_may_be_a_list() -> None:
+    bank = MemoryBank(2, 2)
+    bank.apply(Append(torch.eye(2), torch.tensor([0, 1])))
+    assert bank.search(torch.eye(2), 1, exclude=[[0], [1]]).ids.tolist() == [[1], [0]]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("exclude", [torch.tensor([0, 1]), torch.tensor([[0]]), torch.tensor([[0.5], [1.0]])])

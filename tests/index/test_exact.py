@@ -95,10 +95,11 @@ def test_one_query_finds_what_a_batch_and_a_loop_find(data: st.DataObject) -> No
     order = order[:width]
 
     found = index.search(query, k, exclude=exclude)
-    pair = index.search(query.repeat(2, 1), k, exclude=None if exclude is None else exclude.repeat(2, 1))
-    for alone, both in zip(found, pair, strict=True):
-        assert torch.equal(alone, both[:1])
-        assert torch.equal(alone, both[1:])
+    for count in (2, 9):  # in NumPy as one is, and in torch
+        many = index.search(query.repeat(count, 1), k, exclude=None if exclude is None else exclude.repeat(count, 1))
+        for alone, all_of_them in zip(found, many, strict=True):
+            assert torch.equal(alone, all_of_them[:1])
+            assert torch.equal(alone, all_of_them[-1:])
     missing = width - len(order)
     assert found.slots[0].tolist() == order + [-1] * missing
     assert found.ids[0].tolist() == [name[slot] for slot in order] + [-1] * missing
@@ -106,20 +107,25 @@ def test_one_query_finds_what_a_batch_and_a_loop_find(data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("batch", [1, 2, 9])
-def test_what_lies_in_slots_that_were_never_written_is_not_looked_at(storage: str, batch: int, engine: str) -> None:
+@pytest.mark.parametrize("count", [1, 2, 9])
+@pytest.mark.parametrize("long", [batch.LONG, 1])  # many candidates are scored at once, or query by query
+def test_what_lies_in_slots_that_were_never_written_is_not_looked_at(
+    storage: str, count: int, long: int, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(7)
+    monkeypatch.setattr(batch, "LONG", long)
     index = build(torch.randn(70, 8), storage)
-    queries = unit(torch.randn(batch, 8))
+    queries = unit(torch.randn(count, 8))
     expected = index.search(queries, 9)
     for waste in (float("nan"), float("inf"), -3e38):
         for name, (column,) in index.blocks.columns.items():
             if name not in ("id", "hash"):
                 column[70:] = 77 if column.dtype == torch.int8 else torch.tensor(waste).to(column.dtype)
         index._groups[70:] = 1
-        found = index.search(queries, 9)
-        assert torch.equal(found.slots, expected.slots)
-        assert torch.equal(found.similarity, expected.similarity)
+        for k in (9, 128):  # the second reaches for more candidates than there are rows
+            found = index.search(queries, k)
+            assert torch.equal(found.slots[:, :9], expected.slots)
+            assert torch.equal(found.similarity[:, :9], expected.similarity)
 
 
 @settings(max_examples=60, deadline=None)
@@ -154,7 +160,7 @@ def test_a_thousand_equal_rows_are_all_looked_at(storage: str) -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", [1, 3, 9])
 def test_copies_of_a_row_are_scored_only_as_often_as_they_can_be_found(
     storage: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,23 +224,27 @@ def test_excluded_ids_are_not_found() -> None:
     assert similarity[0, 4:].isneginf().all()
 
 
-def test_many_blocks_and_small_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("storage", ["float32", "int8"])
+def test_many_blocks_and_small_chunks_change_nothing(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(2)
     features, queries = torch.randn(1000, 16), unit(torch.randn(20, 16))
-    whole = build(features, "float32")
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 64 * (16 * 4 + 16) * 2)
-    monkeypatch.setattr(exact, "SCORES", 3000)
+    whole = build(features, storage)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 64 * whole.blocks.slot_bytes * 2)
+    monkeypatch.setattr(exact, "SCORES", 9000)  # bounds of eight queries
     monkeypatch.setattr(exact, "WORDS", 50)
     monkeypatch.setattr(batch, "COORDINATES", 500)
-    cut = ExactIndex(16, "float32", CPU)
+    cut = ExactIndex(16, storage, CPU)
     for start in range(0, 1000, 7):  # grow a little at a time
         slots = torch.arange(start, min(1000, start + 7))
         group = torch.ones(len(slots), dtype=torch.uint8)
-        cut = cut.put(slots, slots, encode(unit(features[slots]), "float32"), group)
+        cut = cut.put(slots, slots, encode(unit(features[slots]), storage), group)
     assert len(cut.blocks.columns["row"]) == 8
-    expected, found = (index.search(queries, 9) for index in (whole, cut))
-    assert torch.equal(expected.slots, found.slots)
-    assert torch.equal(expected.similarity, found.similarity)
+    expected = whole.search(queries, 9)
+    for long in (batch.LONG, 1):  # many candidates are scored at once, or those of one query after another's
+        monkeypatch.setattr(batch, "LONG", long)
+        found = cut.search(queries, 9)
+        assert torch.equal(expected.slots, found.slots)
+        assert torch.equal(expected.similarity, found.similarity)
     monkeypatch.setattr(single, "COORDINATES", 50)  # three candidates at once
     for number, query in enumerate(queries):
         alone = cut.search(query[None], 9)
@@ -253,30 +263,67 @@ def test_rows_are_kept_on_the_device_that_was_asked_for() -> None:
 def test_growing_copies_no_more_than_a_small_block() -> None:
     made = blocks.Blocks({"row": ((64,), torch.float32)}, CPU)
     sizes = []
-    for slots in (1, 100, 10_000, 20_000, 2**20):
+    for slots in (1, 100, 2_000, 20_000, 2**20):
         made.reserve(slots)
         assert made.room >= slots
         sizes.append([len(part) for part in made.columns["row"]])
-    assert sizes[:3] == [[64], [128], [10_048]]  # as many as are needed, or twice as many as before
+    assert sizes[:3] == [[64], [128], [2_048]]  # as many as are needed, or twice as many as before
     assert sizes[3] == [made.block]  # then at once a whole block, which is never copied
     assert sizes[4] == [made.block, made.block]
 
 
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_few_rows_are_made_in_numpy_to_the_bits_of_many_in_torch(
+def test_rows_are_made_in_pieces_and_in_numpy_to_the_bits_of_all_of_them_in_torch(
     storage: str, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features = torch.randn(50, 300, generator=torch.Generator().manual_seed(0)).pow(3) * scale
-    few = encode(unit(check_features(features, 300)), storage)
-    few_turned = encode(unit(check_features(features.T.contiguous().T, 300)), storage)
-    monkeypatch.setattr(grid, "SMALL", 0)
-    many = encode(unit(check_features(features, 300)), storage)
-    for name, column in many.items():
-        assert torch.equal(few[name], column)
-        assert torch.equal(few_turned[name], column)
-    with pytest.raises(FeatureError, match="feature row 7 is the zero vector"):
-        check_features(features * (torch.arange(50) != 7)[:, None], 300)
+    whole = encode(unit(check_features(features, 300)), storage)
+    turned = encode(unit(check_features(features.T.contiguous().T, 300)), storage)
+    with monkeypatch.context() as patch:
+        patch.setattr(grid, "PIECE", 2000)  # six rows
+        cut = encode(unit(check_features(features, 300)), storage)
+        with pytest.raises(FeatureError, match="feature row 7 is the zero vector"):
+            check_features(features * (torch.arange(50) != 7)[:, None], 300)
+    in_torch = encode(grid._unit_tensor(features), storage)
+    if storage == "int8":
+        in_torch = grid._int8_tensor(grid._unit_tensor(features))
+    for name, column in in_torch.items():
+        assert torch.equal(whole[name], column)
+        assert torch.equal(turned[name], column)
+        assert torch.equal(cut[name], column)
+    assert grid._magnitudes(features) == grid._magnitudes_of_tensor(features)
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_rows_on_another_device_are_made_there(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "_magnitudes_of_tensor", lambda values: [1.0] * len(values))  # this device has no numbers
+    features = check_features(torch.ones(3, 4, device="meta"), 4)
+    columns = encode(unit(features), storage)
+    assert {column.device.type for column in columns.values()} == {"meta"}
+    assert {len(column) for column in columns.values()} == {3}
+
+
+def test_what_is_made_in_main_memory_is_brought_to_another_device() -> None:
+    numbers = np.arange(3)
+    assert grid.on_device(numbers, CPU) is numbers
+    assert grid.on_device(numbers, torch.device("meta")).shape == (3,)
+    places = batch._places_of_highest(torch.empty(2, 5, device="meta"), 3)
+    assert places.shape == (2, 3)
+    assert places.device.type == "meta"
+
+
+@given(st.integers(0, 2**31), st.sampled_from([1, 2, 3]), st.integers(1, 40))
+@settings(max_examples=25, deadline=None)
+def test_the_places_of_the_highest_are_found_among_ties(seed: int, levels: int, width: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, levels + 1, (3, width), generator=generator).float()
+    values[values == 0] = -torch.inf
+    for count in {1, (width + 1) // 2, width}:
+        places = batch._places_of_highest(values, count)
+        assert all(len(set(row)) == count for row in places.tolist())
+        found = values.gather(1, places).sort(1).values
+        assert torch.equal(found, values.sort(1).values[:, -count:])
 
 
 @pytest.mark.parametrize("storage", STORAGE)
@@ -326,10 +373,11 @@ def test_a_lower_matmul_precision_changes_no_answer(precision: str) -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("batch", [1, 5, 12])
-def test_the_bound_of_a_scan_holds(storage: str, batch: int, engine: str) -> None:
+@pytest.mark.parametrize("batch", [1, 2, 5, 12])
+@pytest.mark.parametrize("dim", [30, 200])
+def test_the_bound_of_a_scan_holds(storage: str, batch: int, dim: int, engine: str) -> None:
     torch.manual_seed(5)
-    rows, queries = unit(torch.randn(640, 200).pow(5)), unit(torch.randn(batch, 200).pow(5))  # far from even
+    rows, queries = unit(torch.randn(640, dim).pow(5)), unit(torch.randn(batch, dim).pow(5))  # far from even
     columns = encode(rows, storage)
     out = torch.empty(10, batch, 64)
     slack = scans.scan([columns["row"][:320].contiguous(), columns["row"][320:].contiguous()], queries, out)
@@ -349,9 +397,9 @@ def test_the_fast_scan_is_used_where_it_is_faster(monkeypatch: pytest.MonkeyPatc
         scans.scan([torch.zeros(64, 4, dtype=dtype)], torch.zeros(batch, 4), torch.zeros(1, batch, 64))
         return called.pop()
 
-    asked = ((torch.int8, 1), (torch.float16, 7), (torch.int8, 8), (torch.float32, 2))
+    asked = ((torch.int8, 1), (torch.float16, 7), (torch.int8, 8), (torch.float32, 3))
     assert [scan(*each) for each in asked] == ["numkong", "numkong", "torch", "torch"]
-    assert scan(torch.float32, 1) == "numpy"
+    assert scan(torch.float32, 1) == scan(torch.float32, 2) == "numpy"
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 3)
         assert scan(torch.float32, 1) == "torch"
@@ -408,8 +456,9 @@ print(os.waitpid(child, 0)[1])
 
 def test_a_group_that_all_rows_are_in_hides_nothing() -> None:
     index = build(torch.eye(64), "float32")
-    found = index.search(torch.eye(64)[:2], 3, group=1)
-    assert torch.equal(found.slots, index.search(torch.eye(64)[:2], 3).slots)
+    for count in (1, 9):
+        found = index.search(torch.eye(64)[:count], 3, group=1)
+        assert torch.equal(found.slots, index.search(torch.eye(64)[:count], 3).slots)
 
 
 def test_an_earlier_reader_sees_the_blocks_that_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:

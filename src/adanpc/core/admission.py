@@ -15,6 +15,7 @@ from adanpc.errors import AdaNPCError
 COPY = 1 - 1e-4  # the similarity from which on a row is a copy
 
 
+@require.names_its_arguments
 @dataclass(frozen=True)
 class Admission:
     """A query joins if all of these hold; ``a & b`` asks for both. Each query is judged alone, by its own answer and
@@ -42,6 +43,8 @@ class Admission:
             limit = require.number(name, getattr(self, name))
             if limit < 0:
                 raise AdaNPCError(f"{name} must be at least 0, got {limit:g}")
+            if name != "max_entropy" and limit != inf and not limit.is_integer():
+                raise AdaNPCError(f"{name} must be a whole number, since rows are counted, got {limit:g}")
             object.__setattr__(self, name, limit)
 
     def __and__(self, other: Admission) -> Admission:

@@ -6,20 +6,25 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from math import inf
 from reprlib import repr as brief
 from threading import RLock
 from typing import Any
 from weakref import ReferenceType, ref
 
+import numpy
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from adanpc import require
 from adanpc.core.centering import Statistics
 from adanpc.core.changes import (
     Append,
     Change,
     Delete,
+    Feedback,
     Judgment,
     Relabel,
     Restore,
@@ -38,17 +43,32 @@ from adanpc.core.contents import (
 )
 from adanpc.core.eviction import Eviction
 from adanpc.core.export import knn_graph, to_pandas
-from adanpc.core.table import ACTIVE, check_kinds, check_mean, check_rows, check_stream, check_transform
-from adanpc.core.types import Neighbors, Origin
+from adanpc.core.ledger import Ledger
+from adanpc.core.table import (
+    ACTIVE,
+    DECIDING,
+    check_kinds,
+    check_mean,
+    check_rows,
+    check_stream,
+    check_transform,
+    pairs,
+)
+from adanpc.core.types import Neighbors, Origin, with_fields
 from adanpc.errors import AdaNPCError, ChangeError, LabelError, RowError
-from adanpc.index import ExactIndex, Index, check_features, unit
+from adanpc.index import ApproximateIndex, ExactIndex, Index, check_features, unit
 from adanpc.index.blocks import Blocks, Kind
-from adanpc.index.grid import Columns, in_main_memory
+from adanpc.index.grid import Columns, array_if_on_cpu, on_device, to_main_memory
 
 IndexFactory = Callable[[int, str, torch.device], Index]
-DECIDING = ("id", "label", "origin", "state")  # the columns by which it is decided who may vote and who is evicted
+Table = dict[str, Any]  # columns as NumPy arrays or tensors; see ``array_if_on_cpu``
+UNKNOWN = -1  # domain or key
+ADMITTED = int(Origin.ADMITTED)  # as a plain number, which NumPy compares faster
+GROUP_OF_ORIGIN = numpy.full(max(Origin) + 1, OTHER_GROUP, numpy.uint8)
+GROUP_OF_ORIGIN[Origin.SOURCE] = SOURCE_GROUP
 
 
+@require.names_its_arguments
 class MemoryBank:
     """Unit rows with labels, searched exactly and changed only by ``apply``.
 
@@ -66,10 +86,11 @@ class MemoryBank:
         seed: of the ranks by which ``reservoir`` chooses; by default drawn at random, so that nobody can foresee which
             rows will stay.
         device: any torch device with float64.
-        index: makes what stores and searches the rows, from dim, storage and device.
+        index: makes what stores and searches the rows, from dim, storage and device; or, for an approximate search,
+            "faiss:" and a factory string of faiss, such as "faiss:IVF1024,SQ8"; see ``adanpc.index.ApproximateIndex``.
     """
 
-    @torch.inference_mode(False)  # what is allocated here and in apply must stay writable outside of it
+    @torch.inference_mode(False)  # what is allocated here must stay writable outside of it
     def __init__(
         self,
         dim: int,
@@ -81,7 +102,7 @@ class MemoryBank:
         soft: bool = False,
         seed: int | None = None,
         device: torch.device | str = "cpu",
-        index: IndexFactory = ExactIndex,
+        index: IndexFactory | str = ExactIndex,
     ) -> None:
         if seed is None:
             seed = secrets.randbits(53) if evict == "reservoir" else 0  # every JSON reader keeps 53 bits
@@ -89,9 +110,9 @@ class MemoryBank:
         count: Any = len(names) if names else classes
         settings = BankSettings(dim, count, storage, capacity, evict, soft, seed, names)
         self.device = torch.device(device)
-        self._make_index = index
+        self._make_index = _index_factory(index)
         self._lock = RLock()
-        self._ledger: _Ledger | None = None  # made of the contents when it is needed
+        self._ledger: Ledger | None = None  # made of the contents when it is needed
         self._version = 0
         self._published: list[tuple[int, ReferenceType[Contents]]] = []  # versions that may still be read
         self._slots_used = 0  # that any version in this memory has shown
@@ -199,16 +220,13 @@ class MemoryBank:
 
     def __repr__(self) -> str:
         contents = self._contents
-        admitted = int(contents.admitted.sum())
-        held = f"{len(contents)} rows, {admitted} admitted, {len(contents.vetoed)} vetoed"
         settings = ", ".join(f"{name}={brief(value)}" for name, value in contents.settings.arguments().items())
-        return f"<MemoryBank of {held}: {settings}>"
+        return f"<MemoryBank of {contents.summary}: {settings}>"
 
     @property
     def nbytes(self) -> int:
         """Bytes of the slots in use."""
-        contents = self._contents
-        return contents.index.nbytes + contents.index.slots * contents.columns.slot_bytes
+        return self._contents.nbytes
 
     # Reading
 
@@ -246,7 +264,9 @@ class MemoryBank:
         return self._contents.state()
 
     @classmethod
-    def load(cls, state: State, *, device: torch.device | str = "cpu", index: IndexFactory = ExactIndex) -> MemoryBank:
+    def load(
+        cls, state: State, *, device: torch.device | str = "cpu", index: IndexFactory | str = ExactIndex
+    ) -> MemoryBank:
         """The bank that ``state`` described. Files are checked by ``store`` before they come here."""
         document = state["document"]
         bank = cls(**document["bank"], device=device, index=index)
@@ -296,21 +316,37 @@ class MemoryBank:
 
     # Changing
 
-    @torch.inference_mode(False)
-    def apply(self, change: Change) -> range:
-        """Carries out one change, whole or not at all; the ids that it gave to the rows it appended."""
+    def apply(
+        self, change: Change, *, rows: Tensor | None = None, log: Callable[[Change], object] | None = None
+    ) -> range:
+        """Carries out one change, whole or not at all; the ids that it gave to the rows it appended.
+
+        Args:
+            change: to be carried out.
+            rows: what ``unit`` makes of the features of an ``Append``, from a caller who has it; else it is made here.
+            log: called with a change that can be carried out, before anybody sees its effect; what it refuses by an
+                exception does not happen.
+        """
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # what is allocated here must stay writable outside of it
+                return self._apply(change, rows, log)
+        return self._apply(change, rows, log)
+
+    def _apply(self, change: Change, rows: Tensor | None, log: Callable[[Change], object] | None) -> range:
         with self._lock:
             before = self._contents
             # What is derived from the contents is put away while it changes: if anything interrupts the change, it is
             # made anew from the contents, which are published by one assignment.
             ledger = self._take_ledger()
-            after = self._changed(change, ledger)
-            self._publish(replace(after, position=before.position + 1))
+            after = self._changed(change, rows, ledger)
+            if log is not None:
+                log(change)
+            self._publish(with_fields(after, position=before.position + 1))
             self._ledger = ledger
             return range(before.next_id, after.next_id)
 
     def writing(self) -> AbstractContextManager[Any]:
-        """The lock that a change takes: who holds it may look first and change then, with no other change between."""
+        """The lock that a change takes: its holder can look and then change, with no other change in between."""
         return self._lock
 
     def queue_of(self, contents: Contents) -> Eviction | None:
@@ -333,7 +369,7 @@ class MemoryBank:
                 self._slots_used = contents.index.slots
             # An index with no slot hidden anew: later ones share memory with this one, and change it where it ends.
             nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
-            self._publish(replace(contents, index=contents.index.hide(nothing)))
+            self._publish(with_fields(contents, index=contents.index.hide(nothing)))
 
     def _publish(self, contents: Contents) -> None:
         self._version += 1
@@ -341,21 +377,21 @@ class MemoryBank:
         self._slots_used = max(self._slots_used, contents.index.slots)
         self._contents = contents
 
-    def _take_ledger(self) -> _Ledger:
+    def _take_ledger(self) -> Ledger:
         ledger = self._ledger
         self._ledger = None
         if ledger is None:
-            ledger = _Ledger(self._contents, self._version, self._slots_used)
+            ledger = Ledger(self._contents, self._version, self._slots_used)
         self._published = [(version, contents) for version, contents in self._published if contents() is not None]
         ledger.reclaim([version for version, _ in self._published])
         return ledger
 
-    def _changed(self, change: Change, ledger: _Ledger) -> Contents:
+    def _changed(self, change: Change, rows: Tensor | None, ledger: Ledger) -> Contents:
         """The contents after a change."""
         contents = self._contents
         match change:
             case Append():
-                return self._append(contents, ledger, change)
+                return self._append(contents, ledger, change, rows)
             case Veto():
                 return self._veto(contents, ledger, change)
             case Restore():
@@ -366,14 +402,17 @@ class MemoryBank:
                 ids = sorted(set(change.ids))
                 self._slots(contents, ids)  # refuses rows that are not there
                 without = self._without(contents, ledger, ids)
-                return replace(without, deleted=contents.deleted.union(ids))
+                return with_fields(without, deleted=contents.deleted.union(ids))
+            case Feedback():
+                return self._judge_answers(contents, change)
             case Rollback():
                 return self._roll_back(contents, ledger, change)
             case _:
-                raise ChangeError(f"{type(change).__name__} is not a change that a bank knows")
+                kinds = "an Append, Veto, Restore, Relabel, Delete, Feedback or Rollback"
+                raise ChangeError(f"a change must be {kinds}, got a {type(change).__name__}")
 
-    def _append(self, contents: Contents, ledger: _Ledger, change: Append) -> Contents:
-        table = self._checked(change)
+    def _append(self, contents: Contents, ledger: Ledger, change: Append, rows: Tensor | None) -> Contents:
+        table = self._checked(change, rows)
         if change.source_mean is not None:
             check_mean("source_mean", change.source_mean, self.dim)
         if change.observed is not None:
@@ -384,19 +423,19 @@ class MemoryBank:
             check_stream(change.stream, self.dim, self.classes)
         first = contents.next_id
         count = len(table["label"])
-        table["id"] = torch.arange(first, first + count, device=self.device)
+        table["id"] = on_device(numpy.arange(first, first + count), self.device)
         statistics = contents.statistics.after(change)
         if change.origin == Origin.ADMITTED and ledger.queue is not None:
-            leaving = [ledger.queue.push(row, label)[0] for row, label in _pairs(table)]
+            leaving = [ledger.queue.push(row, label)[0] for row, label in pairs(table)]
             passing = [row - first for row in leaving if row >= first]
             if passing:  # they leave with the change that brings them
-                stays = torch.ones(count, dtype=torch.bool, device=self.device)
+                stays = numpy.ones(count, bool)
                 stays[passing] = False
                 table = {name: column[stays] for name, column in table.items()}
             contents = self._without(contents, ledger, [row for row in leaving if 0 <= row < first], queued=False)
         return self._with_rows(contents, ledger, table, next_id=first + count, statistics=statistics)
 
-    def _veto(self, contents: Contents, ledger: _Ledger, change: Veto) -> Contents:
+    def _veto(self, contents: Contents, ledger: Ledger, change: Veto) -> Contents:
         slots = self._slots(contents, change.ids)
         judgments = _judged(contents, slots, "veto", change)
         newly = [row for row in dict.fromkeys(change.ids) if row not in contents.vetoed]
@@ -404,7 +443,7 @@ class MemoryBank:
         table = contents.table_of(silenced, *DECIDING)
         ledger.leave_queue(table)
         vetoed = {**contents.vetoed, **dict(zip(newly, silenced.tolist(), strict=True))}
-        return replace(
+        return with_fields(
             contents,
             index=contents.index.hide(silenced),
             vetoed=vetoed,
@@ -412,14 +451,14 @@ class MemoryBank:
             admitted=_plus(contents.admitted, table, -1),
         )
 
-    def _restore(self, contents: Contents, ledger: _Ledger, change: Restore) -> Contents:
+    def _restore(self, contents: Contents, ledger: Ledger, change: Restore) -> Contents:
         slots = self._slots(contents, change.ids)
         judgments = _judged(contents, slots, "restore", change)
         returning = [row for row in dict.fromkeys(change.ids) if row in contents.vetoed]
         silenced = self._slots(contents, returning)
         table = contents.table_of(silenced, *DECIDING)
         ledger.enter_queue(table)
-        contents = replace(
+        contents = with_fields(
             contents,
             index=contents.index.show(silenced, _groups(table)),
             vetoed={row: slot for row, slot in contents.vetoed.items() if row not in returning},
@@ -431,9 +470,9 @@ class MemoryBank:
         # Rows come back within the capacity: others leave for them, and they themselves only if there are none.
         return self._without(contents, ledger, ledger.queue.overflow(set(returning)), queued=False)
 
-    def _relabel(self, contents: Contents, ledger: _Ledger, change: Relabel) -> Contents:
+    def _relabel(self, contents: Contents, ledger: Ledger, change: Relabel) -> Contents:
         if not 0 <= change.label < self.classes:
-            raise LabelError(f"labels must lie in 0 … {self.classes - 1}, got {change.label}")
+            raise LabelError(f"labels must be between 0 and {self.classes - 1}, got {change.label}")
         slots = self._slots(contents, sorted(set(change.ids)))
         judgments = _judged(contents, slots, "relabel", change)
         table = contents.table_of(slots)
@@ -441,13 +480,25 @@ class MemoryBank:
         table["origin"][table["origin"] == Origin.ADMITTED] = Origin.EXPERT
         if self.soft:
             table["soft"] = one_hot(table["label"], self.classes).float()
-        return replace(self._replaced(contents, ledger, table), judgments=judgments)
+        return with_fields(self._replaced(contents, ledger, table), judgments=judgments)
 
-    def _roll_back(self, contents: Contents, ledger: _Ledger, change: Rollback) -> Contents:
+    def _judge_answers(self, contents: Contents, change: Feedback) -> Contents:
+        for label in (change.label, change.frozen, change.adapted):
+            if not 0 <= label < self.classes:
+                raise LabelError(f"labels must lie in 0 … {self.classes - 1}, got {label}")
+        if contents.statistics.transform is None:
+            raise ChangeError("feedback is for banks of the preset 'safe' that have learned source rows")
+        stream = contents.stream().with_verdict(
+            adapted_right=change.adapted == change.label, frozen_right=change.frozen == change.label
+        )
+        packed = stream.packed().to(self.device)
+        return with_fields(contents, statistics=replace(contents.statistics, stream=packed))
+
+    def _roll_back(self, contents: Contents, ledger: Ledger, change: Rollback) -> Contents:
         if change.at != contents.position:
             here = contents.position
             raise ChangeError(
-                f"a rollback that was made at position {change.at} cannot be applied at {here}: make it anew"
+                f"a rollback that was made at position {change.at} cannot be applied at {here}: make a new one"
             )
         # A rollback may come from a log, so its rows are believed no more than those of a file.
         table = {name: column.to(self.device) for name, column in change.rows.items()}
@@ -466,13 +517,13 @@ class MemoryBank:
         transform = contents.statistics.transform if change.transformed else None
         removed = sorted(set(change.removed))
         if len(removed) != len(change.removed):
-            raise ChangeError("a rollback removes a row once, got one twice")
+            raise ChangeError("a rollback must not remove the same row twice")
         self._slots(contents, removed)  # refuses rows that are not there
         contents = self._without(contents, ledger, removed)
         contents = self._replaced(contents, ledger, table)
         judgments = {row: history for row, history in contents.judgments.items() if row not in change.judgments}
         statistics = Statistics(change.source_mean, change.stream_total, change.stream_count, transform, change.stream)
-        contents = replace(
+        contents = with_fields(
             contents,
             judgments=judgments | {row: history for row, history in change.judgments.items() if history},
             statistics=statistics.to(self.device),
@@ -480,7 +531,7 @@ class MemoryBank:
         contents.check()
         return contents
 
-    def _replaced(self, contents: Contents, ledger: _Ledger, table: Columns) -> Contents:
+    def _replaced(self, contents: Contents, ledger: Ledger, table: Table) -> Contents:
         """With the rows of a table in place of those that are held under the same ids.
 
         They get other slots, since readers may still look at the old ones. Nothing is evicted for them.
@@ -491,7 +542,7 @@ class MemoryBank:
         ledger.enter_queue(_active(table))
         return contents
 
-    def _without(self, contents: Contents, ledger: _Ledger, ids: list[int], *, queued: bool = True) -> Contents:
+    def _without(self, contents: Contents, ledger: Ledger, ids: list[int], *, queued: bool = True) -> Contents:
         """With these rows gone: their slots, vetoes and history.
 
         Args:
@@ -512,10 +563,10 @@ class MemoryBank:
         gone = set(ids)
         vetoed = contents.vetoed
         judgments = contents.judgments
-        if gone & judgments.keys():
+        if gone & judgments.keys():  # every vetoed row has a judgment
             vetoed = {row: slot for row, slot in vetoed.items() if row not in gone}
             judgments = {row: history for row, history in judgments.items() if row not in gone}
-        return replace(
+        return with_fields(
             contents,
             index=contents.index.hide(slots),
             vetoed=vetoed,
@@ -523,15 +574,15 @@ class MemoryBank:
             admitted=_plus(contents.admitted, voting, -1),
         )
 
-    def _with_rows(self, contents: Contents, ledger: _Ledger, table: Columns, **others: Any) -> Contents:
+    def _with_rows(self, contents: Contents, ledger: Ledger, table: Table, **others: Any) -> Contents:
         """With the rows of a table, each under its id, in slots that nobody reads, and other fields changed as well.
 
         Where the table names no states, all its rows may vote.
         """
         places = ledger.allocate(len(table["id"]))
         if not places:
-            return replace(contents, **others)
-        slots = torch.tensor(places, dtype=torch.int64, device=self.device)
+            return with_fields(contents, **others)
+        slots = torch.from_numpy(numpy.array(places)).to(self.device)
         contents.columns.reserve(max(places) + 1)
         contents.columns.write(slots, table)
         ledger.enter(table, slots, version=self._version + 1)
@@ -544,9 +595,9 @@ class MemoryBank:
             voting = _active(table)
             silenced = zip(table["id"][~active].tolist(), slots[~active].tolist(), strict=True)
             vetoed = {**vetoed, **dict(silenced)}
-        return replace(
+        return with_fields(
             contents,
-            index=contents.index.put(slots, table["id"], table, group),
+            index=contents.index.put(slots, torch.as_tensor(table["id"]), table, group),
             vetoed=vetoed,
             admitted=_plus(contents.admitted, voting),
             **others,
@@ -556,49 +607,59 @@ class MemoryBank:
         """The slots (n,) of these rows, or a RowError."""
         return contents.slots_of(torch.tensor(ids, dtype=torch.int64, device=self.device))
 
-    def _checked(self, change: Append) -> Columns:
+    def _checked(self, change: Append, rows: Tensor | None) -> Table:
         """The rows of a change as a table without ids and states, or an error that names what is wrong with them."""
-        features = check_features(change.features, self.dim).to(self.device)
-        count = len(features)
+        if rows is None:
+            rows = unit(check_features(change.features, self.dim).to(self.device))
+        count = rows.shape[0]
         labels = self._whole_numbers("labels", change.labels, count)
-        numbers = in_main_memory(labels)
-        outside = numbers[(numbers < 0) | (numbers >= self.classes)]
-        if len(outside):
-            raise LabelError(f"labels must lie in 0 … {self.classes - 1}, got {int(outside[0])}")
+        _check_labels(labels, self.classes)
+        origin = _origin(change.origin)
+        keys = UNKNOWN if change.keys is None else change.keys
         table = {
             "label": labels,
             "domain": self._whole_numbers("domain", change.domain, count),
-            "key": self._whole_numbers("keys", -1 if change.keys is None else change.keys, count),
-            "confidence": self._numbers("confidence", 1.0 if change.confidence is None else change.confidence, count),
-            "origin": torch.full((count,), int(_origin(change.origin)), dtype=torch.uint8, device=self.device),
+            "key": self._whole_numbers("keys", keys, count),
+            "confidence": self._confidence(change.confidence, count),
+            "origin": on_device(numpy.full(count, int(origin), numpy.uint8), self.device),
         }
         if self.soft:
             table["soft"] = self._probabilities(change.soft, labels)
         elif change.soft is not None:
             raise LabelError("this bank keeps hard labels: build it with soft=True to store soft ones")
-        return table | self._contents.index.encode(unit(features))
+        return table | self._contents.index.encode(rows)
 
-    def _whole_numbers(self, name: str, given: Tensor | int, count: int) -> Tensor:
+    def _whole_numbers(self, name: str, given: Tensor | int, count: int) -> Any:
         """One whole number for each row, (count,) int64."""
+        if isinstance(given, int) and given == UNKNOWN:  # the usual case, made without torch
+            return on_device(numpy.full(count, UNKNOWN), self.device)
         value = self._column(name, given, (count,))
         if value.is_floating_point() or value.is_complex():
-            raise LabelError(f"{name} must be whole numbers, got {value.dtype} with {value[:3].tolist()}, …")
-        return value.to(torch.int64)
+            found = f"{value.dtype} with {value[:3].tolist()}, …"
+            raise LabelError(f"{name} must be whole numbers, got {found}: pass {name}.long() if they are")
+        return array_if_on_cpu(value.to(torch.int64))
 
-    def _numbers(self, name: str, given: Tensor | float, *shape: int) -> Tensor:
+    def _numbers(self, name: str, given: Tensor | float, *shape: int) -> Any:
         """Finite numbers of this shape, float32."""
         value = self._column(name, given, shape)
-        numbers = value.float()
-        if not value.is_floating_point() or not bool(numbers.isfinite().all()):
+        numbers = array_if_on_cpu(value.float())
+        finite = abs(numbers) < inf  # and no NaN
+        if not value.is_floating_point() or not finite.all():
             raise LabelError(f"{name} must be finite numbers, got {value.dtype} with {value[:3].tolist()}, …")
         return numbers
 
-    def _probabilities(self, given: Tensor | None, labels: Tensor) -> Tensor:
+    def _confidence(self, given: Tensor | None, count: int) -> Any:
+        """The confidence in each row, (count,) float32; without any, it is 1."""
+        if given is None:
+            return on_device(numpy.ones(count, numpy.float32), self.device)
+        return self._numbers("confidence", given, count)
+
+    def _probabilities(self, given: Tensor | None, labels: Any) -> Any:
         """Soft labels (n, C); without any, all of the probability is on the label."""
         if given is None:
-            return one_hot(labels, self.classes).float()
+            return one_hot(torch.as_tensor(labels), self.classes).float()
         soft = self._numbers("soft labels", given, len(labels), self.classes)
-        if (soft < 0).any() or ((soft.sum(1) - 1).abs() > 1e-3).any():
+        if (soft < 0).any() or (abs(soft.sum(1) - 1) > 1e-3).any():
             raise LabelError(f"soft labels must be probabilities that sum to 1, got {soft[:3].tolist()}, …")
         return soft
 
@@ -608,15 +669,15 @@ class MemoryBank:
             if isinstance(given, int | float):
                 return torch.full(shape, given, device=self.device)
             value = torch.as_tensor(given, device=self.device).detach()
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise LabelError(f"{name} must be a tensor of numbers, got {brief(given)}: {error}") from None
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise LabelError(f"{name} must be numbers, one for each row, got {brief(given)}") from None
         if not value.ndim:
             value = value.expand(shape)
         if value.shape != shape:
             remedy = ""
             if name == "labels" and value.ndim == 2:
                 remedy = ": pass labels.argmax(1) if they are one-hot"
-            raise LabelError(f"{name} must have shape {shape}, a row for each, got {tuple(value.shape)}{remedy}")
+            raise LabelError(f"{name} must have shape {shape}, one for each row, got {tuple(value.shape)}{remedy}")
         return value
 
     # Looking at it with other libraries
@@ -636,87 +697,14 @@ class MemoryBank:
         super().__setattr__(name, value)
 
 
-class _Ledger:
-    """What a bank derives from its contents to change them quickly: who is evicted next, and which slots are free.
-
-    Args:
-        contents: from which all of it is made.
-        version: of the contents.
-        slots_used: that any version has shown. Those that these contents do not show may still be read by others.
-    """
-
-    def __init__(self, contents: Contents, version: int, slots_used: int) -> None:
-        self.queue = contents.queue()
-        self._next_slot = slots_used
-        self._slot_of: dict[int, int] = {}  # of admitted rows, where there is a capacity
-        self._shown_since: dict[int, int] = {}  # the first version that shows a slot; 0 if it is not known
-        self._free: list[int] = []
-        self._retired: list[tuple[int, int, int]] = []  # slot, and from which version on until before which it is shown
-        self._still_shown: list[tuple[int, int, int]] = []  # those of them that somebody reads
-        self._older_readers: list[int] = []  # versions that were read when this was last looked at
-        shown = contents.held_slots()
-        if self.queue is not None:
-            self.enter(contents.table_of(shown, *DECIDING), shown, version=0)
-        unused = torch.ones(slots_used, dtype=torch.bool, device=shown.device)
-        unused[shown] = False
-        self._retired += [(slot, 0, version) for slot in unused.nonzero()[:, 0].tolist()]
-
-    def reclaim(self, readers: list[int]) -> None:
-        """Frees the slots that no version shows of those that somebody still reads, the newest included."""
-        older = readers[:-1]
-        waiting = self._retired
-        if older != self._older_readers:  # else what was shown to somebody still is
-            waiting = waiting + self._still_shown
-            self._still_shown = []
-        for slot, since, until in waiting:
-            if any(since <= version < until for version in older):
-                self._still_shown.append((slot, since, until))
-            else:
-                self._free.append(slot)
-        self._retired = []
-        self._older_readers = older
-
-    def allocate(self, count: int) -> list[int]:
-        """So many slots that nobody reads: free ones first."""
-        slots = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        fresh = count - len(slots)
-        slots += range(self._next_slot, self._next_slot + fresh)
-        self._next_slot += fresh
-        return slots
-
-    def slots(self, contents: Contents, ids: list[int]) -> Tensor:
-        """The slots (n,) of these rows."""
-        device = contents.index.device
-        if all(row in self._slot_of for row in ids):
-            return torch.tensor([self._slot_of[row] for row in ids], dtype=torch.int64, device=device)
-        return contents.slots_of(torch.tensor(ids, dtype=torch.int64, device=device))
-
-    def enter(self, table: Columns, slots: Tensor, *, version: int) -> None:
-        """Notes where rows are that may be evicted, and since which version."""
-        if self.queue is not None:
-            for row, slot, origin in zip(table["id"].tolist(), slots.tolist(), table["origin"].tolist(), strict=True):
-                if origin == Origin.ADMITTED:
-                    self._slot_of[row] = slot
-                    self._shown_since[slot] = version
-
-    def retire(self, ids: list[int], slots: Tensor, *, version: int) -> None:
-        """Takes back the slots of rows that are gone from this version on."""
-        for slot in slots.tolist():
-            self._retired.append((slot, self._shown_since.pop(slot, 0), version))
-        for row in ids:
-            self._slot_of.pop(row, None)
-
-    def enter_queue(self, table: Columns) -> None:
-        """Makes the admitted rows of a table candidates for eviction."""
-        if self.queue is not None:
-            for row, label in _pairs(_admitted(table)):
-                self.queue.add(row, label)
-
-    def leave_queue(self, table: Columns) -> None:
-        """Makes the admitted rows of a table no longer candidates for eviction."""
-        if self.queue is not None:
-            for row, label in _pairs(_admitted(table)):
-                self.queue.discard(row, label)
+def _index_factory(given: IndexFactory | str) -> IndexFactory:
+    """What makes an index, by itself or by its name."""
+    if not isinstance(given, str):
+        return given
+    engine, _, factory = given.partition(":")
+    if engine != "faiss" or not factory:
+        raise AdaNPCError(f"index must be a class or a name such as 'faiss:IVF1024,SQ8', got {given!r}")
+    return partial(ApproximateIndex, factory=factory)
 
 
 def _remedy(name: str) -> str:
@@ -728,12 +716,20 @@ def _remedy(name: str) -> str:
     return "give it to MemoryBank, and learn the rows again"
 
 
+def _check_labels(labels: Any, classes: int) -> None:
+    """Passes labels (n,) of so many classes."""
+    if not len(labels) or (labels.min() >= 0 and labels.max() < classes):
+        return
+    outside = (labels < 0) | (labels >= classes)
+    raise LabelError(f"labels must be between 0 and {classes - 1}, got {int(labels[outside][0])}")
+
+
 def _judged(
     contents: Contents, slots: Tensor, verdict: str, change: Veto | Restore | Relabel
 ) -> dict[int, tuple[Judgment, ...]]:
     """The history of all rows, with this verdict on the rows in these slots."""
     judgments = dict(contents.judgments)
-    for row, label in dict(_pairs(contents.table_of(slots, "id", "label"))).items():
+    for row, label in dict(pairs(contents.table_of(slots, "id", "label"))).items():
         judgment = Judgment(verdict, label, change.who, change.why, change.when)
         judgments[row] = (*judgments.get(row, ()), judgment)
     return judgments
@@ -743,38 +739,26 @@ def _origin(given: Any) -> Origin:
     try:
         return Origin(given)
     except ValueError:
-        raise LabelError(f"{given!r} is not a valid Origin; there are: {', '.join(Origin.__members__)}") from None
+        raise LabelError(f"{given!r} is not a valid Origin; available: {', '.join(Origin.__members__)}") from None
 
 
-def _pairs(table: Columns) -> list[tuple[int, int]]:
-    """The id and label of each row."""
-    return list(zip(table["id"].tolist(), table["label"].tolist(), strict=True))
-
-
-def _admitted(table: Columns) -> Columns:
-    """The rows of a table that were admitted: their ids and labels."""
-    admitted = table["origin"] == Origin.ADMITTED
-    return {"id": table["id"][admitted], "label": table["label"][admitted]}
-
-
-def _active(table: Columns) -> Columns:
+def _active(table: Table) -> Table:
     """The rows of a table that may vote: what decides about them alone, since features would be copied."""
     active = table["state"] == ACTIVE
     return {name: table[name][active] for name in DECIDING}
 
 
-def _plus(counts: Tensor, table: Columns, sign: int = 1) -> Tensor:
+def _plus(counts: Tensor, table: Table, sign: int = 1) -> Tensor:
     """Numbers of rows by class (C,) with the admitted rows of a table counted in, or out."""
-    admitted = in_main_memory(table["origin"]) == int(Origin.ADMITTED)
-    if not admitted.any():
-        return counts
-    labels = in_main_memory(table["label"])[admitted]
-    return torch.add(counts, torch.bincount(torch.as_tensor(labels), minlength=len(counts)), alpha=sign)
+    origin = to_main_memory(table["origin"])
+    labels = to_main_memory(table["label"])
+    admitted = numpy.bincount(labels[origin == ADMITTED], minlength=counts.shape[0])
+    after = to_main_memory(counts) + sign * admitted
+    return torch.from_numpy(after).to(counts.device)
 
 
-def _groups(table: Columns) -> Tensor:
+def _groups(table: Table) -> Tensor:
     """The groups (n,) of rows in the index."""
-    origin = in_main_memory(table["origin"])
-    groups = origin * 0 + OTHER_GROUP  # of the type that an index takes, wherever it lies
-    groups[origin == int(Origin.SOURCE)] = SOURCE_GROUP
-    return torch.as_tensor(groups)
+    origin = to_main_memory(table["origin"])
+    groups = torch.from_numpy(GROUP_OF_ORIGIN[origin])
+    return groups.to(torch.as_tensor(table["origin"]).device)

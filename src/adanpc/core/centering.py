@@ -103,7 +103,7 @@ class Centering:
             domains = torch.as_tensor(change.domain, device=features.device)
             if domains.ndim and domains.shape != (len(features),):
                 shape = tuple(domains.shape)
-                raise LabelError(f"domain must have shape ({len(features)},), a row for each, got {shape}")
+                raise LabelError(f"domain must have shape ({len(features)},), one for each row, got {shape}")
             domains = domains.expand(len(features))
             for name in domains.unique():
                 means[domains == name] = _mean(features[domains == name])

@@ -8,7 +8,7 @@ Every change says who made it, why, and when, as far as the caller knows; the co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from operator import index
@@ -47,6 +47,7 @@ class Observed:
         object.__setattr__(self, "count", require.whole("count", self.count, least=0))
 
 
+@require.names_its_arguments
 @dataclass(frozen=True, eq=False)  # tensors have no single answer to whether they are equal
 class Append:
     """Rows to be stored, in this order. Features need not have unit length.
@@ -63,7 +64,7 @@ class Append:
         source_mean: (D,) float64, becomes the mean of the source.
         observed: what the stream's statistics gain.
         transform: becomes the transform of the preset "safe".
-        stream: (4 + D + 3 C,) float64, becomes what that preset knows of the stream, see ``guard.Stream``.
+        stream: (12 + D + 3 C,) float64, becomes what that preset knows of the stream, see ``guard.Stream``.
         who, why, when: who makes the change, for what reason, and when, in seconds since 1970.
     """
 
@@ -86,7 +87,12 @@ class Append:
     def __post_init__(self) -> None:
         _check_signature(self)
 
+    def __repr__(self) -> str:
+        shape = tuple(getattr(self.features, "shape", ()))
+        return f"<Append of features {shape}, origin {brief(self.origin)}{_signature(self)}>"
 
+
+@require.names_its_arguments
 @dataclass(frozen=True)
 class Veto:
     """Rows that may no longer vote. They keep their place and can be restored."""
@@ -101,6 +107,7 @@ class Veto:
         _check_signature(self)
 
 
+@require.names_its_arguments
 @dataclass(frozen=True)
 class Restore:
     """Vetoed rows that may vote again."""
@@ -115,6 +122,7 @@ class Restore:
         _check_signature(self)
 
 
+@require.names_its_arguments
 @dataclass(frozen=True)
 class Relabel:
     """Rows that get another label; the old one stays in their history.
@@ -134,6 +142,7 @@ class Relabel:
         _check_signature(self)
 
 
+@require.names_its_arguments
 @dataclass(frozen=True)
 class Delete:
     """Rows that leave for good, with their history: for data that must no longer be kept."""
@@ -148,6 +157,34 @@ class Delete:
         _check_signature(self)
 
 
+@require.names_its_arguments
+@dataclass(frozen=True)
+class Feedback:
+    """A person's label for a query to which the frozen and the adapted answer of the preset "safe" differ.
+
+    It decides which of the two is given from then on, see ``AdaNPC.ask``. The query itself does not join.
+
+    Args:
+        label: the true class.
+        frozen: what was answered without anything learned from the stream.
+        adapted: what was answered with all that was learned from it.
+        who, why, when: as in every change.
+    """
+
+    label: int
+    frozen: int
+    adapted: int
+    who: str = ""
+    why: str = ""
+    when: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("label", "frozen", "adapted"):
+            object.__setattr__(self, name, require.whole(name, getattr(self, name)))
+        _check_signature(self)
+
+
+@require.names_its_arguments
 @dataclass(frozen=True, eq=False)
 class Rollback:
     """The return to an earlier position, written as what that takes now; ``AdaNPC.rollback`` makes it.
@@ -183,15 +220,24 @@ class Rollback:
         object.__setattr__(self, "removed", _ids("removed", self.removed))
         _check_signature(self)
 
+    def __repr__(self) -> str:
+        restored = len(self.rows.get("id", ()))
+        what = f"{len(self.removed)} rows leave, {restored} are as they were"
+        return f"<Rollback from position {self.at} to {self.to}: {what}{_signature(self)}>"
 
-Change = Append | Veto | Restore | Relabel | Delete | Rollback
+
+Change = Append | Veto | Restore | Relabel | Delete | Feedback | Rollback
 
 
 def _ids(name: str, given: Any) -> tuple[int, ...]:
     """Row ids as a tuple of ints, or an error that shows how they are given."""
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
-        raise ChangeError(f"{name} must be a sequence of row ids such as ({given!r},), got {given!r}")
-    rows = tuple(given)
+    wanted = f"{name} must be a sequence of row ids such as [3, 5], got {brief(given)}"
+    if isinstance(given, str | bytes | Mapping):
+        raise ChangeError(wanted)
+    try:
+        rows = tuple(given)
+    except TypeError:  # a number; a tensor of one number has the methods of a sequence, and is none
+        raise ChangeError(wanted) from None
     try:
         ids = tuple(index(row) for row in rows)
     except TypeError:
@@ -204,6 +250,16 @@ def _ids(name: str, given: Any) -> tuple[int, ...]:
 
 def _take_ids(change: Any) -> None:
     object.__setattr__(change, "ids", _ids("ids", change.ids))
+
+
+def _signature(change: Any) -> str:
+    """Who made a change, why and when, as far as it is known."""
+    known = ""
+    for name in ("who", "why", "when"):
+        value = getattr(change, name)
+        if value not in ("", None):
+            known += f", {name}={brief(value)}"
+    return known
 
 
 def _check_signature(change: Any) -> None:

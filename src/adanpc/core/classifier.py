@@ -2,73 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable
+from reprlib import repr as brief
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from adanpc import require
-from adanpc.core import safe
-from adanpc.core.admission import Admission
 from adanpc.core.bank import MemoryBank
-from adanpc.core.centering import Centering
 from adanpc.core.changes import Append, Change, Rollback
-from adanpc.core.contents import WIDEST, Contents, State, digest_of
-from adanpc.core.safe import SafeSettings
-from adanpc.core.sequence import Pool, resolve
-from adanpc.core.types import Neighbors, Origin, Prediction, answered_in_turn, side_by_side
-from adanpc.core.vote import check_vote_settings, vote
-from adanpc.errors import AdaNPCError, EmptyBankError, LabelError
-from adanpc.index import check_features, unit
+from adanpc.core.contents import Contents, State, digest_of
+from adanpc.core.guard import Signs
+from adanpc.core.presets import PRESETS, preset_from, preset_of
+from adanpc.core.safe import Question
+from adanpc.core.types import Origin, Prediction, answered_in_turn
+from adanpc.errors import AdaNPCError, LabelError
+from adanpc.index import check_features
 from adanpc.index.grid import Columns
-from adanpc.require import did_you_mean
 
-DEFAULT_ADMISSION = Admission(min_confidence=0.9)
-NO_CENTERING = Centering()
-PRESETS = {  # and their options
-    "paper": ("k", "k_source", "k_target", "rule", "temperature", "admission", "centering", "prior"),
-    "safe": ("stream", "guard", "balance"),
-}
 CHUNK = 128  # queries resolved together by step; a matter of speed, never of the answer
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a classifier with the preset "paper" votes and whom it admits; see ``AdaNPC``."""
-
-    k: int = 10
-    k_source: int | None = None
-    k_target: int | None = None
-    rule: str = "share"
-    temperature: float = 0.1
-    admission: Admission = DEFAULT_ADMISSION
-    centering: Centering = NO_CENTERING
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "k", require.whole("k", self.k, least=1, most=WIDEST))
-        if (self.k_source is None) != (self.k_target is None):
-            raise AdaNPCError("k_source and k_target go together: give both or neither")
-        for name in ("k_source", "k_target"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, require.whole(name, getattr(self, name), least=1, most=WIDEST))
-        check_vote_settings(self.rule, self.temperature)
-        object.__setattr__(self, "temperature", float(self.temperature))
-        if not isinstance(self.centering, Centering):
-            raise AdaNPCError(f"centering must be a Centering such as Centering('stream'), got {self.centering!r}")
-        if not isinstance(self.admission, Admission):
-            raise AdaNPCError(
-                f"admission must be an Admission such as Admission(min_confidence=0.9), got {self.admission!r}"
-            )
-
-    @property
-    def pools(self) -> list[Pool]:
-        """How many rows vote, and from which side: source rows, others, or both (None)."""
-        if self.k_source is None or self.k_target is None:
-            return [(self.k, None)]
-        return [(self.k_source, True), (self.k_target, False)]
 
 
 class AdaNPC:
@@ -91,29 +44,31 @@ class AdaNPC:
             * admission: which answers join the bank.
             * centering, prior: see ``Centering``.
 
-            Of ``safe``: stream, guard, balance; see ``SafeSettings``.
+            Of ``safe``: stream, transform, screen, guard, balance; see ``SafeSettings``.
     """
 
     def __init__(self, bank: MemoryBank, *, preset: str = "paper", **options: Any) -> None:
+        if not isinstance(bank, MemoryBank):
+            raise AdaNPCError(f"bank must be a MemoryBank such as MemoryBank(dim, classes), got {brief(bank)}")
         self.bank = bank
-        self._settings: Settings | SafeSettings = settings_of(preset, options)
-        if isinstance(self._settings, SafeSettings) and not bank.soft:
-            raise AdaNPCError("the preset 'safe' keeps probabilities in its rows: give MemoryBank(…, soft=True)")
+        self._preset = preset_of(preset, options)
+        if self._preset.keeps_probabilities and not bank.soft:
+            raise AdaNPCError(f"the preset {preset!r} keeps probabilities in its rows: pass MemoryBank(…, soft=True)")
 
     @property
     def settings(self) -> Any:
         """How it votes and whom it admits: ``Settings`` of the preset "paper", ``SafeSettings`` of "safe"."""
-        return self._settings
+        return self._preset.settings
 
     @property
     def preset(self) -> str:
         """The name of the rule by which it learns."""
-        return "safe" if isinstance(self._settings, SafeSettings) else "paper"
+        return self._preset.name
 
     @property
     def needs_all_at_once(self) -> bool:
         """Whether source rows must be learned in one call, since a mean or a transform is made of all of them."""
-        return isinstance(self._settings, SafeSettings) or self._settings.centering.mode != "none"
+        return self._preset.needs_all_at_once
 
     @property
     def position(self) -> int:
@@ -121,29 +76,26 @@ class AdaNPC:
         return self.bank.position
 
     def __repr__(self) -> str:
-        return f"<AdaNPC with {self._settings} over {self.bank!r}>"
+        return f"<AdaNPC with {self.settings} over {self.bank!r}>"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses to set an option: answers would change without a trace, or not at all."""
+        if any(name in preset.options for preset in PRESETS.values()):
+            raise AdaNPCError(
+                f"{name} of a classifier cannot be changed to {brief(value)}: "
+                "make another one over the same bank, AdaNPC(classifier.bank, …)"
+            )
+        super().__setattr__(name, value)
 
     # Answering
 
     def frozen_queries(self, features: Tensor) -> Tensor:
         """Queries (B, D) as the bank is searched for them before anything has been learned from a stream."""
-        contents = self.bank.contents
-        checked = self._checked(features)
-        if isinstance(self._settings, SafeSettings):
-            return safe.still(contents, checked)
-        return self._settings.centering.queries(checked, contents.statistics, sequence=False)[0]
+        return self._preset.frozen_queries(self.bank.contents, self._checked(features))
 
     def predict(self, features: Tensor, *, exclude: Tensor | None = None) -> Prediction:
-        """What each query (B, D) would be answered if it came next; ``exclude`` as in ``MemoryBank.search``."""
-        contents = self.bank.contents
-        settings = self._settings
-        checked = self._checked(features)
-        if isinstance(settings, SafeSettings):
-            return safe.predict(contents, checked, settings, exclude)
-        centered, _ = settings.centering.queries(checked, contents.statistics, sequence=False)
-        queries = unit(centered)
-        voters = [contents.nearest(queries, k, exclude, source) for k, source in settings.pools]
-        return self._answer(side_by_side(voters), settings)
+        """The answer that each query (B, D) would get if it came next; ``exclude`` as in ``MemoryBank.search``."""
+        return self._preset.predict(self.bank.contents, self._checked(features), exclude)
 
     def propose(
         self, features: Tensor, *, domain: int = -1, keys: Tensor | None = None
@@ -154,22 +106,38 @@ class AdaNPC:
         provisional until the change has been applied: ``prediction.settled(first id that apply gave)``.
         """
         checked = self._checked(features)
-        return self._propose(checked, domain, self._checked_keys(keys, len(checked)))
+        answer, change, _ = self._propose(checked, domain, self.checked_keys(keys, len(checked)))
+        return answer, change
 
     def step(self, features: Tensor, *, domain: int = -1, keys: Tensor | None = None) -> Prediction:
         """Answers queries (B, D) in order and learns from each: the same for every way of cutting them into batches."""
         checked = self._checked(features)
-        all_keys = self._checked_keys(keys, len(checked))
+        all_keys = self.checked_keys(keys, len(checked))
         answers = []
         with self.bank.writing():
             for start in range(0, max(len(checked), 1), CHUNK):
                 part = slice(start, start + CHUNK)
                 part_keys = None if all_keys is None else all_keys[part]
-                answer, change = self._propose(checked[part], domain, part_keys)
+                answer, change, rows = self._propose(checked[part], domain, part_keys)
                 if change is not None:
-                    self.bank.apply(change)
+                    self.bank.apply(change, rows=rows)
                 answers.append(answer)
         return answered_in_turn(answers)
+
+    def ask(self, features: Tensor, *, most: int = 10) -> list[Question]:
+        """Those of the queries (B, D) whose labels would say most about whether to adapt; the preset "safe" only.
+
+        No sign tells a stream that should be centered by its whole mean from one of a single class, but a few labels
+        do. Show these queries to a person, and ``apply(question.answered(label))``: as soon as one kind of answer leads
+        by four labels, it is the one that is given. If one is right in 70 of 100 cases in which only one of them is,
+        the other is chosen with a chance of less than 5 %.
+        """
+        require.whole("most", most, least=1)
+        return self._preset.questions(self.bank.contents, self._checked(features), most)
+
+    def signs(self) -> Signs:
+        """What the guard of the preset "safe" sees in the stream; its text says it in words."""
+        return self._preset.signs(self.bank.contents)
 
     # Changing
 
@@ -188,13 +156,18 @@ class AdaNPC:
         """Appends labeled rows (n, D) of the source, or of an expert; their ids."""
         return self.apply(Append(features, labels, origin, domain=domain, keys=keys, who=who, why=why, when=when))
 
-    def apply(self, change: Change) -> range:
-        """Carries out one change, whole or not at all; the ids that it gave to the rows it appended."""
+    def apply(self, change: Change, *, log: Callable[[Change], object] | None = None) -> range:
+        """Carries out one change, whole or not at all; the ids that it gave to the rows it appended.
+
+        Args:
+            change: what is to happen.
+            log: called with the change as the bank takes it, before anybody sees its effect; see ``MemoryBank.apply``.
+        """
         with self.bank.writing():
             if isinstance(change, Append) and not change.centered:
                 features = self._checked(change.features)
-                change = self._prepared(change, features)
-            return self.bank.apply(change)
+                change = self._preset.prepared(self.bank.contents, change, features)
+            return self.bank.apply(change, log=log)
 
     def rollback(self, earlier: Contents, *, who: str = "", why: str = "", when: float | None = None) -> Rollback:
         """The change that returns to contents that the bank had before: ``earlier = classifier.bank.contents``.
@@ -237,95 +210,44 @@ class AdaNPC:
     def state(self) -> State:
         """All of the classifier, its bank included, in plain values; ``AdaNPC.load`` makes it again."""
         state = self.bank.state()
-        settings = self._settings
-        document = state["document"]
-        if isinstance(settings, SafeSettings):
-            document["safe"] = asdict(settings)
-            return state
-        document["classifier"] = {
-            "k": settings.k,
-            "k_source": settings.k_source,
-            "k_target": settings.k_target,
-            "rule": settings.rule,
-            "temperature": settings.temperature,
-        }
-        document["admission"] = {name: _plain(value) for name, value in asdict(settings.admission).items()}
-        document["centering"] = asdict(settings.centering)
+        state["document"].update(self._preset.document())
         return state
 
     @classmethod
     def load(cls, state: State, *, device: torch.device | str = "cpu") -> AdaNPC:
         """The classifier that ``state`` described. Files are checked by ``store`` before they come here."""
         classifier = cls(MemoryBank.load(state, device=device))
-        classifier._settings = settings_from(state["document"])
+        classifier._preset = preset_from(state["document"])
         return classifier
 
     def digest(self) -> str:
-        """A hash of bank, settings and means: classifiers with equal digests answer alike for ever after."""
+        """A hash of bank, settings and means: classifiers with equal digests give the same answers from then on."""
         return digest_of(self.state())
 
     # Inside
 
-    def _prepared(self, change: Append, features: Tensor) -> Append:
-        """The change with its checked features as the bank is to store them."""
-        contents = self.bank.contents
-        if isinstance(self._settings, SafeSettings):
-            return safe.prepared(change, features, contents, self._settings)
-        return self._settings.centering.prepared(change, features, contents.statistics)
-
-    def _propose(self, features: Tensor, domain: int, keys: Tensor | None) -> tuple[Prediction, Append | None]:
-        """``propose`` for checked features."""
-        contents = self.bank.contents
-        settings = self._settings
-        if isinstance(settings, SafeSettings):
-            queue = self.bank.queue_of(contents)
-            prediction, change = safe.propose(contents, queue, features, settings)
-            if change is not None:
-                change = replace(change, domain=domain, keys=keys)
-            return prediction, change
-        centered, observed = settings.centering.queries(features, contents.statistics, sequence=True)
-        queue = self.bank.queue_of(contents) if contents.settings.capacity is not None else None
-        answers = partial(self._answer, settings=settings)
-        answer = resolve(contents, queue, unit(centered), settings.pools, answers, settings.admission)
-        new = (answer.joined >= 0).nonzero()[:, 0]
-        if not len(new) and observed is None:
-            return answer, None
-        return answer, Append(
-            centered[new],
-            answer.labels[new],
-            Origin.ADMITTED,
-            soft=answer.probs[new] if contents.settings.soft else None,
-            domain=domain,
-            confidence=answer.confidence[new],
-            keys=None if keys is None else keys[new],
-            centered=True,
-            observed=observed,
-        )
+    def _propose(
+        self, features: Tensor, domain: int, keys: Tensor | None
+    ) -> tuple[Prediction, Append | None, Tensor | None]:
+        """``propose`` for checked features, and what ``unit`` makes of those that the change holds, if it is known."""
+        return self._preset.propose(self.bank.contents, self.bank.queue_of, features, domain, keys)
 
     def _checked(self, features: Tensor) -> Tensor:
         return check_features(features, self.bank.dim).to(self.bank.device)
 
-    def _checked_keys(self, given: Any, count: int) -> Tensor | None:
+    def checked_keys(self, given: Any, count: int) -> Tensor | None:
         """The user's own numbers of so many queries (B,), if there are any."""
         if given is None:
             return None
         try:
             keys = torch.as_tensor(given, device=self.bank.device)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise LabelError(f"keys must be whole numbers, one for each query: {error}") from None
+            raise LabelError(f"keys must be whole numbers, one for each query, got {brief(given)}: {error}") from None
         if keys.shape != (count,):
             raise LabelError(f"keys must have shape ({count},), one for each query, got {tuple(keys.shape)}")
         if keys.is_floating_point() or keys.is_complex():
             raise LabelError(f"keys must be whole numbers, got {keys.dtype}")
         return keys
-
-    def _answer(self, neighbors: Neighbors, settings: Settings) -> Prediction:
-        """The vote of these neighbors; no query has joined."""
-        if (neighbors.ids < 0).all(1).any():
-            raise EmptyBankError("no row of the bank may vote: append source rows first, or restore vetoed ones")
-        probs, weights = vote(neighbors, self.bank.classes, settings.rule, settings.temperature)
-        joined = neighbors.ids.new_full((len(probs),), -1)
-        return Prediction(probs.float(), weights.float(), neighbors, joined)
 
 
 def _differing(before: Columns, present: Columns) -> Tensor:
@@ -346,35 +268,3 @@ def replay(changes: Iterable[Change], empty: AdaNPC) -> AdaNPC:
     for change in changes:
         empty.apply(change)
     return empty
-
-
-def settings_of(preset: str, options: Mapping[str, Any]) -> Settings | SafeSettings:
-    """The settings of a preset with these options, or an error that names the option at fault."""
-    require.one_of("preset", preset, PRESETS)
-    for name in options:
-        if name not in PRESETS[preset]:
-            others = [other for other, known in PRESETS.items() if name in known]
-            remedy = f": it belongs to preset={others[0]!r}" if others else did_you_mean(name, PRESETS[preset])
-            raise AdaNPCError(f"the preset {preset!r} has no option {name!r}{remedy}")
-    if preset == "safe":
-        return SafeSettings(**options)
-    values = dict(options)
-    centering = Centering(values.pop("centering", "none"), values.pop("prior", Centering.prior))
-    return Settings(**values, centering=centering)
-
-
-def settings_from(document: Mapping[str, Any]) -> Settings | SafeSettings:
-    """The settings that a state's document holds."""
-    if "safe" in document:
-        return SafeSettings(**document["safe"])
-    admission = {name: float(value) for name, value in document["admission"].items()}
-    return Settings(
-        **document["classifier"], admission=Admission(**admission), centering=Centering(**document["centering"])
-    )
-
-
-def _plain(value: float) -> float | str:
-    """The value for JSON, which has no infinities."""
-    if value in (float("inf"), float("-inf")):
-        return str(value)
-    return value

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import fields
 from math import prod
 from typing import Any
 
@@ -27,6 +28,7 @@ from adanpc.core.changes import (
     Append,
     Change,
     Delete,
+    Feedback,
     Judgment,
     Observed,
     Relabel,
@@ -57,6 +59,7 @@ KINDS: dict[str, type[Any]] = {
     "restore": Restore,
     "relabel": Relabel,
     "delete": Delete,
+    "feedback": Feedback,
     "rollback": Rollback,
 }
 APPEND_TENSORS = {  # and the types in which a bank takes them
@@ -69,7 +72,7 @@ APPEND_TENSORS = {  # and the types in which a bank takes them
     "source_mean": torch.float64,
     "stream": torch.float64,
 }
-TRANSFORM = ("origin", "directions", "damped", "span")  # the tensors of a transform
+TRANSFORM = tuple(part.name for part in fields(Transform))  # the tensors of a transform
 PREFIX_OF_TRANSFORM = "transform."  # before their names
 ROLLBACK_TENSORS = ("source_mean", "stream_total", "stream")
 ROW = "row."  # before the names of columns among a rollback's tensors
@@ -90,6 +93,8 @@ def encode(change: Change) -> bytes:
             header |= {"kind": "relabel", "ids": change.ids, "label": change.label}
         case Delete():
             header |= {"kind": "delete", "ids": change.ids}
+        case Feedback():
+            header |= {"kind": "feedback", "label": change.label, "frozen": change.frozen, "adapted": change.adapted}
         case Rollback():
             _describe_rollback(change, header, tensors)
         case _:

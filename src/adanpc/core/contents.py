@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -21,11 +21,14 @@ from adanpc.core.codec import (
     judgments_to_json,
     transform_tensors,
 )
+from adanpc.core.estimate import Calibration
 from adanpc.core.eviction import POLICIES, Eviction
+from adanpc.core.guard import Stream
 from adanpc.core.table import ACTIVE, VETOED, TableError, check_judgments
+from adanpc.core.transform import Transform
 from adanpc.core.types import Neighbors, Origin
-from adanpc.errors import LabelError, RowError
-from adanpc.index import STORAGE, Index, check_features, unit
+from adanpc.errors import EmptyBankError, LabelError, RowError
+from adanpc.index import STORAGE, Found, Index, check_features, unit
 from adanpc.index.blocks import Blocks
 from adanpc.index.grid import Columns
 
@@ -36,6 +39,21 @@ BESIDE_ROWS = (  # the tensors of a state that have no value for each row
     "source_mean", "stream_total", "stream", *(PREFIX_OF_TRANSFORM + name for name in TRANSFORM)
 )  # fmt: skip
 SOURCE_GROUP, OTHER_GROUP = 1, 2  # the groups of rows in the index
+
+
+class Pool(NamedTuple):
+    """Some of the rows that vote for a query: the k nearest of a side of the bank."""
+
+    k: int
+    source: bool | None = None  # source rows only; False: all others only; None: all
+    soft: bool = True  # with soft labels, which may be large, if the bank keeps them
+
+    @property
+    def group(self) -> int | None:
+        """Of the rows in the index."""
+        if self.source is None:
+            return None
+        return SOURCE_GROUP if self.source else OTHER_GROUP
 
 
 class State(TypedDict):
@@ -77,7 +95,7 @@ class BankSettings:
         return arguments
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Contents:
     """Rows, their history and the statistics beside them. Nothing here ever changes.
 
@@ -100,6 +118,19 @@ class Contents:
         """How many rows are held, vetoed ones included."""
         return self.index.count + len(self.vetoed)
 
+    def __repr__(self) -> str:
+        return f"<Contents at position {self.position}: {self.summary}>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the slots in use."""
+        return self.index.nbytes + self.index.slots * self.columns.slot_bytes
+
+    @property
+    def summary(self) -> str:
+        """How many rows there are, and of what kinds."""
+        return f"{len(self)} rows, {int(self.admitted.sum())} admitted, {len(self.vetoed)} vetoed"
+
     def search(self, queries: Tensor, k: int, exclude: Tensor | None, source: bool | None) -> Neighbors:
         """See ``MemoryBank.search``."""
         require.whole("k", k, least=1)
@@ -116,21 +147,37 @@ class Contents:
         with_soft: bool = True,
     ) -> Neighbors:
         """``search`` for queries that ``unit`` returned; soft labels, which may be large, only if they are wanted."""
-        group = None
-        if source is not None:
-            group = SOURCE_GROUP if source else OTHER_GROUP
-        found = self.index.search(queries, k, group=group, exclude=exclude)
-        nobody = found.slots < 0
-        shape = found.slots.shape
-        slots = found.slots.clamp(min=0).flatten()
-        labels = self.columns.take(slots, "label")["label"].view(shape).masked_fill(nobody, -1)
-        soft = None
-        if self.settings.soft and with_soft:
-            soft = self.columns.take(slots, "soft")["soft"].view(*shape, self.settings.classes)
-            soft = soft.masked_fill(nobody[:, :, None], 0)
+        return self.nearest_of(queries, [Pool(k, source, with_soft)], exclude)[0]
+
+    def nearest_of(self, queries: Tensor, pools: Sequence[Pool], exclude: Tensor | None = None) -> list[Neighbors]:
+        """What ``nearest`` finds in each pool, in one search.
+
+        Args:
+            queries: (B, D) as ``unit`` returned them.
+            pools: in which to search. Rows are read once for all of them.
+            exclude: (B, E) ids that may not vote for that query.
+        """
+        if exclude is not None:
+            exclude = torch.as_tensor(exclude)
+        found = self.index.search_groups(queries, [(pool.k, pool.group) for pool in pools], exclude=exclude)
+        return [self._neighbors(near, pool) for near, pool in zip(found, pools, strict=True)]
+
+    def _neighbors(self, found: Found, pool: Pool) -> Neighbors:
+        """What the index found, with labels."""
+        names = ["label"]
+        if self.settings.soft and pool.soft:
+            names.append("soft")
+        slots = found.slots
+        complete = found.complete
+        if not complete:
+            slots = slots.clamp(min=0)
+        columns = self.columns.take(slots, *names)
+        near = Neighbors(found.ids, found.similarity, columns["label"], columns.get("soft"))
+        if not complete:
+            near = near.without(found.slots < 0)
         # An absurd k, which a file may hold, must not cost more than the rows that there are.
-        width = min(k, max(PADDED, len(self)))
-        return Neighbors(found.ids, found.similarity, labels, soft).padded(width)
+        width = min(pool.k, max(PADDED, len(self)))
+        return near.padded(width)
 
     def held_slots(self) -> Tensor:
         """The slots (n,) of all rows, in the order of their ids."""
@@ -186,6 +233,25 @@ class Contents:
             raise TableError(f"it holds {admitted} admitted rows, more than its capacity of {capacity}")
         if self.statistics.stream_count and self.statistics.stream_total is None:
             raise TableError("it counts a stream without its sum")
+
+    def transform(self) -> Transform:
+        """What the preset "safe" has learned of the source features."""
+        transform = self.statistics.transform
+        if transform is None:
+            raise EmptyBankError("no row of the bank may vote: learn source rows first")
+        return transform
+
+    def stream(self) -> Stream:
+        """What the preset "safe" knows of the stream so far, once source rows have been learned."""
+        transform = self.transform()
+        packed = self.statistics.stream
+        if packed is None:
+            return Stream.none(transform.origin, self.settings.classes)
+        return Stream.unpacked(packed, self.settings.dim, self.settings.classes)
+
+    def calibration(self) -> Calibration:
+        """How errors and agreement go together on the source of the preset "safe"."""
+        return Calibration.unpacked(self.transform().calibration)
 
     def queue(self) -> Eviction | None:
         """The admitted rows that may vote in the order in which they leave; None without a capacity."""

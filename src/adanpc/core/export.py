@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,7 +10,6 @@ from adanpc import require
 from adanpc.core.contents import Contents
 from adanpc.core.table import VETOED
 from adanpc.core.types import Origin
-from adanpc.errors import UnavailableError
 from adanpc.index import unit
 
 CHUNK = 1024  # rows whose neighbors are searched at once
@@ -20,7 +17,7 @@ CHUNK = 1024  # rows whose neighbors are searched at once
 
 def to_pandas(contents: Contents) -> Any:
     """A pandas DataFrame with one line for each row, in the order of ids. Features stay in the bank."""
-    pandas = _library("pandas", "a table of the bank")
+    pandas = require.library("pandas", "a table of the bank")
     table = contents.table("id", "label", "origin", "state", "domain", "key", "confidence")
     columns: dict[str, Any] = {name: column.cpu().numpy() for name, column in table.items()}
     names = contents.settings.names
@@ -37,7 +34,7 @@ def knn_graph(contents: Contents, k: int) -> Any:
     Rows that may not vote have neighbors, and are nobody's neighbor.
     """
     k = require.whole("k", k, least=1)
-    sparse = _library("scipy.sparse", "a graph of the bank")
+    sparse = require.library("scipy.sparse", "a graph of the bank")
     slots = contents.held_slots()
     ids = contents.index.ids(slots)
     values = []
@@ -55,12 +52,3 @@ def knn_graph(contents: Contents, k: int) -> Any:
     data = torch.cat([torch.zeros(0, dtype=torch.float64), *values])
     indices = torch.cat([torch.zeros(0, dtype=torch.int64), *columns])
     return sparse.csr_array((data.numpy(), indices.numpy(), starts.numpy()), shape=(len(ids), len(ids)))
-
-
-def _library(name: str, purpose: str) -> ModuleType:
-    """A library that most users of a bank do not need."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError:
-        package = name.partition(".")[0]
-        raise UnavailableError(f"{purpose} needs {package}, which is not installed: pip install {package}") from None

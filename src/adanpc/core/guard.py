@@ -1,34 +1,74 @@
-"""Signs that need no labels: how a stream arrives, and whether what was learned from it can be trusted.
+"""Signs that need no labels: how a stream arrives, what may be learned from it, and whether that can be trusted.
 
-Two questions are answered while a stream goes by, from running averages over its last hundred queries or so.
+Three questions are answered while a stream goes by.
 
+* Is there anything to learn from a query? Not if it is less like the source than the source's classes are like each
+  other, and not if it is one more copy of what came before: otherwise whoever repeats an image moves all answers.
 * Do classes arrive mixed? If answers repeat more often than their shares explain, or one class has most of them,
   probably not. Then the stream's mean says as much about the classes that happened to come as about the shift.
 * Do neighbors agree? Queries that are near each other should get the same answer more often than chance, if the
   answers mean anything. Where a class is spread over several answers at random, as it is once centering has removed
   what made it that class, they do not.
 
-Both are values: a query makes the next one of them. So they replay, and do not depend on how a stream is cut.
+The last two are running averages over the last hundred queries or so, and what people say overrules both: labels on
+which the frozen and the adapted answer differ decide between them by a sequential test.
+
+All of it are values: a query makes the next one of them. So they replay, and do not depend on how a stream is cut.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from math import ceil, log
+from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from adanpc.core.estimate import Accuracy, Agreements, Alarm, Calibration
+from adanpc.index.grid import Array
+
+FOREIGN = 0.9  # queries of more novelty are not learned from
+COPIES = 3  # near copies of a query that are learned from
+COPY_DISTANCE = 0.2  # from a copy, as a share of the distance to the source
+APART = 1e-6  # the least distance from neighbors
 
 PRIOR = 16  # queries that the values before the stream count for
 RATE = 1 / 100  # of the running averages of signs
 HORIZON = 1000  # queries that the running mean of features remembers
 WARM_UP = 32  # queries before which no sign is believed
 
-# From no trust to full trust. The first three were fixed by a study of PACS features; the last by which streams of
+# From no trust to full trust. The first two were fixed by a study of PACS features; the last by which streams of
 # single classes lost and which others gained, see docs/safety.md.
 REPETITION = (0.16, 0.08)
 LARGEST_SHARE = (0.8, 0.6)
 COHERENCE = (0.35, 0.45)
+
+# The test of labels: if one kind of answer is right in so many of the cases in which just one of them is, it is
+# chosen, but for this chance of an error.
+ADVANTAGE = 0.7
+ERROR = 0.05
+ALARM_RATE = 0.01  # the chance of a false alarm, however long the stream
+LEAD = ceil(log((1 - ERROR) / ERROR) / log(ADVANTAGE / (1 - ADVANTAGE)))  # cases by which the better one must lead
+
+
+def is_copy(from_source: float, from_stream: Array) -> bool:
+    """Whether a query is one more copy of earlier ones.
+
+    Args:
+        from_source: its distance from the nearest source rows, see ``distance``.
+        from_stream: (k,) its similarity to the nearest rows of the stream, the nearest first.
+    """
+    if len(from_stream) < COPIES:
+        return False
+    return bool(1 - from_stream[COPIES - 1] <= COPY_DISTANCE * from_source)
+
+
+def distance(similarity: Array) -> float:
+    """One minus the mean of similarities (k,), but no less than APART."""
+    return max(1 - float(similarity.mean()), APART)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,34 +76,36 @@ class Arrivals:
     """What is known of the queries themselves, from their features and the frozen bank's answers to them."""
 
     count: int
-    mean: Tensor  # (D,) float64, the running mean of transformed features
-    shares: Tensor  # (C,) float64, of each class among the frozen answers
+    mean: Array  # (D,) float64, the running mean of transformed features
+    shares: Array  # (C,) float64, of each class among the frozen answers
     repeats: float  # how often an answer is the same as the one before
     last: int  # the latest frozen answer, -1 before the first
 
     @classmethod
-    def none(cls, origin: Tensor, classes: int) -> Arrivals:
+    def none(cls, origin: Array, classes: int) -> Arrivals:
         """Before the first query."""
-        shares = torch.full((classes,), 1 / classes, dtype=torch.float64, device=origin.device)
-        return cls(0, origin, shares, 1 / classes, -1)
+        return cls(0, origin, numpy.full(classes, 1 / classes), 1 / classes, -1)
 
-    def after(self, transformed: Tensor, answer: int) -> Arrivals:
-        """Once a query (D,) has come that the frozen bank answers so."""
+    def mean_with(self, transformed: Array) -> Array:
+        """The running mean (D,) once a query (D,) has come."""
+        rate = _rate(self.count, 1 / HORIZON)
+        return (1 - rate) * self.mean + rate * transformed
+
+    def after(self, mean: Array, answer: int) -> Arrivals:
+        """Once a query has come that makes the mean this one (D,), and that the frozen bank answers so."""
         rate = _rate(self.count, RATE)
         shares = self.shares * (1 - rate)
         shares[answer] += rate
         repeats = self.repeats
         if self.last >= 0:
             repeats = (1 - rate) * repeats + rate * float(answer == self.last)
-        rate = _rate(self.count, 1 / HORIZON)
-        mean = (1 - rate) * self.mean + rate * transformed
         return Arrivals(self.count + 1, mean, shares, repeats, answer)
 
     def mixed(self) -> float:
         """How far the classes seem to arrive mixed, from 0 to 1."""
-        if self.count <= WARM_UP:
+        if self.count < WARM_UP:
             return 0.0
-        by_chance = float(self.shares.square().sum())
+        by_chance = float(numpy.square(self.shares).sum())
         return _ramp(self.repeats - by_chance, *REPETITION) * _ramp(float(self.shares.max()), *LARGEST_SHARE)
 
 
@@ -71,15 +113,14 @@ class Arrivals:
 class Beliefs:
     """What is known of the adapted answers to a stream."""
 
-    masses: Tensor  # (C,) float64, the sum of all beliefs
-    shares: Tensor  # (C,) float64, of each class among the source rows' answers, lately
+    masses: Array  # (C,) float64, the sum of all beliefs
+    shares: Array  # (C,) float64, of each class among the source rows' answers, lately
     coherence: float  # how much of a query's neighbors in the stream was answered as it is, lately
 
     @classmethod
-    def none(cls, classes: int, device: torch.device) -> Beliefs:
+    def none(cls, classes: int) -> Beliefs:
         """Before the first query."""
-        nothing = torch.zeros(classes, dtype=torch.float64, device=device)
-        return cls(nothing, nothing + 1 / classes, 0.0)
+        return cls(numpy.zeros(classes), numpy.full(classes, 1 / classes), 0.0)
 
     def compared(self, count: int, answer: int, agreement: float | None) -> Beliefs:
         """Once a query, one after ``count`` others, has been compared with its neighbors in the stream, if any."""
@@ -89,19 +130,40 @@ class Beliefs:
         coherence = self.coherence
         if agreement is not None:
             coherence = (1 - rate) * coherence + rate * agreement
-        return replace(self, shares=shares, coherence=coherence)
+        return Beliefs(self.masses, shares, coherence)
 
-    def with_belief(self, belief: Tensor) -> Beliefs:
+    def with_belief(self, belief: Array) -> Beliefs:
         """Once a query has been believed to be of these classes (C,)."""
-        return replace(self, masses=self.masses + belief)
+        return Beliefs(self.masses + belief, self.shares, self.coherence)
+
+    def beyond_chance(self) -> float:
+        """How far neighbors agree: 0 as much as chance, 1 always."""
+        by_chance = float(numpy.square(self.shares).sum())
+        return (self.coherence - by_chance) / max(1 - by_chance, 1e-9)
 
     def trust(self, count: int) -> float:
         """How far adapted answers can be trusted after so many queries, from 0 to 1."""
         if count <= WARM_UP:
             return 0.0
-        by_chance = float(self.shares.square().sum())
-        beyond_chance = (self.coherence - by_chance) / max(1 - by_chance, 1e-9)
-        return _ramp(beyond_chance, *COHERENCE)
+        return _ramp(self.beyond_chance(), *COHERENCE)
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What people's labels say where the frozen and the adapted answer differ."""
+
+    adapted: int = 0  # labels by which the adapted answer was right, and the frozen one was not
+    frozen: int = 0  # the other way round
+
+    @property
+    def for_adapted(self) -> bool:
+        """Whether the adapted answers have been shown to be the better ones."""
+        return self.adapted - self.frozen >= LEAD
+
+    @property
+    def for_frozen(self) -> bool:
+        """Whether the frozen answers have been shown to be the better ones."""
+        return self.frozen - self.adapted >= LEAD
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,31 +172,142 @@ class Stream:
 
     arrivals: Arrivals
     beliefs: Beliefs
+    verdicts: Verdicts
+    agreements: Agreements
+    alarm: Alarm
+
+    @classmethod
+    def none(cls, origin: Tensor, classes: int) -> Stream:
+        """Before the first query."""
+        arrivals = Arrivals.none(origin.cpu().numpy(), classes)
+        return cls(arrivals, Beliefs.none(classes), Verdicts(), Agreements(), Alarm())
 
     def packed(self) -> Tensor:
-        """All of it as one vector (4 + D + 3 C,) float64, for changes and files."""
+        """All of it as one vector (HEAD + D + 3 C,) float64, for changes and files."""
         arrivals = self.arrivals
         beliefs = self.beliefs
-        numbers = [arrivals.count, arrivals.repeats, arrivals.last, beliefs.coherence]
-        head = torch.tensor(numbers, dtype=torch.float64, device=arrivals.mean.device)
-        return torch.cat([head, arrivals.mean, arrivals.shares, beliefs.masses, beliefs.shares])
+        head = [
+            arrivals.count,
+            arrivals.repeats,
+            arrivals.last,
+            beliefs.coherence,
+            self.verdicts.adapted,
+            self.verdicts.frozen,
+            *astuple(self.agreements),
+            *astuple(self.alarm),
+        ]
+        parts = [numpy.array(head, dtype=numpy.float64), arrivals.mean, arrivals.shares, beliefs.masses, beliefs.shares]
+        return torch.from_numpy(numpy.concatenate(parts))
 
     @classmethod
     def unpacked(cls, vector: Tensor, dim: int, classes: int) -> Stream:
         """What ``packed`` wrote."""
-        head, mean, shares, masses, lately = vector.split([4, dim, classes, classes, classes])
-        count, repeats, last, coherence = head.tolist()
-        return cls(Arrivals(int(count), mean, shares, repeats, int(last)), Beliefs(masses, lately, coherence))
+        numbers = vector.cpu().numpy()
+        ends = numpy.cumsum([HEAD, dim, classes, classes])
+        head, mean, shares, masses, lately = numpy.split(numbers, ends)
+        count, repeats, last, coherence, adapted, frozen, *estimated = head.tolist()
+        return cls(
+            Arrivals(int(count), mean, shares, repeats, int(last)),
+            Beliefs(masses, lately, coherence),
+            Verdicts(int(adapted), int(frozen)),
+            Agreements(*estimated[:3]),
+            Alarm(*estimated[3:]),
+        )
+
+    def with_verdict(self, *, adapted_right: bool, frozen_right: bool) -> Stream:
+        """Once a person has said which of the two answers to a query was right."""
+        verdicts = self.verdicts
+        if adapted_right and not frozen_right:
+            verdicts = replace(verdicts, adapted=verdicts.adapted + 1)
+        if frozen_right and not adapted_right:
+            verdicts = replace(verdicts, frozen=verdicts.frozen + 1)
+        return replace(self, verdicts=verdicts)
+
+    def signs(self, calibration: Calibration) -> Signs:
+        """What the signs say now, in numbers and words, given how errors and agreement go together on the source."""
+        arrivals = self.arrivals
+        beliefs = self.beliefs
+        mixed = arrivals.mixed()
+        trust = beliefs.trust(arrivals.count)
+        sentences = [f"{arrivals.count} queries were learned from."]
+        if arrivals.count < WARM_UP:
+            sentences.append(f"Answers are the frozen ones until there are {WARM_UP}.")
+        else:
+            sentences.append(_in_words(mixed, arrivals, trust, beliefs))
+        known = self.agreements.remembered
+        frozen = calibration.interval(self.agreements.frozen, known)
+        given = calibration.interval(self.agreements.adapted, known)
+        alarm = self.alarm.raised(ALARM_RATE)
+        if known:
+            shares = f"{_percent(given)} of the answers given and {_percent(frozen)} of the frozen ones"
+            sentences.append(f"By estimate, {shares} are right.")
+        if alarm:
+            sentences.append("ALARM: answers agree less than they should if they were as good as on the source.")
+        if self.verdicts.for_adapted:
+            sentences.append("People's labels have shown that the adapted answers are better, so they are given.")
+        if self.verdicts.for_frozen:
+            sentences.append("People's labels have shown that the frozen answers are better, so they are given.")
+        return Signs(
+            arrivals.count,
+            mixed,
+            beliefs.beyond_chance(),
+            trust,
+            self.verdicts.adapted,
+            self.verdicts.frozen,
+            frozen,
+            given,
+            alarm,
+            " ".join(sentences),
+        )
+
+
+class Signs(NamedTuple):
+    """What the guard sees."""
+
+    queries: int  # that were learned from
+    mixed: float  # how far classes seem to arrive mixed, from 0 to 1
+    agreement: float  # of neighbors in the stream: 0 as much as chance, 1 always
+    trust: float  # in adapted answers as far as signs say, from 0 to 1
+    adapted_right: int  # labels by which only the adapted answer was right
+    frozen_right: int  # labels by which only the frozen answer was right
+    frozen: Accuracy  # of the frozen answers, estimated without labels
+    given: Accuracy  # of the answers that are given, likewise
+    alarm: bool  # whether answers were ever clearly worse than on the source; false once in a hundred streams
+    words: str  # all of it for people
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def _in_words(mixed: float, arrivals: Arrivals, trust: float, beliefs: Beliefs) -> str:
+    """What the signs say of a stream, in two sentences."""
+    largest = f"the largest class has {100 * arrivals.shares.max():.0f} % of the frozen answers"
+    arrive = "Classes seem to arrive mixed"
+    if mixed < 0.5:
+        arrive = "Classes do not seem to arrive mixed, so only part of the shift is removed"
+    agree = f"neighbors in the stream agree {100 * beliefs.beyond_chance():.0f} % of the way from chance to always"
+    answers = "so answers are the adapted ones"
+    if trust < 0.5:
+        answers = "which is too little, so answers are mostly the frozen ones"
+    return f"{arrive}: {largest}. As to answers, {agree}, {answers}."
+
+
+def _percent(accuracy: Accuracy) -> str:
+    """An accuracy and its interval."""
+    return f"{100 * accuracy.estimate:.0f} % ({100 * accuracy.low:.0f} to {100 * accuracy.high:.0f})"
+
+
+HEAD = 12  # numbers of a packed stream before its vectors
 
 
 def packed_length(dim: int, classes: int) -> int:
     """How many numbers a packed stream has."""
-    return 4 + dim + 3 * classes
+    return HEAD + dim + 3 * classes
 
 
 def with_more_classes(vector: Tensor, dim: int, classes: int, count: int) -> Tensor:
     """A packed stream of so many classes, with ``count`` of them; the new ones have not been met."""
-    head, *by_class = vector.split([4 + dim, classes, classes, classes])
+    head, *by_class = vector.split([HEAD + dim, classes, classes, classes])
     return torch.cat([head, *(pad(column, (0, count - classes)) for column in by_class)])
 
 

@@ -1,7 +1,7 @@
 """The preset "safe": adaptation that gains where it can, and falls back to the frozen answer where it cannot.
 
-The paper's rule lets confident answers vote as if they were labels, so early mistakes attract more of them. Here
-every query joins the bank, but with its belief, not a label, and each belief keeps a part of what source rows say:
+The paper's rule lets confident answers vote as if they were labels, so early mistakes attract more of them. Here a
+query joins the bank with its belief, not a label, and each belief keeps a part of what source rows say:
 
     z           the transformed feature, see ``transform``
     frozen      the class-wise vote of source rows for z less the source's origin: nothing of the stream is in it
@@ -12,30 +12,34 @@ every query joins the bank, but with its belief, not a label, and each belief ke
                 classes arrive mixed. Then classes that have been answered often count less, too.
     answer      trust x belief + (1 - trust) x frozen, see ``guard``
 
-No search depends on an earlier answer, only on earlier features, so a batch is searched at once; beliefs are then
-formed one after another. ``stream="mixed"`` is for those who know that classes arrive mixed: the whole mean is removed
-from the start, and the belief is the answer.
+Every query joins but those from which there is nothing to learn: foreign ones, and further copies of earlier ones.
+They are answered like all others and leave no trace.
+
+``stream="mixed"`` is for those who know that classes arrive mixed: the whole mean is removed from the start, and the
+belief is the answer. Labels that people give have the same effect, once they show that it is right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
 from adanpc import require
-from adanpc.core.changes import Append
-from adanpc.core.contents import Contents
-from adanpc.core.eviction import Eviction
-from adanpc.core.guard import Arrivals, Beliefs, Stream
-from adanpc.core.transform import Transform, centered, domain_centers, fit
+from adanpc.core.changes import Append, Feedback
+from adanpc.core.contents import Contents, Pool
+from adanpc.core.estimate import Agreements, Alarm, Calibration, calibrate, comparable
+from adanpc.core.estimate import agreement as agreement_with
+from adanpc.core.guard import WARM_UP, Arrivals, Beliefs, Stream, Verdicts, distance
+from adanpc.core.transform import NEAREST, Transform, centered, domain_centers, fit
 from adanpc.core.types import Neighbors, Origin, Prediction, side_by_side
 from adanpc.core.vote import vote
 from adanpc.errors import AdaNPCError, EmptyBankError, LabelError
 from adanpc.index import unit
+from adanpc.index.grid import Array, to_main_memory
 
 STREAMS = ("unknown", "mixed")
 SOURCE_ROWS = 100  # that vote for a query
@@ -45,28 +49,38 @@ STREAM_TEMPERATURE = 0.1
 SHARPNESS = 8  # of the share of stream rows, as a function of how near they are
 MOST_UNMIXED = 0.5  # the largest share of stream rows in a belief where classes may not arrive mixed
 MASS_PRIOR = 8  # queries of each class that the balance starts with
-APART = 1e-6  # the least distance from neighbors
+SOURCE_POOL = Pool(SOURCE_ROWS, source=True, soft=False)
+STREAM_POOL = Pool(STREAM_ROWS, source=False)
 
 
 @dataclass(frozen=True)
 class SafeSettings:
-    """What can be chosen of the preset "safe".
+    """What can be chosen of the preset "safe". Each of its parts can be switched off by itself.
 
     Args:
         stream: ``unknown``: nothing is known of the order in which classes arrive; ``mixed``: they arrive mixed.
+        transform: whether features are transformed to suit the source; without it they are only centered.
+        screen: whether foreign queries and further copies of earlier ones are kept out of the bank.
         guard: whether answers fall back to the frozen ones where neighbors do not agree; without it, trust is 1.
         balance: how strongly classes that were answered often are held back where classes arrive mixed, 0 to 1.
     """
 
     stream: str = "unknown"
+    transform: bool = True
+    screen: bool = True
     guard: bool = True
     balance: float = 0.5
 
     def __post_init__(self) -> None:
         require.one_of("stream", self.stream, STREAMS)
-        if not isinstance(self.guard, bool):
-            raise AdaNPCError(f"guard must be True or False, got {self.guard!r}")
+        for name in ("transform", "screen", "guard"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise AdaNPCError(f"{name} must be True or False, got {value!r}")
         object.__setattr__(self, "balance", require.between("balance", self.balance, 0, 1))
+
+
+# What joins the bank
 
 
 def prepared(change: Append, features: Tensor, contents: Contents, settings: SafeSettings) -> Append:
@@ -77,26 +91,41 @@ def prepared(change: Append, features: Tensor, contents: Contents, settings: Saf
     """
     if not len(features):
         return change
-    transform = contents.statistics.transform
     if change.origin != Origin.SOURCE:
-        moved = _questions(contents, features, settings, sequence=False, exclude=None).moved
-        return replace(change, features=moved, centered=True)
+        transformed = transformed_by(contents, features, settings)
+        frames = frames_apart(contents, transformed, settings)
+        return replace(change, features=joining(frames, transformed), centered=True)
     labels = torch.as_tensor(change.labels, device=features.device)
     domains = _domains(change, features)
     if labels.shape != (len(features),):
         return change  # the bank says what is wrong with them
-    fitted = None
+    transform = contents.statistics.transform
+    classes = contents.settings.classes
+    unfitted = transform is None
     if transform is None:
-        transform = fitted = fit(features, labels, domains, contents.settings.classes)
-    transformed = transform(features)
-    rows = centered(transformed, domains, domain_centers(transformed, labels, domains))
-    return replace(change, features=_directed(rows, transformed), centered=True, transform=fitted)
+        transform = fit(features, labels, domains, classes, plain=not settings.transform)
+    transformed = transform(features, plain=not settings.transform)
+    rows = _directed(centered(transformed, domains, domain_centers(transformed, labels, domains)), transformed)
+    change = replace(change, features=rows, centered=True)
+    if unfitted:
+        calibration = calibrate(
+            unit(rows),
+            labels,
+            domains,
+            classes,
+            voters=SOURCE_ROWS,
+            witnesses=STREAM_ROWS,
+            temperature=STREAM_TEMPERATURE,
+        )
+        packed = calibration.packed().to(features.device)
+        change = replace(change, transform=replace(transform, calibration=packed))
+    return change
 
 
 def _domains(change: Append, features: Tensor) -> Tensor:
     domains = torch.as_tensor(change.domain, device=features.device)
     if domains.ndim and domains.shape != (len(features),):
-        raise LabelError(f"domain must have shape ({len(features)},), a row for each, got {tuple(domains.shape)}")
+        raise LabelError(f"domain must have shape ({len(features)},), one for each row, got {tuple(domains.shape)}")
     return domains.expand(len(features))
 
 
@@ -106,320 +135,368 @@ def _directed(moved: Tensor, transformed: Tensor) -> Tensor:
     return torch.where((moved == 0).all(1, keepdim=True), transformed.float(), moved)
 
 
-class Questions(NamedTuple):
-    """What queries (B, D) ask the bank, and how it answers without its stream."""
-
-    moved: Tensor  # (B, D) float32, what joins the bank
-    queries: Tensor  # (B, D) the same at length one
-    frozen: Tensor  # (B, C) float64
-    frozen_weights: Tensor  # (B, K)
-    frozen_neighbors: Neighbors
-    arrivals: list[Arrivals]  # after each query
-    mixed: list[float]  # how far classes seem to arrive mixed, at each query
+# Where queries are compared with rows
 
 
-def _questions(
-    contents: Contents, features: Tensor, settings: SafeSettings, *, sequence: bool, exclude: Tensor | None
-) -> Questions:
-    transform = _transform_of(contents)
-    transformed = transform(features)
-    queries = unit(_directed(transformed - transform.origin, transformed))
-    near = contents.nearest(queries, SOURCE_ROWS, exclude, True, with_soft=False)
-    _check_voters(near)
-    frozen, weights = vote(near, contents.settings.classes, "classwise", SOURCE_TEMPERATURE)
-    before = stream_of(contents).arrivals
-    arrivals: list[Arrivals] = []
-    mixed: list[float] = []
-    moved: list[Tensor] = []
-    for query, answer in zip(transformed, frozen.argmax(1).tolist(), strict=True):
-        now = before.after(query, answer)
-        share = 1.0 if settings.stream == "mixed" else now.mixed()
-        shift = now.mean - transform.origin
-        ambiguous = transform.within_span(shift)  # it may be the shift, or the classes that happened to come
-        moved.append(query - transform.origin - (shift - ambiguous) - share * ambiguous)
-        arrivals.append(now)
-        mixed.append(share)
-        if sequence:
-            before = now
-    joining = transformed.float()
-    if moved:
-        joining = _directed(torch.stack(moved), transformed)
-    return Questions(joining, unit(joining), frozen, weights, near, arrivals, mixed)
+class Frame(NamedTuple):
+    """Where one query is compared with the rows of the bank."""
+
+    moved: Array  # (D,) float64
+    mean: Array  # (D,) float64, of the stream once it has joined
+    mixed: float  # how far classes seem to arrive mixed
 
 
-def still(contents: Contents, features: Tensor) -> Tensor:
-    """Queries (B, D) where they are if nothing is known of the stream, float32."""
-    transform = _transform_of(contents)
-    transformed = transform(features)
-    return _directed(transformed - transform.origin, transformed)
-
-
-def _transform_of(contents: Contents) -> Transform:
-    transform = contents.statistics.transform
-    if transform is None:
-        raise EmptyBankError("no row of the bank may vote: learn source rows first")
-    return transform
-
-
-def _check_voters(near: Neighbors) -> None:
-    if (near.ids < 0).all(1).any():
-        raise EmptyBankError("no source row of the bank may vote: learn source rows first, or restore vetoed ones")
-
-
-def stream_of(contents: Contents) -> Stream:
-    """What is known of the stream so far."""
-    settings = contents.settings
-    packed = contents.statistics.stream
-    if packed is not None:
-        return Stream.unpacked(packed, settings.dim, settings.classes)
-    origin = _transform_of(contents).origin
-    return Stream(Arrivals.none(origin, settings.classes), Beliefs.none(settings.classes, origin.device))
-
-
-def predict(contents: Contents, features: Tensor, settings: SafeSettings, exclude: Tensor | None) -> Prediction:
-    """What each query (B, D) would be answered if it came next."""
-    asked = _questions(contents, features, settings, sequence=False, exclude=exclude)
-    source = contents.nearest(asked.queries, SOURCE_ROWS, exclude, True, with_soft=False)
-    stream = contents.nearest(asked.queries, STREAM_ROWS, exclude, False)
-    evidence, weights = vote(source, contents.settings.classes, "classwise", SOURCE_TEMPERATURE)
-    beliefs = stream_of(contents).beliefs
-    answers = []
-    for query in range(len(features)):
-        witnesses = Witnesses.among(_one(stream, query))
-        answers.append(_believe(settings, asked, query, evidence[query], source.similarity[query], witnesses, beliefs))
-    joined = torch.full((len(features),), -1, device=features.device)
-    return _prediction(contents, asked, source, weights, answers, joined)
-
-
-def propose(
-    contents: Contents, queue: Eviction | None, features: Tensor, settings: SafeSettings
-) -> tuple[Prediction, Append | None]:
-    """The answers to queries (B, D) that arrive in this order, and the change by which all of them join.
+def frame_of(transform: Transform, transformed: Array, before: Arrivals, classes_mixed: bool) -> Frame:
+    """The frame of a query (D,).
 
     Args:
-        contents: of the bank when the first one arrives.
-        queue: of its evictions, which is used up; None without a capacity.
-        features: checked.
-        settings: of the preset.
+        transform: of the bank.
+        transformed: the query.
+        before: what is known of the stream without it.
+        classes_mixed: whether classes are known to arrive mixed.
     """
-    count = len(features)
-    asked = _questions(contents, features, settings, sequence=True, exclude=None)
-    source = contents.nearest(asked.queries, SOURCE_ROWS, None, True, with_soft=False)
-    evidence, weights = vote(source, contents.settings.classes, "classwise", SOURCE_TEMPERATURE)
-    beliefs = stream_of(contents).beliefs
-    answers: list[Belief] = []
-    for query, witnesses in enumerate(_witnesses_in_turn(contents, queue, asked.queries, answers)):
-        answer = _believe(settings, asked, query, evidence[query], source.similarity[query], witnesses, beliefs)
-        beliefs = answer.beliefs
-        answers.append(answer)
-    joined = contents.next_id + torch.arange(count, device=features.device)
-    prediction = replace(_prediction(contents, asked, source, weights, answers, joined), provisional=contents.next_id)
-    if not count:
-        return prediction, None
-    soft = torch.stack([answer.belief for answer in answers]).float()
-    return prediction, Append(
-        asked.moved,
-        soft.argmax(1),
-        Origin.ADMITTED,
-        soft=soft,
-        confidence=soft.amax(1),
-        centered=True,
-        stream=Stream(asked.arrivals[-1], beliefs).packed(),
-    )
+    mean = before.mean_with(transformed)
+    mixed = 1.0 if classes_mixed else before.mixed()
+    origin = to_main_memory(transform.origin)
+    shift = mean - origin
+    ambiguous = transform.within_span(shift)  # it may be the shift, or the classes that happened to come
+    return Frame(transformed - origin - (shift - ambiguous) - mixed * ambiguous, mean, mixed)
+
+
+def frames_apart(contents: Contents, transformed: Tensor, settings: SafeSettings) -> list[Frame]:
+    """The frame of each query (B, D), as if it came next."""
+    stream = contents.stream()
+    mixed = knows_mixed(settings, stream.verdicts)
+    transform = contents.transform()
+    return [frame_of(transform, query, stream.arrivals, mixed) for query in to_main_memory(transformed)]
+
+
+def joining(frames: list[Frame], transformed: Tensor) -> Tensor:
+    """Queries (B, D) as they would join the bank, float32."""
+    if not frames:
+        return transformed.float()
+    moved = torch.from_numpy(numpy.stack([frame.moved for frame in frames])).to(transformed.device)
+    return _directed(moved, transformed)
+
+
+def still(contents: Contents, features: Tensor, settings: SafeSettings) -> Tensor:
+    """Queries (B, D) where they are if nothing is known of the stream, float32."""
+    return _directed_from_origin(contents, transformed_by(contents, features, settings))
+
+
+def _directed_from_origin(contents: Contents, transformed: Tensor) -> Tensor:
+    return _directed(transformed - contents.transform().origin, transformed)
+
+
+def transformed_by(contents: Contents, features: Tensor, settings: SafeSettings) -> Tensor:
+    """Checked features (B, D), transformed: float64."""
+    return contents.transform()(features, plain=not settings.transform)
+
+
+def knows_mixed(settings: SafeSettings, verdicts: Verdicts) -> bool:
+    """Whether classes are known to arrive mixed: the user said so, or labels did."""
+    return settings.stream == "mixed" or verdicts.for_adapted
+
+
+# Answers
+
+
+class Frozen(NamedTuple):
+    """What the bank answers to queries (B, D) without its stream."""
+
+    probs: Tensor  # (B, C) float64
+    weights: Tensor  # (B, K)
+    neighbors: Neighbors
+    distance: list[float]  # (B,) from the nearest source rows
+
+
+def frozen_answers(contents: Contents, near: Neighbors) -> Frozen:
+    """The answers that follow from the source rows near queries, where they are before anything is known."""
+    if near.missing_for_some:
+        raise EmptyBankError("no source row of the bank may vote: learn source rows first, or restore vetoed ones")
+    probs, weights = vote(near, contents.settings.classes, "classwise", SOURCE_TEMPERATURE)
+    return Frozen(probs, weights, near, _distances(near))
+
+
+def frozen_queries(contents: Contents, transformed: Tensor) -> Tensor:
+    """Transformed queries (B, D) at length one, where they are before anything is known of the stream."""
+    return unit(_directed_from_origin(contents, transformed))
 
 
 class Witnesses(NamedTuple):
     """The nearest rows of the stream to one query, most similar first."""
 
-    ids: Tensor  # (k,)
-    similarity: Tensor  # (k,) float64
-    labels: Tensor  # (k,)
-    beliefs: Tensor  # (k, C) float32
+    ids: Array  # (k,)
+    similarity: Array  # (k,) float64
+    labels: Array  # (k,)
+    beliefs: Array  # (k, C) float32
 
     @classmethod
-    def among(cls, near: Neighbors) -> Witnesses:
-        """The first STREAM_ROWS of one query's neighbors (1, K) that there are."""
+    def among(cls, near: Neighbors, query: int) -> Witnesses:
+        """The neighbors of one query that there are."""
         beliefs = near.soft
         assert beliefs is not None  # a bank of this preset keeps them
-        columns = (near.ids[0], near.similarity[0], near.labels[0], beliefs[0])
-        present = (near.ids[0] >= 0).nonzero()[:STREAM_ROWS, 0]
-        return cls(*(column[present] for column in columns))
+        ids = to_main_memory(near.ids[query])
+        found = int((ids >= 0).sum())  # who is missing is missing at the end
+        return cls(
+            ids[:found],
+            to_main_memory(near.similarity[query])[:found],
+            to_main_memory(near.labels[query])[:found],
+            to_main_memory(beliefs[query])[:found],
+        )
+
+
+class Evidence(NamedTuple):
+    """What source rows say of one query where it was moved to."""
+
+    probs: Array  # (C,) float64
+    distance: float  # from the nearest of them
+
+
+def evidence_of(near: Neighbors, probs: Tensor) -> list[Evidence]:
+    """What source rows near queries say, given the probabilities (B, C) of their vote."""
+    return [Evidence(row, far) for row, far in zip(to_main_memory(probs), _distances(near), strict=True)]
+
+
+def _distances(near: Neighbors) -> list[float]:
+    """How far each query is from its nearest neighbors, of which there may be fewer than NEAREST."""
+    found = []
+    for nearest in to_main_memory(near.similarity[:, :NEAREST]):
+        found.append(distance(nearest[nearest > -numpy.inf]))
+    return found
+
+
+def novelty_of(transform: Transform, frozen: float, evidence: Evidence) -> float:
+    """How unlike the source a query is, from 0 to 1, given its distance in the frozen frame and where it was moved to.
+
+    The nearer one counts: what a shift of the whole stream adds is not foreign.
+    """
+    return transform.novelty(1 - min(frozen, evidence.distance))
 
 
 class Belief(NamedTuple):
     """The answer to one query, and what it is made of."""
 
-    belief: Tensor  # (C,) float64
-    answer: Tensor  # (C,) float64, with the frozen answer mixed in
+    belief: Array  # (C,) float64
+    answer: Array  # (C,) float64, with the frozen answer mixed in
     trust: float
     stream_share: float  # of the rows of the stream in the belief
-    emphasis: Tensor  # (C,) float64, by which votes for each class were multiplied, so that beliefs sum to 1
+    emphasis: Array  # (C,) float64, by which votes for each class were multiplied, so that beliefs sum to 1
     witnesses: Witnesses
-    votes: Tensor  # (k,) float64, of the witnesses; they sum to 1
-    beliefs: Beliefs  # after it
+    votes: Array  # (k,) float64, of the witnesses; they sum to 1
+    after: Beliefs  # what is known once it has joined
+    agreements: Agreements  # likewise
+    alarm: Alarm  # likewise
 
 
-def _one(near: Neighbors, query: int) -> Neighbors:
-    """The neighbors of one query (1, K)."""
-    here = slice(query, query + 1)
-    beliefs = near.soft
-    assert beliefs is not None  # a bank of this preset keeps them
-    return Neighbors(near.ids[here], near.similarity[here], near.labels[here], beliefs[here])
-
-
-def _witnesses_in_turn(
-    contents: Contents, queue: Eviction | None, queries: Tensor, answers: list[Belief]
-) -> Iterator[Witnesses]:
-    """The nearest rows of the stream to each query, earlier queries of the batch among them.
-
-    Args:
-        contents: of the bank when the first query arrives.
-        queue: of its evictions.
-        queries: (B, D) at length one.
-        answers: to the queries whose witnesses were taken; the caller adds one before it asks for the next.
-    """
-    count = len(queries)
-    # As many rows may be evicted before the last query's turn; that many more are found, to take their place.
-    leaving = 0 if queue is None else count
-    near = contents.nearest(queries, STREAM_ROWS + leaving, None, False)
-    stored = contents.index.stored(queries)
-    similarity = queries.double() @ stored.double().T  # (B, B), exact
-    first = contents.next_id
-    gone: set[int] = set()
-    fresh_ids = first + torch.arange(count, device=queries.device)
-    for query in range(count):
-        own = _one(near, query)
-        if gone:
-            own = own.without(torch.isin(own.ids, torch.tensor(sorted(gone), device=own.ids.device)))
-        if query:
-            beliefs = torch.stack([answer.belief for answer in answers]).float()
-            fresh = Neighbors(
-                fresh_ids[None, :query], similarity[query : query + 1, :query], beliefs.argmax(1)[None], beliefs[None]
-            )
-            if gone:
-                fresh = fresh.without(torch.isin(fresh.ids, torch.tensor(sorted(gone), device=fresh.ids.device)))
-            # Fresh rows come last: their ids are higher, and a stable sort leaves ties in this order.
-            own = side_by_side([own, fresh]).nearest(STREAM_ROWS)
-        yield Witnesses.among(own)
-        if queue is not None:
-            label = int(answers[query].belief.float().argmax())
-            left, _ = queue.push(first + query, label)
-            if left >= 0:
-                gone.add(left)
-
-
-def _believe(
+def believe(
     settings: SafeSettings,
-    asked: Questions,
-    query: int,
-    evidence: Tensor,
-    similarity: Tensor,
+    calibration: Calibration,
+    stream: Stream,
+    frame: Frame,
+    frozen: Array,
+    evidence: Evidence,
     witnesses: Witnesses,
-    beliefs: Beliefs,
 ) -> Belief:
     """The answer to one query.
 
     Args:
         settings: of the preset.
-        asked: all queries.
-        query: which of them.
-        evidence: (C,) the class-wise vote of source rows for it.
-        similarity: (K,) to these source rows.
+        calibration: how errors and agreement go together on the source.
+        stream: what is known of it before the query.
+        frame: of the query.
+        frozen: (C,) its frozen answer.
+        evidence: what source rows say of it.
         witnesses: rows of the stream near it.
-        beliefs: before it.
     """
-    mixed = asked.mixed[query]
-    count = asked.arrivals[query].count
-    answered = int(evidence.argmax())
-    votes = (witnesses.similarity / STREAM_TEMPERATURE).softmax(0)
-    belief = evidence
+    count = stream.arrivals.count
+    answered = int(evidence.probs.argmax())
+    belief = evidence.probs
     share = 0.0
     agreement = None
+    votes = _softmax(witnesses.similarity / STREAM_TEMPERATURE)
     if len(votes):
-        share = _stream_share(similarity, witnesses.similarity, mixed)
-        belief = (1 - share) * evidence + share * (votes[:, None] * witnesses.beliefs).sum(0)
+        share = _stream_share(evidence.distance, witnesses.similarity, frame.mixed)
+        belief = (1 - share) * belief + share * (votes[:, None] * witnesses.beliefs).sum(0)
         agreement = float((votes * (witnesses.labels == answered)).sum())
-    beliefs = beliefs.compared(count - 1, answered, agreement)
-    emphasis = (beliefs.masses + MASS_PRIOR) ** (-settings.balance * mixed)
+    beliefs = stream.beliefs.compared(count, answered, agreement)
+    emphasis = (beliefs.masses + MASS_PRIOR) ** (-settings.balance * frame.mixed)
     weighted = belief * emphasis
     total = weighted.sum()
     belief = weighted / total
-    trust = 1.0
-    if settings.guard and settings.stream != "mixed":
-        trust = beliefs.trust(count)
-    answer = trust * belief + (1 - trust) * asked.frozen[query]
-    return Belief(belief, answer, trust, share, emphasis / total, witnesses, votes, beliefs.with_belief(belief))
+    trust = _trust(settings, stream.verdicts, beliefs, count + 1)
+    answer = trust * belief + (1 - trust) * frozen
+    agreements = stream.agreements
+    alarm = stream.alarm
+    # The first rows of a stream are few and far between, so little can agree with them.
+    if count >= WARM_UP and comparable(evidence.distance, distance(witnesses.similarity)):
+        of_frozen = agreement_with(votes, witnesses.labels, int(frozen.argmax()), answered)
+        of_answer = agreement_with(votes, witnesses.labels, int(answer.argmax()), answered)
+        agreements = agreements.after(of_frozen, of_answer)
+        alarm = alarm.after(of_answer, calibration.alarm_level)
+    return Belief(
+        belief,
+        answer,
+        trust,
+        share,
+        emphasis / total,
+        witnesses,
+        votes,
+        beliefs.with_belief(belief),
+        agreements,
+        alarm,
+    )
 
 
-def _stream_share(source: Tensor, stream: Tensor, mixed: float) -> float:
-    """What part of a belief comes from rows of the stream, given similarities to both kinds of rows."""
-    nearest = source[:STREAM_ROWS]
-    nearest = nearest[nearest > -torch.inf]  # there may be fewer rows
-    from_source = max(1 - float(nearest.mean()), APART)
-    from_stream = max(1 - float(stream.mean()), APART)
-    farther = (from_stream / from_source) ** SHARPNESS
+def _softmax(values: Array) -> Array:
+    """The softmax of values (k,), of which the first is the largest."""
+    powers = numpy.exp(values - values[:1])
+    return numpy.asarray(powers / powers.sum())
+
+
+def _trust(settings: SafeSettings, verdicts: Verdicts, beliefs: Beliefs, count: int) -> float:
+    """How far the belief counts in the answer to the last of so many queries."""
+    if verdicts.for_frozen:
+        return 0.0
+    if knows_mixed(settings, verdicts) or not settings.guard:
+        return 1.0
+    return beliefs.trust(count)
+
+
+def _stream_share(from_source: float, stream: Array, mixed: float) -> float:
+    """What part of a belief comes from rows of the stream, given how near both kinds of rows are."""
+    farther = (distance(stream) / from_source) ** SHARPNESS
     most = MOST_UNMIXED + (1 - MOST_UNMIXED) * mixed
     share = min(most, 1 / (1 + farther))
     return share * len(stream) / STREAM_ROWS  # the first few rows of a stream count less
 
 
-def _prediction(
+def predict(contents: Contents, features: Tensor, settings: SafeSettings, exclude: Tensor | None) -> Prediction:
+    """What each query (B, D) would be answered if it came next."""
+    transformed = transformed_by(contents, features, settings)
+    frames = frames_apart(contents, transformed, settings)
+    moved = unit(joining(frames, transformed))
+    count = len(moved)
+    if exclude is not None:
+        exclude = torch.cat([exclude, exclude])
+    together = torch.cat([frozen_queries(contents, transformed), moved])
+    source, stream = contents.nearest_of(together, [SOURCE_POOL, STREAM_POOL], exclude)
+    frozen = frozen_answers(contents, source.of(slice(0, count)))
+    source = source.of(slice(count, None))
+    stream = stream.of(slice(count, None))
+    probs, weights = vote(source, contents.settings.classes, "classwise", SOURCE_TEMPERATURE)
+    known = contents.stream()
+    calibration = contents.calibration()
+    transform = contents.transform()
+    answers = []
+    novelty = []
+    for query, evidence in enumerate(evidence_of(source, probs)):
+        witnesses = Witnesses.among(stream, query)
+        frozen_answer = to_main_memory(frozen.probs[query])
+        answers.append(believe(settings, calibration, known, frames[query], frozen_answer, evidence, witnesses))
+        novelty.append(novelty_of(transform, frozen.distance[query], evidence))
+    joined = torch.full((count,), -1, device=features.device)
+    return prediction_of(contents, frozen, source, weights, answers, novelty, joined)
+
+
+class Question(NamedTuple):
+    """A query on which the frozen and the adapted answer differ, so that a label would decide between them."""
+
+    query: int  # its number among those that were looked at
+    frozen: int  # the answer without anything learned from the stream
+    adapted: int  # the answer with all that was learned from it
+
+    def answered(self, label: int, *, who: str = "", why: str = "", when: float | None = None) -> Feedback:
+        """The change that a person's label makes; it is not applied here."""
+        return Feedback(label, self.frozen, self.adapted, who, why, when)
+
+
+def questions(contents: Contents, features: Tensor, settings: SafeSettings, most: int) -> list[Question]:
+    """Those of the queries (B, D), at most so many, whose labels would say most, the one that says most first.
+
+    The adapted answer is the one that would be given if it were known that classes arrive mixed. A label says
+    something if just one of the two answers is right, so those come first of which that is most probable.
+    """
+    answer = predict(contents, features, replace(settings, stream="mixed"), None)
+    assert answer.frozen is not None  # it is this preset's
+    adapted = answer.labels
+    frozen = answer.frozen.argmax(1)
+    both = torch.stack([frozen, adapted], 1)  # (B, 2)
+    one_is_right = (answer.probs + answer.frozen).gather(1, both).sum(1)
+    order = one_is_right.masked_fill(frozen == adapted, -1).argsort(descending=True, stable=True)
+    differing = int((frozen != adapted).sum())
+    return [Question(query, *both[query].tolist()) for query in order[: min(most, differing)].tolist()]
+
+
+def prediction_of(
     contents: Contents,
-    asked: Questions,
+    frozen: Frozen,
     source: Neighbors,
     source_weights: Tensor,
     answers: list[Belief],
+    novelty: list[float],
     joined: Tensor,
 ) -> Prediction:
-    """All answers as one value, with the rows behind them and their weights."""
+    """All answers as one value, with the rows behind them and their weights.
+
+    Args:
+        contents: of the bank.
+        frozen: the frozen answers.
+        source: source rows near the queries where they were moved to.
+        source_weights: (B, K) of these rows in the class-wise vote.
+        answers: in turn.
+        novelty: of the queries.
+        joined: (B,) the ids under which the queries join, else -1.
+    """
     classes = contents.settings.classes
     device = joined.device
-    count = len(answers)
-    if not count:
+    if not answers:
         nothing = torch.zeros(0, classes, device=device)
-        return Prediction(
-            nothing, torch.zeros(0, 0, device=device), source, joined, trust=nothing[:, 0], frozen=nothing
-        )
+        none = nothing[:, 0]
+        return Prediction(nothing, torch.zeros(0, 0, device=device), source, joined, None, none, nothing, none)
     trust = torch.tensor([answer.trust for answer in answers], dtype=torch.float64, device=device)
     stream_share = torch.tensor([answer.stream_share for answer in answers], dtype=torch.float64, device=device)
-    emphasis = torch.stack([answer.emphasis for answer in answers])  # (B, C)
+    emphasis = _stacked([answer.emphasis for answer in answers], device)  # (B, C)
     of_label = emphasis.gather(1, source.labels.clamp(min=0))
     source_part = (trust * (1 - stream_share))[:, None] * source_weights * of_label
-    stream, votes = _padded_witnesses(answers, classes, device)
-    heard = (stream.soft * emphasis[:, None, :]).sum(2) if stream.soft is not None else votes
+    stream, votes, heard = _padded_witnesses(answers, device)
     stream_part = (trust * stream_share)[:, None] * votes * heard
-    frozen_part = (1 - trust)[:, None] * asked.frozen_weights
+    frozen_part = (1 - trust)[:, None] * frozen.weights
     # A row that votes in both frames is shown once.
-    same = (asked.frozen_neighbors.ids[:, :, None] == source.ids[:, None, :]) & (source.ids >= 0)[:, None, :]
+    same = (frozen.neighbors.ids[:, :, None] == source.ids[:, None, :]) & (source.ids >= 0)[:, None, :]
     source_part = source_part + (frozen_part[:, :, None] * same).sum(1)
     again = same.any(2)
     frozen_part = frozen_part.masked_fill(again, 0)
-    shown = [source, asked.frozen_neighbors.without(again), stream]
-    neighbors = side_by_side([replace(part, soft=None) for part in shown])
-    weights = torch.cat([source_part, frozen_part, stream_part], 1)
+    neighbors = side_by_side([source, frozen.neighbors.without(again), stream])
     return Prediction(
-        torch.stack([answer.answer for answer in answers]).float(),
-        weights.float(),
+        _stacked([answer.answer for answer in answers], device).float(),
+        torch.cat([source_part, frozen_part, stream_part], 1).float(),
         neighbors,
         joined,
         trust=trust.float(),
-        frozen=asked.frozen.float(),
+        frozen=frozen.probs.float(),
+        novelty=torch.tensor(novelty, device=device),
     )
 
 
-def _padded_witnesses(answers: list[Belief], classes: int, device: torch.device) -> tuple[Neighbors, Tensor]:
-    """The witnesses of all queries as neighbors (B, STREAM_ROWS), and their votes."""
-    count = len(answers)
-    ids = torch.full((count, STREAM_ROWS), -1, device=device)
-    similarity = torch.full((count, STREAM_ROWS), -torch.inf, dtype=torch.float64, device=device)
-    labels = torch.full((count, STREAM_ROWS), -1, device=device)
-    soft = torch.zeros(count, STREAM_ROWS, classes, device=device)
-    votes = torch.zeros(count, STREAM_ROWS, dtype=torch.float64, device=device)
+def _stacked(rows: list[Array], device: torch.device) -> Tensor:
+    return torch.from_numpy(numpy.stack(rows)).to(device)
+
+
+def _padded_witnesses(answers: list[Belief], device: torch.device) -> tuple[Neighbors, Tensor, Tensor]:
+    """The witnesses of all queries as neighbors (B, STREAM_ROWS), their votes, and how far these are heard."""
+    shape = (len(answers), STREAM_ROWS)
+    ids = numpy.full(shape, -1)
+    similarity = numpy.full(shape, -numpy.inf)
+    labels = numpy.full(shape, -1)
+    votes = numpy.zeros(shape)
+    heard = numpy.zeros(shape)
     for query, answer in enumerate(answers):
         found = len(answer.votes)
         ids[query, :found] = answer.witnesses.ids
         similarity[query, :found] = answer.witnesses.similarity
         labels[query, :found] = answer.witnesses.labels
-        soft[query, :found] = answer.witnesses.beliefs
         votes[query, :found] = answer.votes
-    return Neighbors(ids, similarity, labels, soft), votes
+        heard[query, :found] = (answer.witnesses.beliefs * answer.emphasis).sum(1)
+    columns = [torch.from_numpy(column).to(device) for column in (ids, similarity, labels, votes, heard)]
+    return Neighbors(*columns[:3]), columns[3], columns[4]

@@ -17,22 +17,21 @@ Similarities are exact, so a sweep for the whole batch gives the bits that singl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from adanpc.core.admission import Admission
-from adanpc.core.contents import Contents
+from adanpc.core.contents import Contents, Pool
 from adanpc.core.eviction import Eviction
-from adanpc.core.types import Neighbors, Prediction, side_by_side
-
-Pool = tuple[int, bool | None]  # how many rows vote, and from which side: source rows, others, or both (None)
+from adanpc.core.types import Neighbors, Prediction, side_by_side, with_fields
+from adanpc.index.grid import array_if_on_cpu
 
 
 def resolve(
     contents: Contents,
-    queue: Eviction | None,
+    queue_of: Callable[[Contents], Eviction | None],
     queries: Tensor,
     pools: Sequence[Pool],
     answer: Callable[[Neighbors], Prediction],
@@ -42,7 +41,7 @@ def resolve(
 
     Args:
         contents: of the bank when the first one arrives.
-        queue: of its evictions, None without a capacity.
+        queue_of: gives a queue of contents' evictions, None without a capacity.
         queries: as ``unit`` returns them.
         pools: who votes.
         answer: from voters to an answer.
@@ -50,15 +49,17 @@ def resolve(
     """
     batch = len(queries)
     # As many rows may be evicted before the last query's turn; that many more neighbors are found, to take their place.
-    leaving = _most_that_leave(contents, batch)
-    found = []
-    for k, source in pools:
-        found.append(contents.nearest(queries, k if source else k + leaving, None, source))
-    first = [near.nearest(k) for near, (k, _) in zip(found, pools, strict=True)] if leaving else found
+    leaving = _most_that_leave(contents, batch - 1)
+    wider = [_with_room(pool, leaving) for pool in pools]
+    found = contents.nearest_of(queries, wider)
+    first = found
+    if leaving:
+        first = [near.nearest(pool.k) for near, pool in zip(found, pools, strict=True)]
     held = contents.admitted.expand(batch, -1)  # (B, C)
     guess = _judged(answer(side_by_side(first)), admission, held, contents.next_id)
     if batch < 2 or not bool((guess.joined[:-1] >= 0).any()):
         return guess  # nobody joins before the last query: the first guess stands
+    queue = queue_of(contents)
     stored = contents.index.stored(queries)
     similarity = queries.double() @ stored.double().T  # (B, B), exact
     while True:
@@ -70,20 +71,28 @@ def resolve(
         guess = answered
 
 
-def _most_that_leave(contents: Contents, batch: int) -> int:
-    """How many rows of the bank could be evicted if the whole batch joined."""
+def _most_that_leave(contents: Contents, joining: int) -> int:
+    """How many rows of the bank could be evicted if so many queries joined."""
     capacity = contents.settings.capacity
-    if capacity is None:
+    if capacity is None or joining < 1:
         return 0
-    too_many = int(contents.admitted.sum()) + batch - capacity
-    return min(batch, max(0, too_many))
+    too_many = int(contents.admitted.sum()) + joining - capacity
+    return min(joining, max(0, too_many))
+
+
+def _with_room(pool: Pool, leaving: int) -> Pool:
+    """The pool with so many more rows; source rows never leave."""
+    if pool.source:
+        return pool
+    return pool._replace(k=pool.k + leaving)
 
 
 def _judged(answered: Prediction, admission: Admission, held: Tensor, next_id: int) -> Prediction:
     """The answers with the ids under which the admitted ones would join."""
-    admitted = admission(answered, held)
+    admitted = array_if_on_cpu(admission(answered, held))
     ids = admitted.cumsum(0) + (next_id - 1)
-    return replace(answered, joined=torch.where(admitted, ids, -1), provisional=next_id)
+    ids[~admitted] = -1
+    return with_fields(answered, joined=torch.as_tensor(ids), provisional=next_id)
 
 
 @dataclass(frozen=True)
@@ -139,12 +148,12 @@ def _voters(
     labels = guess.labels.expand_as(similarity)
     fresh = Neighbors(joined, similarity, labels, soft).without(~visible)
     sides = []
-    for near, (k, source) in zip(found, pools, strict=True):
-        if source:
-            sides.append(near.nearest(k))
+    for near, pool in zip(found, pools, strict=True):
+        if pool.source:
+            sides.append(near.nearest(pool.k))
         else:
             # Fresh rows come last: their ids are higher, and a stable sort leaves ties in this order.
-            sides.append(side_by_side([near.without(_gone(near, timeline.evicted)), fresh]).nearest(k))
+            sides.append(side_by_side([near.without(_gone(near, timeline.evicted)), fresh]).nearest(pool.k))
     return side_by_side(sides)
 
 
@@ -152,9 +161,12 @@ def _gone(near: Neighbors, evicted: list[tuple[int, int]]) -> Tensor:
     """Which neighbors have left the bank before the query's turn, (B, K)."""
     if not evicted:
         return torch.zeros_like(near.ids, dtype=torch.bool)
-    rows, turns = torch.tensor(evicted, device=near.ids.device).T
-    late = torch.arange(len(near.ids), device=near.ids.device)[:, None, None] > turns  # (B, 1, evicted)
-    return torch.any((near.ids[:, :, None] == rows) & late, dim=2)
+    rows, turns = torch.tensor(sorted(evicted), device=near.ids.device).T.contiguous()
+    place = torch.searchsorted(rows, near.ids).clamp(max=len(rows) - 1)  # (B, K)
+    leaves = rows[place] == near.ids
+    turn = torch.arange(len(near.ids), device=near.ids.device)[:, None]  # (B, 1)
+    gone: Tensor = leaves & (turns[place] < turn)
+    return gone
 
 
 def _stands(guess: Prediction, answered: Prediction) -> bool:

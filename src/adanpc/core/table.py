@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from adanpc.core.changes import Judgment
-from adanpc.core.guard import packed_length
-from adanpc.core.transform import Transform
+from adanpc.core.estimate import MOST_CAPITAL, PACKED
+from adanpc.core.guard import HEAD, packed_length
+from adanpc.core.transform import LONGEST, SAMPLE, Transform
 from adanpc.core.types import Origin
 from adanpc.errors import AdaNPCError
 from adanpc.index.grid import GRID, Columns, decode
 
 ACTIVE, VETOED = 1, 2  # the states of a row
+DECIDING = ("id", "label", "origin", "state")  # the columns by which it is decided who may vote and who is evicted
 CHUNK = 1 << 18  # coordinates checked at once: what the cache holds
 LENGTH = 0.01  # how far from one a row's length may be; int8 rounds by less than 0.002 at D = 8192
 
@@ -24,6 +26,11 @@ class TableError(AdaNPCError):
     """Rows that no bank could hold, or for which search would not be exact."""
 
     code = "bad-table"
+
+
+def pairs(table: Columns) -> list[tuple[int, int]]:
+    """The id and label of each row."""
+    return list(zip(table["id"].tolist(), table["label"].tolist(), strict=True))
 
 
 def check_kinds(table: Mapping[str, Tensor], like: Columns) -> None:
@@ -45,7 +52,7 @@ def check_rows(table: Mapping[str, Tensor], classes: int, next_id: int) -> None:
     if (ids[1:] <= ids[:-1]).any():
         raise TableError("its ids do not rise from row to row")
     if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < next_id:
-        raise TableError(f"its ids, {int(ids[0])} … {int(ids[-1])}, must lie in 0 … next_id - 1, {next_id - 1}")
+        raise TableError(f"its ids, {int(ids[0])} … {int(ids[-1])}, must be between 0 and next_id - 1, {next_id - 1}")
     for bad, what in _bad_columns(table, classes):
         _refuse(bad, ids, what)
     encoded = {name: table[name] for name in ("row", "fine", "scale", "residual") if name in table}
@@ -87,23 +94,38 @@ def check_transform(transform: Transform, dim: int) -> None:
     check_mean("origin", transform.origin, dim)
     if transform.directions.shape != transform.damped.shape:
         raise TableError("its directions and what is damped along them differ in number")
-    for name in ("origin", "directions", "damped", "span"):
-        vectors = getattr(transform, name)
-        if name != "origin":
-            _check_vectors(name, vectors, dim)
-        if ((vectors * GRID).frac() != 0).any():
+    if transform.telling.shape != transform.amplified.shape:
+        raise TableError("the directions that tell classes apart and what is added along them differ in number")
+    for name in ("directions", "damped", "telling", "span"):
+        _check_vectors(name, getattr(transform, name), dim, 1)
+    _check_vectors("amplified", transform.amplified, dim, LONGEST)
+    for name in ("origin", "directions", "damped", "telling", "amplified", "span"):
+        if ((getattr(transform, name) * GRID).frac() != 0).any():
             raise TableError(f"its {name} is off the grid of 2**-24")
+    _check_foreign(transform.foreign)
+    check_mean("calibration", transform.calibration, PACKED)
+    if (transform.calibration < 0).any():
+        raise TableError("its calibration holds negative numbers")
 
 
-def _check_vectors(name: str, vectors: Tensor, dim: int) -> None:
-    """Passes at most ``dim`` finite vectors of float64 with lengths up to about one."""
+def _check_foreign(similarities: Tensor) -> None:
+    """Passes finite numbers of float64 in rising order."""
+    if similarities.dtype != torch.float64 or similarities.ndim != 1 or len(similarities) > SAMPLE:
+        given = f"{similarities.dtype} of {tuple(similarities.shape)}"
+        raise TableError(f"its foreign must be float64 of shape (at most {SAMPLE},), got {given}")
+    if not similarities.isfinite().all() or (similarities.diff() < 0).any():
+        raise TableError("its foreign must hold finite numbers in rising order")
+
+
+def _check_vectors(name: str, vectors: Tensor, dim: int, longest: float) -> None:
+    """Passes at most ``dim`` finite vectors of float64 with lengths up to about ``longest``."""
     given = f"{vectors.dtype} of {tuple(vectors.shape)}"
     fits = vectors.ndim == 2 and vectors.shape[1] == dim and len(vectors) <= dim
     if not fits or vectors.dtype != torch.float64:
         raise TableError(f"its {name} must be float64 of shape (at most {dim}, {dim}), got {given}")
-    short = vectors.norm(dim=1) <= 1 + LENGTH  # false for NaN
+    short = vectors.norm(dim=1) <= longest + LENGTH  # false for NaN
     if not short.all():
-        raise TableError(f"its {name} has vectors longer than one, NaN or infinity")
+        raise TableError(f"its {name} has vectors longer than {longest:g}, NaN or infinity")
 
 
 def check_stream(vector: Tensor, dim: int, classes: int) -> None:
@@ -115,11 +137,16 @@ def check_stream(vector: Tensor, dim: int, classes: int) -> None:
         )
     if not vector.isfinite().all():
         raise TableError("its stream holds NaN or infinity")
-    count = float(vector[0])
-    last = float(vector[2])
-    if count < 0 or count != int(count) or last != int(last) or not -1 <= last < classes:
-        raise TableError(f"its stream counts {count:g} queries, the last of class {last:g}")
-    if (vector[4 + dim :] < 0).any():
+    count, _, last, _, adapted, frozen, *estimated = vector[:HEAD].tolist()
+    compared, agreed_frozen, agreed, bets, capital, peak = estimated
+    for counted in (count, adapted, frozen, compared, bets):
+        if counted < 0 or counted != int(counted):
+            raise TableError(f"its stream counts {counted:g} queries or labels")
+    if last != int(last) or not -1 <= last < classes:
+        raise TableError(f"the last query of its stream is of class {last:g}")
+    if not (0 <= agreed_frozen <= 1 and 0 <= agreed <= 1 and 0 <= capital <= MOST_CAPITAL and peak >= 1):
+        raise TableError("what its stream says of accuracy is out of range")
+    if (vector[HEAD + dim :] < 0).any():
         raise TableError("its stream has classes with a negative share")
 
 

@@ -1,29 +1,43 @@
 """A feature transform fitted to the source: what tells domains or single samples apart counts less than classes do.
 
-A feature x becomes z = W unit(sign(x) sqrt|x|). The square root keeps a few large coordinates from deciding every
-cosine. W damps the directions in which samples of one class and domain differ most: with S the pooled covariance
-within classes and domains, it is the inverse root of a tenth of S and nine tenths of its mean variance, taken for the
-64 strongest directions, since for all others it hardly differs from a multiple of the identity.
+A feature x becomes z = A W unit(sign(x) sqrt|x|). The square root keeps a few large coordinates from deciding every
+cosine.
+
+* W damps the directions in which samples of one class and domain differ most: with S the pooled covariance within
+  classes and domains, it is the inverse root of a tenth of S and nine tenths of its mean variance, taken for the 64
+  strongest directions, since for all others it hardly differs from a multiple of the identity.
+* A amplifies the directions that tell classes apart. A ridge regression R from centered features to classes knows
+  them; A is the root of I + R R', so a similarity after it is the plain one and that of the predicted classes, added.
+  On source rows both parts are about as large.
+
+With it goes what is known of similarities within the source, by which foreign queries are recognized.
 
 Everything here is exact, so that one feature and a batch of them have the same bits: coordinates and directions lie
-on the grid of 2**-24, their products on that of 2**-48, and sums of products of unit vectors stay below 2, which
-float64 adds up without rounding in any order.
+on the grid of 2**-24 and their products on that of 2**-48, so float64 adds up products of vectors without rounding,
+in any order, as long as no sum reaches 32. No vector here is longer than LONGEST.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
+import numpy
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
+from adanpc.core.estimate import UNKNOWN
 from adanpc.index import unit
-from adanpc.index.grid import snap
+from adanpc.index.grid import GRID, Array, snap, to_main_memory
 
 RANK = 64  # directions that are damped
 SHRINKAGE = 0.9  # the share of the mean variance in the covariance that is inverted
 ROUNDS = 12  # of subspace iteration, enough for directions that matter: their eigenvalues stand out
 TINY = 1e-12  # eigenvalues and lengths below this share of the largest are rounding
+RIDGE = 10.0  # rows that the belief in no difference between classes counts for
+LONGEST = 8.0  # no direction is amplified more, so that sums stay exact
+SAMPLE = 1000  # source rows that are asked how similar they are to others
+NEAREST = 10  # rows whose mean similarity says how near a query is
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,40 +47,81 @@ class Transform:
     origin: Tensor  # (D,) float64, the mean of the source domains' centers, on the grid
     directions: Tensor  # (R, D) float64, orthonormal up to rounding, on the grid
     damped: Tensor  # (R, D) float64, what is taken away along each of them, on the grid
+    telling: Tensor  # (A, D) float64, the directions that tell classes apart, orthonormal up to rounding, on the grid
+    amplified: Tensor  # (A, D) float64, what is added along each of them, on the grid
     span: Tensor  # (S, D) float64, an orthonormal basis of the differences between class centers, on the grid
+    foreign: Tensor  # (M,) float64, rising: how similar source rows are to the nearest of other classes
+    calibration: Tensor  # (4,) float64, how errors of source rows and their agreement go together, see ``estimate``
 
-    def __call__(self, features: Tensor) -> Tensor:
-        """Checked features (n, D), transformed: float64 on the grid."""
-        rooted = unit(_root(features)).double()
+    def __repr__(self) -> str:
+        found = f"{len(self.directions)} directions damped, {len(self.telling)} amplified"
+        return f"<Transform of {len(self.origin)} coordinates: {found}>"
+
+    def __call__(self, features: Tensor, *, plain: bool = False) -> Tensor:
+        """Checked features (n, D), transformed: float64 on the grid.
+
+        Args:
+            features: of any length.
+            plain: leaves the square root out; ``fit`` was told the same.
+        """
+        return self._amplify(self._damp(_start(features, plain)))
+
+    def _damp(self, rooted: Tensor) -> Tensor:
         along = snap(rooted @ self.directions.T)  # (n, R)
         return rooted - snap(along @ self.damped)
 
-    def within_span(self, vector: Tensor) -> Tensor:
+    def _amplify(self, damped: Tensor) -> Tensor:
+        along = snap(damped @ self.telling.T)  # (n, A)
+        return damped + snap(along @ self.amplified)
+
+    def novelty(self, similarity: float) -> float:
+        """How unlike the source a query is, from 0 to 1, given its mean similarity to the NEAREST source rows.
+
+        It is the share of source rows that are more similar to rows of other classes than the query is to any rows:
+        one minus the p-value of a query that is no nearer to the source than its classes are to each other. It is 0
+        where there are no two classes to compare.
+        """
+        known = to_main_memory(self.foreign)
+        if not len(known):
+            return 0.0
+        no_more = int(numpy.searchsorted(known, similarity, side="right"))
+        return 1 - no_more / len(known)
+
+    def within_span(self, vector: Array) -> Array:
         """The part of a vector (D,) that lies in the span of differences between classes."""
-        return snap(snap(snap(vector) @ self.span.T) @ self.span)
+        span = to_main_memory(self.span)
+        return _snapped(_snapped(_snapped(vector) @ span.T) @ span)
 
     def to(self, device: torch.device) -> Transform:
         """The same in tensors of its own on a device."""
-        return Transform(
-            self.origin.to(device, copy=True),
-            self.directions.to(device, copy=True),
-            self.damped.to(device, copy=True),
-            self.span.to(device, copy=True),
-        )
+        parts = {part.name: getattr(self, part.name).to(device, copy=True) for part in fields(self)}
+        return Transform(**parts)
 
 
-def fit(features: Tensor, labels: Tensor, domains: Tensor, classes: int) -> Transform:
-    """The transform for source features (n, D) with labels (n,) and domains (n,)."""
-    rooted = unit(_root(features)).double()
-    covariance, samples = _within(rooted, labels, domains, classes)
-    directions, damped = _damping(covariance, samples)
-    plain = Transform(rooted.new_zeros(rooted.shape[1]), directions, damped, rooted.new_zeros(0, rooted.shape[1]))
-    transformed = plain(features)
+def fit(features: Tensor, labels: Tensor, domains: Tensor, classes: int, *, plain: bool = False) -> Transform:
+    """The transform for source features (n, D) with labels (n,) and domains (n,).
+
+    With ``plain``, nothing is damped or amplified, and only what is known of source and classes is fitted. What is to
+    be known of errors is the caller's to add, who knows how answers are made.
+    """
+    start = _start(features, plain)
+    nothing = start.new_zeros(0, start.shape[1])
+    unknown = torch.tensor(UNKNOWN, dtype=torch.float64, device=start.device)
+    unfinished = Transform(nothing.sum(0), nothing, nothing, nothing, nothing, nothing, nothing[:, 0], unknown)
+    if not plain:
+        scatter, freedom = _within(start, labels, domains, classes)
+        directions, damped = _damping(scatter, freedom)
+        unfinished = replace(unfinished, directions=directions, damped=damped)
+        evened = unfinished(features)
+        offsets = centered(evened, domains, domain_centers(evened, labels, domains))
+        telling, amplified = _amplification(offsets, labels)
+        unfinished = replace(unfinished, telling=telling, amplified=amplified)
+    transformed = unfinished(features, plain=plain)
     centers = domain_centers(transformed, labels, domains)
     origin = snap(torch.stack(list(centers.values())).mean(0))
     offsets = centered(transformed, domains, centers)
     class_centers = torch.stack([offsets[labels == label].mean(0) for label in labels.unique()])
-    return Transform(origin, directions, damped, _basis(class_centers))
+    return replace(unfinished, origin=origin, span=_basis(class_centers), foreign=_between_classes(offsets, labels))
 
 
 def domain_centers(transformed: Tensor, labels: Tensor, domains: Tensor) -> dict[int, Tensor]:
@@ -87,9 +142,17 @@ def centered(transformed: Tensor, domains: Tensor, centers: dict[int, Tensor]) -
     return result
 
 
-def _root(features: Tensor) -> Tensor:
+def _start(features: Tensor, plain: bool) -> Tensor:
+    """Features (n, D), or their square roots with their signs, at length one: float64 on the grid."""
     features = features.double()
-    return features.sign() * features.abs().sqrt()
+    if not plain:
+        features = features.sign() * features.abs().sqrt()
+    return unit(features).double()
+
+
+def _snapped(vector: Array) -> Array:
+    """``snap`` of a vector in main memory."""
+    return numpy.asarray(numpy.rint(vector * GRID) / GRID)
 
 
 def _within(rooted: Tensor, labels: Tensor, domains: Tensor, classes: int) -> tuple[Tensor, int]:
@@ -135,6 +198,43 @@ def _strongest(scatter: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     values, inside = torch.linalg.eigh(subspace.T @ scatter @ subspace)
     vectors = subspace @ inside
     return values[-rank:].flip(0), vectors[:, -rank:].flip(1).T
+
+
+def _amplification(offsets: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The directions (A, D) that tell classes apart, and what is added along each (A, D), for centered rows (n, D)."""
+    rows = normalize(offsets)
+    _, classes = labels.unique(return_inverse=True)
+    sizes = classes.bincount()
+    # A class counts the same however many rows it has; the weights of all rows sum to their number.
+    weights = (len(rows) / (len(sizes) * sizes.double()))[classes]  # (n,)
+    weighted = rows * weights[:, None]
+    scatter = weighted.T @ rows
+    scatter.diagonal().add_(RIDGE)
+    # Products with one-hot targets, less their mean, as sums by class: no table of targets is needed.
+    sums = rows.new_zeros(len(sizes), rows.shape[1]).index_add_(0, classes, weighted)  # (C, D)
+    products = (sums - sums.mean(0)).T  # (D, C)
+    regression = torch.linalg.solve(scatter, products)  # (D, C)
+    directions, strengths, _ = torch.linalg.svd(regression, full_matrices=False)
+    strong = strengths > 1e-3 * strengths.max().clamp(min=TINY)
+    telling = snap(directions.T[strong])
+    gain = (1 + strengths[strong].square()).sqrt().clamp(max=LONGEST)
+    return telling, snap(telling * (gain - 1)[:, None])
+
+
+def _between_classes(offsets: Tensor, labels: Tensor) -> Tensor:
+    """How similar some rows are to the NEAREST rows of other classes in the mean, (M,) rising; () for one class."""
+    rows = normalize(offsets.float())
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randperm(len(rows), generator=generator)[:SAMPLE].to(rows.device)
+    found = []
+    for part in chosen.split(100):
+        similarity = rows[part] @ rows.T
+        similarity.masked_fill_(labels[part][:, None] == labels, -torch.inf)
+        nearest = similarity.topk(min(NEAREST, len(rows)), dim=1).values.double()
+        others = nearest > -torch.inf
+        mean = nearest.where(others, 0).sum(1) / others.sum(1)
+        found.append(mean[others.any(1)])
+    return torch.cat(found).sort().values
 
 
 def _basis(class_centers: Tensor) -> Tensor:

@@ -10,10 +10,26 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from reprlib import repr as brief
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from adanpc.index.grid import array_if_on_cpu
+
+Value = TypeVar("Value")
+
+
+def with_fields(value: Value, **fields: Any) -> Value:
+    """``dataclasses.replace`` without ``__init__`` and its checks, in a fifth of the time.
+
+    What was derived from the value and kept goes along, so nothing may be derived from the fields that change.
+    """
+    changed = object.__new__(type(value))
+    changed.__dict__.update(value.__dict__)
+    changed.__dict__.update(fields)
+    return changed
 
 
 class Origin(IntEnum):
@@ -41,6 +57,12 @@ class Neighbors:
         queries, width = self.ids.shape
         return f"<Neighbors of {queries} queries, {width} each: ids {_some(self.ids)}>"
 
+    @property
+    def missing_for_some(self) -> bool:
+        """Whether some query has no neighbor at all."""
+        present = array_if_on_cpu(self.ids) >= 0
+        return not present.all() and not present.any(1).all()
+
     def without(self, hidden: Tensor) -> Neighbors:
         """The same, with no row where ``hidden`` (B, K) is true."""
         soft = self.soft
@@ -52,6 +74,13 @@ class Neighbors:
             self.labels.masked_fill(hidden, -1),
             soft,
         )
+
+    def of(self, queries: slice) -> Neighbors:
+        """The neighbors of some of the queries."""
+        soft = self.soft
+        if soft is not None:
+            soft = soft[queries]
+        return Neighbors(self.ids[queries], self.similarity[queries], self.labels[queries], soft)
 
     def pick(self, order: Tensor) -> Neighbors:
         """The neighbors at these positions (B, k) of each query."""
@@ -101,11 +130,12 @@ def one_after_another(parts: Sequence[Neighbors]) -> Neighbors:
 def answered_in_turn(answers: Sequence[Prediction]) -> Prediction:
     """The answers to all queries, those of the first part first, with ids that are final."""
     if len(answers) == 1:
-        return replace(answers[0], provisional=None)
+        return with_fields(answers[0], provisional=None)
     neighbors = one_after_another([answer.neighbors for answer in answers])
     width = neighbors.ids.shape[1]
     trust = [answer.trust for answer in answers if answer.trust is not None]
     frozen = [answer.frozen for answer in answers if answer.frozen is not None]
+    novelty = [answer.novelty for answer in answers if answer.novelty is not None]
     return Prediction(
         torch.cat([answer.probs for answer in answers]),
         torch.cat([pad(answer.weights, (0, width - answer.weights.shape[1])) for answer in answers]),
@@ -113,6 +143,7 @@ def answered_in_turn(answers: Sequence[Prediction]) -> Prediction:
         torch.cat([answer.joined for answer in answers]),
         trust=torch.cat(trust) if trust else None,
         frozen=torch.cat(frozen) if frozen else None,
+        novelty=torch.cat(novelty) if novelty else None,
     )
 
 
@@ -143,6 +174,7 @@ class Prediction:
     provisional: int | None = None
     trust: Tensor | None = None  # (B,) float32, how much of the answer is the adapted one; preset "safe" only
     frozen: Tensor | None = None  # (B, C) float32, the answer without anything learned from the stream; likewise
+    novelty: Tensor | None = None  # (B,) float32, how unlike the source the query is, from 0 to 1; likewise
 
     def __repr__(self) -> str:
         queries, classes = self.probs.shape
@@ -177,7 +209,7 @@ class Prediction:
     def settled(self, first: int) -> Prediction:
         """The same with true ids, where ``first`` is the first id that ``apply`` gave to the proposal's rows."""
         if self.provisional is None or self.provisional == first:
-            return replace(self, provisional=None)
+            return with_fields(self, provisional=None)
         shift = first - self.provisional
         joined = torch.where(self.joined >= self.provisional, self.joined + shift, self.joined)
         ids = self.neighbors.ids

@@ -17,7 +17,7 @@ PER_CLASS = 15  # neighbors of each class that the class-wise rule compares
 
 
 def check_vote_settings(rule: str, temperature: float) -> None:
-    """Refuses a rule that there is not, and a temperature by which nothing can be divided."""
+    """Refuses an unknown rule, and a temperature that cannot be divided by."""
     require.one_of("rule", rule, RULES)
     require.positive("temperature", temperature)
     if not isfinite(1 / temperature):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy
@@ -10,22 +11,38 @@ from torch import Tensor
 
 from adanpc.index import single
 from adanpc.index.blocks import TILE
-from adanpc.index.protocol import Found
+from adanpc.index.grid import to_main_memory
+from adanpc.index.protocol import Found, Wanted
 from adanpc.index.scan import COORDINATES, scan
+
+LONG = 1 << 13  # coordinates of a query's candidates from which on NumPy scores them faster, query by query
 
 if TYPE_CHECKING:
     from adanpc.index.exact import ExactIndex
 
 
-def nearest(index: ExactIndex, queries: Tensor, k: int, hidden: Tensor | None, exclude: Tensor | None) -> Found:
-    """The search of as many queries as the bounds have room for.
+def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclude: Tensor | None) -> list[Found]:
+    """The searches of as many queries as the bounds have room for.
 
     Candidates are the rows with the highest bounds. They are enough once no other bound reaches the exact k-th
     similarity. Queries for which they are not, because many rows are nearly equal, are finished one by one with all
     rows whose bound does.
     """
-    bounds, slack = _bounds(index, queries)
-    _hide(index, bounds, hidden)
+    all_bounds, slack = _bounds(index, queries)
+    found = []
+    for number, (k, group) in enumerate(wanted):
+        bounds = all_bounds
+        if number < len(wanted) - 1:
+            bounds = all_bounds.clone()  # others are still to be found in them
+        _hide(index, bounds, index.hidden_from(group))
+        found.append(_nearest_by(index, queries, bounds, slack, k, exclude))
+    return found
+
+
+def _nearest_by(
+    index: ExactIndex, queries: Tensor, bounds: Tensor, slack: Tensor, k: int, exclude: Tensor | None
+) -> Found:
+    """The k nearest rows by these bounds (tiles, B, 64) and their slack (B,)."""
     excluded = 0 if exclude is None else exclude.shape[1]
     width = k + excluded + 16
     if index.storage == "int8":
@@ -55,45 +72,46 @@ def _best_of_all(
     reach = found.similarity[query, -1] - slack[query]
     everyone = bounds[:, query].flatten()
     candidates = ((everyone >= reach) & ~everyone.isneginf()).nonzero()[:, 0]
-    excluded = numpy.zeros(0, numpy.int64)
+    excluded = single.NOBODY
     if exclude is not None:
-        excluded = exclude[query].cpu().numpy()
-    return single.ranked(index, queries[query : query + 1], candidates, found.slots.shape[1], excluded)
+        excluded = to_main_memory(exclude[query])
+    slots = to_main_memory(candidates)
+    return single.ranked(index, to_main_memory(queries[query]), slots, found.slots.shape[1], excluded)
 
 
 def _best_of(
     index: ExactIndex, queries: Tensor, bounds: Tensor, exclude: Tensor | None, k: int, width: int
 ) -> tuple[Found, Tensor]:
     """The k best of the ``width`` candidates with the highest bounds, and the bound of all other rows (B,)."""
-    peaks = bounds.amax(2).T  # (B, tiles)
+    bound, near = _highest(bounds, width)  # (B, width)
+    exact = _exact(index, queries, near)
+    ids = index.ids(near)
+    unusable = bound.isneginf()
+    if exclude is not None:
+        unusable |= (ids[:, :, None] == exclude[:, None]).any(2)
+    exact.masked_fill_(unusable, -torch.inf)
+    by_id = ids.argsort(1)
+    order = by_id.gather(1, exact.gather(1, by_id).argsort(dim=1, descending=True, stable=True)[:, :k])
+    best = exact.gather(1, order)
+    nobody = best.isneginf()
+    slots = near.gather(1, order).masked_fill(nobody, -1)
+    found = Found(slots, ids.gather(1, order).masked_fill(nobody, -1), best)
+    return found, bound.amin(1).double()
+
+
+def _exact(index: ExactIndex, queries: Tensor, near: Tensor) -> Tensor:
+    """The similarities (B, width) float64 of queries (B, D) and their candidates (B, width)."""
+    if queries.is_cpu and near.shape[1] * index.dim >= LONG:
+        precise = queries.numpy().astype(numpy.float64)
+        with numpy.errstate(all="ignore"):  # slots that were never written hold anything
+            scores = [single.exact(index, slots, query) for slots, query in zip(near.numpy(), precise, strict=True)]
+        return torch.from_numpy(numpy.stack(scores))
+    size = max(1, COORDINATES // (near.shape[1] * index.dim))
     parts = []
-    others = []
-    size = max(1, COORDINATES // (width * index.dim))
-    for start in range(0, len(queries), size):
-        part = slice(start, start + size)
-        bound, near = _highest(bounds[:, part], peaks[part], width)  # (b, width)
-        rows = index.rows(near.flatten()).view(*near.shape, index.dim)
-        exact = torch.bmm(rows.double(), queries[part].double()[:, :, None])[:, :, 0]
-        ids = index.ids(near.flatten()).view(near.shape)
-        unusable = bound.isneginf()
-        if exclude is not None:
-            unusable |= (ids[:, :, None] == exclude[part][:, None]).any(2)
-        exact.masked_fill_(unusable, -torch.inf)
-        by_id = ids.argsort(1)
-        order = by_id.gather(1, exact.gather(1, by_id).argsort(dim=1, descending=True, stable=True)[:, :k])
-        best = exact.gather(1, order)
-        nobody = best.isneginf()
-        slots = near.gather(1, order).masked_fill(nobody, -1)
-        parts.append(Found(slots, ids.gather(1, order).masked_fill(nobody, -1), best))
-        others.append(bound[:, -1].double())
-    if len(parts) == 1:
-        return parts[0], others[0]
-    found = Found(
-        torch.cat([part.slots for part in parts]),
-        torch.cat([part.ids for part in parts]),
-        torch.cat([part.similarity for part in parts]),
-    )
-    return found, torch.cat(others)
+    for some, theirs in zip(queries.split(size), near.split(size), strict=True):
+        rows = index.rows(theirs)  # (b, width, D)
+        parts.append(torch.bmm(rows.double(), some.double()[:, :, None])[:, :, 0])
+    return torch.cat(parts)
 
 
 def _bounds(index: ExactIndex, queries: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,12 +142,21 @@ def _hide(index: ExactIndex, bounds: Tensor, hidden: Tensor | None) -> None:
         bounds[holes] = bounds[holes].masked_fill(hidden[holes], -torch.inf)
 
 
-def _highest(bounds: Tensor, peaks: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The ``width`` highest of bounds (tiles, B, 64) for each query and their slots, (B, width), highest first.
+def _highest(bounds: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The ``width`` highest of bounds (tiles, B, 64) for each query and their slots, (B, width), in any order.
 
-    They lie in the ``width`` tiles with the highest peaks (B, tiles), so only those are looked into.
+    They lie in the ``width`` tiles with the highest peaks, so only those are looked into.
     """
-    tiles = peaks.topk(min(width, peaks.shape[1]), sorted=False).indices  # (B, tiles)
+    peaks = bounds.amax(2).T  # (B, tiles)
+    tiles = _places_of_highest(peaks, min(width, peaks.shape[1]))  # (B, tiles)
     inside = bounds[tiles, torch.arange(len(tiles), device=tiles.device)[:, None]].flatten(1)  # (B, tiles * 64)
-    best = inside.topk(width)
-    return best.values, tiles.gather(1, best.indices // TILE) * TILE + best.indices % TILE
+    places = _places_of_highest(inside, width)
+    return inside.gather(1, places), tiles.gather(1, places // TILE) * TILE + places % TILE
+
+
+def _places_of_highest(values: Tensor, count: int) -> Tensor:
+    """The columns (B, count) of the highest of values (B, n), in any order; in main memory NumPy finds them faster."""
+    if not values.is_cpu:
+        return values.topk(count, sorted=False).indices
+    places = numpy.argpartition(values.numpy(), -count, axis=1)[:, -count:]
+    return torch.from_numpy(places)

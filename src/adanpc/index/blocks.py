@@ -10,12 +10,13 @@ import numpy
 import torch
 from torch import Tensor
 
-from adanpc.index.grid import Columns, in_main_memory
+from adanpc.index.grid import Array, Columns, array_if_on_cpu, to_main_memory
 
 TILE = 64  # slots come in whole tiles, which is what a scan reads together
 BLOCK_BYTES = 128 << 20  # of a full block: few enough of them to scan and read well
-SMALL_BYTES = 4 << 20  # of the first block while it still doubles: copying this much takes about a millisecond
+SMALL_BYTES = 1 << 20  # of the first block while it still doubles: copying this much takes less than a millisecond
 PIECE = 1 << 14  # rows written at once, since writing copies them
+LINE = 64  # bytes of a line of the cache: a scan of rows that begin with one takes an eighth less time
 
 Kind = tuple[tuple[int, ...], torch.dtype]  # the shape and type of what a slot holds in a column
 
@@ -40,13 +41,12 @@ class Blocks:
         self.slot_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in kinds.values())
         self.block = max(1, BLOCK_BYTES // (self.slot_bytes * TILE)) * TILE  # slots of every block but the last
         self.columns: dict[str, list[Tensor]] = {name: [] for name in kinds}
-        self._known_targets: dict[str, list[Any]] = {}
-        self._targets_of: dict[str, list[Tensor]] = {}  # the columns that these are made of
+        self._known_arrays: tuple[dict[str, list[Tensor]], dict[str, list[Any]]] = ({}, {})  # and what they are made of
 
     @property
     def room(self) -> int:
         """How many slots there is memory for."""
-        return sum(len(part) for part in next(iter(self.columns.values())))
+        return sum(part.shape[0] for part in next(iter(self.columns.values())))
 
     def reserve(self, slots: int) -> None:
         """Makes room for at least this many slots."""
@@ -62,7 +62,7 @@ class Blocks:
                 size = self._first_block(slots)
                 larger = self._memory(name, size)
                 if parts:
-                    in_main_memory(larger)[:room] = in_main_memory(parts[0])
+                    array_if_on_cpu(larger)[:room] = array_if_on_cpu(parts[0])
                 extended[name] = [larger]
             else:
                 extended[name] = [*parts, self._memory(name, self.block)]
@@ -80,41 +80,63 @@ class Blocks:
         shape, dtype = self.kinds[name]
         if self.device.type != "cpu":
             return torch.empty(size, *shape, dtype=dtype, device=self.device)
-        memory = numpy.empty(size * prod(shape) * dtype.itemsize, numpy.uint8)
-        return torch.from_numpy(memory).view(dtype).view(size, *shape)
+        wanted = size * prod(shape) * dtype.itemsize
+        memory = numpy.empty(wanted + LINE, numpy.uint8)
+        start = -memory.ctypes.data % LINE
+        return torch.from_numpy(memory[start : start + wanted]).view(dtype).view(size, *shape)
 
-    def write(self, slots: Tensor, values: Columns) -> None:
-        """Writes values, each (n, …), into these slots (n,), for which there must be room."""
+    def write(self, slots: Tensor, values: Mapping[str, Any]) -> None:
+        """Writes values, each a tensor or array (n, …), into these slots (n,), for which there must be room."""
+        if slots.shape[0] == 1:
+            self._write_one(int(slots.item()), values)
+            return
         for start in range(0, len(slots), PIECE):
             piece = slice(start, start + PIECE)
             for block, positions, offsets in self._locate(slots[piece]):
-                written = in_main_memory(offsets)
-                for name, targets in self._targets().items():
-                    targets[block][written] = in_main_memory(values[name])[piece][positions]
+                written = array_if_on_cpu(offsets)
+                for name, targets in self.arrays().items():
+                    targets[block][written] = array_if_on_cpu(values[name])[piece][positions]
 
-    def _targets(self) -> dict[str, list[Any]]:
-        """The blocks as they are written to, made again only when there are other blocks."""
+    def _write_one(self, slot: int, values: Mapping[str, Any]) -> None:
+        """``write`` for a single slot, which needs no lists of places."""
+        block, offset = divmod(slot, self.block)
+        for name, targets in self.arrays().items():
+            targets[block][offset] = array_if_on_cpu(values[name])[0]
+
+    def arrays(self) -> dict[str, list[Any]]:
+        """The blocks as NumPy reads and writes them, or as torch does if they lie on another device."""
         columns = self.columns
-        if self._targets_of is not columns:
-            self._known_targets = {name: [in_main_memory(part) for part in columns[name]] for name in columns}
-            self._targets_of = columns
-        return self._known_targets
+        known_columns, arrays = self._known_arrays
+        if known_columns is not columns:
+            arrays = {name: [array_if_on_cpu(part) for part in parts] for name, parts in columns.items()}
+            self._known_arrays = (columns, arrays)  # one assignment: others may ask meanwhile
+        return arrays
+
+    def read(self, slots: Array, *names: str) -> dict[str, Array]:
+        """The values of the named columns at these slots (n,), in main memory: ``take`` for few slots."""
+        arrays = self.arrays()
+        if len(arrays[names[0]]) == 1:
+            return {name: to_main_memory(arrays[name][0][slots]) for name in names}
+        columns = self.take(torch.from_numpy(slots).to(self.device), *names)
+        return {name: to_main_memory(column) for name, column in columns.items()}
 
     def take(self, slots: Tensor, *names: str) -> Columns:
-        """The values at these slots (n,), each column (n, …): the named columns, or all."""
+        """The values at these slots, of any shape, each column (*shape, …): the named columns, or all."""
         wanted = names or tuple(self.kinds)
-        columns = self.columns
-        if len(columns[wanted[0]]) == 1:
-            return {name: columns[name][0].index_select(0, slots) for name in wanted}
+        arrays = self.arrays()
+        if len(arrays[wanted[0]]) == 1:
+            places = array_if_on_cpu(slots)
+            return {name: torch.as_tensor(arrays[name][0][places]) for name in wanted}
         taken = {}
         for name in wanted:
             shape, dtype = self.kinds[name]
-            taken[name] = torch.empty(len(slots), *shape, dtype=dtype, device=self.device)
-        if not len(slots):
+            taken[name] = torch.empty(*slots.shape, *shape, dtype=dtype, device=self.device)
+        if not slots.numel():
             return taken  # there may be no block yet
         for block, positions, offsets in self._locate(slots):
             for name in wanted:
-                taken[name][positions] = columns[name][block].index_select(0, offsets)
+                values = arrays[name][block][array_if_on_cpu(offsets)]
+                taken[name][positions] = torch.as_tensor(values)
         return taken
 
     def used(self, name: str, slots: int) -> list[Tensor]:
@@ -128,12 +150,12 @@ class Blocks:
         return parts
 
     def _locate(self, slots: Tensor) -> Iterator[tuple[int, Tensor | slice, Tensor]]:
-        """For each block touched: its number, the positions in ``slots``, and the offsets in the block."""
+        """For each block touched: its number, where ``slots`` are in it, and their offsets in the block (n,)."""
         if self.room <= self.block:
             yield 0, slice(None), slots
             return
         block = slots // self.block
         offset = slots % self.block
         for number in block.unique().tolist():
-            positions = (block == number).nonzero()[:, 0]
+            positions = block == number
             yield number, positions, offset[positions]

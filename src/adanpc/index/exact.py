@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -11,11 +13,13 @@ from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.index import batch, single
 from adanpc.index.blocks import TILE, Blocks, Kind
-from adanpc.index.grid import STORAGE, Columns, decode, encode, in_main_memory
-from adanpc.index.protocol import Found
+from adanpc.index.grid import STORAGE, Columns, array_if_on_cpu, decode, encode, to_main_memory
+from adanpc.index.protocol import Found, Wanted, one_after_another
 
 SCORES = 1 << 25  # bounds held at once: 128 MiB
-WORDS = 1 << 19  # coordinates hashed at once: 4 MiB
+WORDS = 1 << 16  # coordinates hashed at once: what the cache holds
+WORD = {"float32": torch.int32, "float16": torch.int16, "int8": torch.int8}  # as which the bits of one are hashed
+FEW = 7  # queries in main memory that NumPy answers faster than torch
 
 
 class ExactIndex:
@@ -39,12 +43,17 @@ class ExactIndex:
         if storage == "int8":
             kinds |= {"fine": ((dim,), torch.int8), "scale": ((1,), torch.float32), "residual": ((1,), torch.float32)}
         self.blocks = Blocks(kinds, self.device)
-        self._encoded = [name for name in kinds if name not in ("id", "hash")]
+        self.encoded = [name for name in kinds if name not in ("id", "hash")]
         self._used = 0
         self._hidden = 0  # slots in use whose row is not to be found
         self._groups = torch.zeros(TILE, dtype=torch.uint8, device=self.device)  # of each slot; 0 is hidden
         # Random numbers that nobody outside knows: rows that are not equal but have equal hashes cannot be crafted.
         self._hash_keys = torch.randint(-(2**62), 2**62, (2, dim), generator=_secret()).to(self.device)
+
+    def __repr__(self) -> str:
+        return (
+            f"<ExactIndex of {self.count} rows: dim={self.dim}, storage={self.storage!r}, device={str(self.device)!r}>"
+        )
 
     @property
     def slots(self) -> int:
@@ -81,16 +90,16 @@ class ExactIndex:
 
     def put(self, slots: Tensor, ids: Tensor, columns: Columns, group: Tensor) -> ExactIndex:
         """With encoded rows in these slots (n,), each under its id (n,) and in its group (n,); group 0 is hidden."""
-        if not len(slots):
+        places = slots.tolist()
+        if not places:
             return self
-        places = in_main_memory(slots)
-        used = max(self._used, int(places.max()) + 1)
+        used = max(self._used, max(places) + 1)
         self.blocks.reserve(used)
         self.blocks.write(slots, {**columns, "id": ids, "hash": self._hash(columns)})
         groups = self._with_room(used)
-        if int(places.min()) < self._used:
+        if min(places) < self._used:
             groups = _copied(groups)  # others may read these; what lies beyond the slots in use is read by nobody
-        in_main_memory(groups)[self._used : used] = 0
+        array_if_on_cpu(groups)[self._used : used] = 0
         changed = self._regrouped(groups, used, slots, group)
         if "residual" in columns:
             changed.residual = max(self.residual, float(columns["residual"].max()))
@@ -113,11 +122,12 @@ class ExactIndex:
 
     def _regrouped(self, groups: Tensor, used: int, slots: Tensor, group: Tensor) -> ExactIndex:
         """With so many slots in use, in these groups but for those slots (n,), which are in others (n,)."""
-        places = in_main_memory(slots)
-        values = in_main_memory(groups)
-        found_before = int((values[places] != 0).sum())
-        values[places] = in_main_memory(group)
-        found_now = int((values[places] != 0).sum())
+        places = array_if_on_cpu(slots)
+        values = array_if_on_cpu(groups)
+        new_values = array_if_on_cpu(group)
+        found_before = int(numpy.count_nonzero(to_main_memory(values[places])))
+        found_now = int(numpy.count_nonzero(to_main_memory(new_values)))
+        values[places] = new_values
         changed = object.__new__(type(self))  # a shallow copy, in a fifth of the time that copy.copy takes
         changed.__dict__.update(self.__dict__)
         changed._groups = groups
@@ -125,22 +135,21 @@ class ExactIndex:
         changed._hidden = used - (self.count - found_before + found_now)
         return changed
 
-    def _hash(self, columns: Columns) -> Tensor:
+    def _hash(self, columns: Columns) -> Any:
         """A number (n,) for each encoded row that equal rows share, and others by no chance worth mentioning."""
-        words = {torch.float32: torch.int32, torch.float16: torch.int16, torch.int8: torch.int8}
-        row = in_main_memory(columns["row"].contiguous().view(words[columns["row"].dtype]))
-        keys = in_main_memory(self._hash_keys)
-        hashes: list[Tensor] = []
+        row = array_if_on_cpu(columns["row"].contiguous().view(WORD[self.storage]))
+        keys = array_if_on_cpu(self._hash_keys)
+        hashes: list[Any] = []
         for start in range(0, len(row), max(1, WORDS // self.dim)):
             piece = slice(start, start + max(1, WORDS // self.dim))
             total = (row[piece] * keys[0]).sum(1)  # modulo 2**64
             if "fine" in columns:
-                total = total + (in_main_memory(columns["fine"])[piece] * keys[1]).sum(1)
-                total = total ^ in_main_memory(columns["scale"].contiguous().view(torch.int32))[piece, 0]
-            hashes.append(torch.as_tensor(total))
+                total = total + (array_if_on_cpu(columns["fine"])[piece] * keys[1]).sum(1)
+                total = total ^ array_if_on_cpu(columns["scale"].contiguous().view(torch.int32))[piece, 0]
+            hashes.append(total)
         if len(hashes) == 1:
             return hashes[0]
-        return torch.cat(hashes)
+        return torch.cat([torch.as_tensor(total) for total in hashes])
 
     def ids(self, slots: Tensor) -> Tensor:
         """The ids (n,) of the rows in these slots."""
@@ -152,30 +161,44 @@ class ExactIndex:
 
     def state(self, slots: Tensor) -> Columns:
         """The encoded rows in these slots, as ``put`` takes them."""
-        return self.blocks.take(slots, *self._encoded)
+        return self.blocks.take(slots, *self.encoded)
 
     def search(self, queries: Tensor, k: int, *, group: int | None = None, exclude: Tensor | None = None) -> Found:
         """The k nearest rows of unit queries (B, D), of one group if given, without the ids in ``exclude`` (B, E)."""
-        exclude = self._checked_exclude(exclude, len(queries))
-        k = min(k, self._used)
-        if k == 0 or not len(queries):
-            nothing = torch.full((len(queries), k), -1, device=self.device)
-            return Found(nothing, nothing, nothing.double() * torch.inf)
-        hidden = self._hidden_from(group)
-        alone = len(queries) == 1 and self.device.type == "cpu"
-        nearest: Callable[..., Found] = single.nearest if alone else batch.nearest
-        parts = []
+        return self.search_groups(queries, [(k, group)], exclude=exclude)[0]
+
+    def search_groups(self, queries: Tensor, wanted: Sequence[Wanted], *, exclude: Tensor | None = None) -> list[Found]:
+        """What ``search`` finds for each of several numbers of rows and groups; all rows are read once for all."""
+        count = len(queries)
+        exclude = self._checked_exclude(exclude, count)
+        wanted = [(min(k, self._used), group) for k, group in wanted]
+        if not self._used or not count:
+            return [self._nothing(count, k) for k, _ in wanted]
+        nearest: Callable[..., list[Found]] = batch.nearest
+        if count <= FEW and queries.is_cpu:
+            nearest = single.nearest
         size = max(1, SCORES // self.padded)
-        for start in range(0, len(queries), size):
+        if count <= size:
+            return nearest(self, queries, wanted, exclude)
+        parts = []
+        for start in range(0, count, size):
             part = slice(start, start + size)
             excluded = None if exclude is None else exclude[part]
-            parts.append(nearest(self, queries[part], k, hidden, excluded))
-        if len(parts) == 1:
-            return parts[0]
-        slots, ids, similarity = zip(*parts, strict=True)
-        return Found(torch.cat(slots), torch.cat(ids), torch.cat(similarity))
+            parts.append(nearest(self, queries[part], wanted, excluded))
+        return [one_after_another(pieces) for pieces in zip(*parts, strict=True)]
 
-    def _hidden_from(self, group: int | None) -> Tensor | None:
+    def _nothing(self, queries: int, k: int) -> Found:
+        nothing = torch.full((queries, k), -1, device=self.device)
+        return Found(nothing, nothing, nothing.double() * torch.inf)
+
+    def usable(self, group: int | None) -> Any:
+        """Which of the slots in use may be found (slots,), as NumPy reads them; None if all may be."""
+        if group is None and not self._hidden:
+            return None
+        groups = array_if_on_cpu(self._groups)[: self._used]
+        return groups != 0 if group is None else groups == group
+
+    def hidden_from(self, group: int | None) -> Tensor | None:
         """Which of the slots that a scan reads may not be found (padded,); None if all in use may be."""
         if group is None and not self._hidden:
             return None
@@ -196,7 +219,7 @@ class ExactIndex:
 def _copied(groups: Tensor, room: int = 0) -> Tensor:
     """A copy of these groups, with room for so many slots; what is added holds anything."""
     copied = groups.new_empty(max(room, len(groups)))
-    in_main_memory(copied)[: len(groups)] = in_main_memory(groups)
+    array_if_on_cpu(copied)[: len(groups)] = array_if_on_cpu(groups)
     return copied
 
 

@@ -7,6 +7,7 @@ queries would one by one, whatever BLAS does with shapes.
 
 from __future__ import annotations
 
+from reprlib import repr as brief
 from typing import Any, TypeVar
 
 import numpy
@@ -16,8 +17,9 @@ from torch import Tensor
 from adanpc.errors import FeatureError
 
 GRID = 2.0**24
-SMALL = 1 << 17  # numbers up to which NumPy takes no longer than torch, which wakes its threads from 2**15 on
+PIECE = 1 << 16  # numbers computed at once: what the cache holds
 STORAGE = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
+INT8 = ("row", "fine", "scale", "residual")  # the columns of rows that are stored as int8
 
 Columns = dict[str, Tensor]
 Array = numpy.ndarray[Any, Any]
@@ -32,7 +34,7 @@ def check_features(features: Any, dim: int) -> Tensor:
     if values.is_complex():
         raise FeatureError(f"features must be real numbers, got {values.dtype}")
     values = values.detach().float()
-    # One pass in the common case: a finite, non-zero sum of magnitudes has neither NaN nor infinity nor only zeros.
+    # One pass in the common case: a row whose largest magnitude is finite has no NaN and no infinity.
     for row, size in enumerate(_magnitudes(values)):
         if 0 < size < torch.inf:
             continue
@@ -43,36 +45,54 @@ def check_features(features: Any, dim: int) -> Tensor:
     return values
 
 
-def in_main_memory(tensor: Tensor) -> Any:
-    """The tensor as a NumPy array unless it lies on another device: NumPy's calls cost less and wake no threads."""
-    if tensor.device.type != "cpu":
-        return tensor
-    return tensor.numpy()
+def array_if_on_cpu(values: Any) -> Any:
+    """A tensor as a NumPy array unless it lies on another device: NumPy's calls cost less and wake no threads."""
+    if isinstance(values, Tensor) and values.is_cpu:
+        return values.numpy()
+    return values
 
 
-def _is_small(values: Tensor) -> bool:
-    """Whether NumPy, which takes less time for a call, is the faster one."""
-    return values.device.type == "cpu" and values.numel() <= SMALL
+def on_device(values: Array, device: torch.device) -> Any:
+    """An array as it is if the device works in main memory, else as a tensor there: see ``array_if_on_cpu``."""
+    if device.type == "cpu":
+        return values
+    return torch.from_numpy(values).to(device)
+
+
+def to_main_memory(values: Any) -> Array:
+    """An array, or a tensor on any device, as a NumPy array."""
+    if isinstance(values, Tensor):
+        return values.cpu().numpy()
+    array: Array = values
+    return array
 
 
 def _magnitudes(values: Tensor) -> list[float]:
-    """The sum of each row's magnitudes, of (B, D)."""
-    sums: list[float]
-    if _is_small(values):
-        with numpy.errstate(invalid="ignore"):  # a signaling NaN, which only forged bytes hold, would warn
-            sums = numpy.abs(values.numpy()).sum(1, dtype=numpy.float64).tolist()
-        return sums
-    sums = torch.linalg.vector_norm(values, 1, dim=1, dtype=torch.float64).tolist()
-    return sums
+    """The largest magnitude in each row of (B, D); NaN where a row has one."""
+    if not values.is_cpu:
+        return _magnitudes_of_tensor(values)
+    rows = values.numpy()
+    largest: list[float] = []
+    with numpy.errstate(invalid="ignore"):  # a signaling NaN, which only forged bytes hold, would warn
+        for piece in _pieces(rows):
+            largest += numpy.abs(rows[piece]).max(1, initial=0).tolist()
+    return largest
+
+
+def _magnitudes_of_tensor(values: Tensor) -> list[float]:
+    """``_magnitudes`` on any device."""
+    largest: list[float] = torch.linalg.vector_norm(values, torch.inf, dim=1).tolist()
+    return largest
 
 
 def _as_tensor(features: Any) -> Tensor:
     """Arrays and lists of numbers as a tensor."""
     try:
         return torch.as_tensor(numpy.asarray(features))
-    except (TypeError, ValueError) as error:
-        kind = type(features).__name__
-        raise FeatureError(f"features must be a tensor or an array of numbers, got {kind}: {error}") from None
+    except (TypeError, ValueError):
+        raise FeatureError(
+            f"features must be an array of numbers with rows of equal length, got {brief(features)}"
+        ) from None
 
 
 def snap(values: Tensor) -> Tensor:
@@ -82,24 +102,45 @@ def snap(values: Tensor) -> Tensor:
 
 def unit(features: Tensor) -> Tensor:
     """Features at length one on the grid, (B, D) float32; each row a function of that row alone; zero stays zero."""
-    if _is_small(features):
-        return torch.from_numpy(_unit_array(features.numpy()))
-    features = features.double()
-    scaled = features / features.abs().amax(1, keepdim=True).clamp(min=1e-300)
-    whole = (scaled * 2.0**20).round().long()  # squares of whole numbers sum without rounding
-    length = whole.square().sum(1, keepdim=True).double().sqrt().clamp(min=1)
-    return snap(scaled * (2.0**20 / length)).float()
+    if not features.is_cpu:
+        return _unit_tensor(features)
+    rows = features.numpy()
+    if rows.size <= PIECE:
+        return torch.from_numpy(_unit_array(rows).astype(numpy.float32))
+    made = numpy.empty(rows.shape, numpy.float32)
+    for piece in _pieces(rows):
+        made[piece] = _unit_array(rows[piece])
+    return torch.from_numpy(made)
+
+
+def _pieces(rows: Array) -> list[slice]:
+    """A few rows of (n, D) at a time: what is computed of them stays in the cache, and in memory that is used again."""
+    size = max(1, PIECE // rows.shape[1])
+    return [slice(start, start + size) for start in range(0, max(len(rows), 1), size)]
 
 
 def _unit_array(features: Array) -> Array:
-    """``unit`` in NumPy, to the same bit."""
-    features = features.astype(numpy.float64, order="C")
-    scaled = features / numpy.maximum(numpy.abs(features).max(1, keepdims=True), 1e-300)
-    whole = numpy.rint(scaled * 2.0**20).astype(numpy.int64)
+    """``unit`` in NumPy, but for the type."""
+    scaled = features.astype(numpy.float64, order="C")
+    scaled /= numpy.maximum(numpy.abs(scaled).max(1, keepdims=True), 1e-300)
+    whole = numpy.rint(scaled * 2.0**20)
+    if whole.shape[1] > 2**13:
+        whole = whole.astype(numpy.int64)  # else float64 adds up the squares of such numbers without rounding, too
     length = numpy.maximum(numpy.sqrt(numpy.vecdot(whole, whole))[:, None], 1)
-    scaled *= 2.0**20 / length
-    snapped: Array = numpy.rint(scaled * GRID) / GRID + 0.0
-    return snapped.astype(numpy.float32)
+    scaled *= 2.0**20 * GRID / length
+    numpy.rint(scaled, out=scaled)
+    scaled /= GRID
+    scaled += 0.0  # no negative zeros: equal rows have equal bytes
+    return scaled
+
+
+def _unit_tensor(features: Tensor) -> Tensor:
+    """``unit`` on any device, to the same bit."""
+    features = features.double()
+    scaled = features / features.abs().amax(1, keepdim=True).clamp(min=1e-300)
+    whole = (scaled * 2.0**20).round().long()
+    length = whole.square().sum(1, keepdim=True).double().sqrt().clamp(min=1)
+    return snap(scaled * (2.0**20 / length)).float()
 
 
 def encode(rows: Tensor, storage: str) -> Columns:
@@ -110,19 +151,48 @@ def encode(rows: Tensor, storage: str) -> Columns:
     """
     if storage == "float32":
         return {"row": rows}
-    if storage == "float16" and _is_small(rows):
-        return {"row": torch.from_numpy(rows.numpy().astype(numpy.float16))}
     if storage == "float16":
         return {"row": rows.half()}
+    if not rows.is_cpu:
+        return _int8_tensor(rows)
+    array = rows.numpy()
+    parts = [_int8_array(array[piece]) for piece in _pieces(array)]
+    if len(parts) == 1:
+        return parts[0]
+    return {name: torch.cat([part[name] for part in parts]) for name in INT8}
+
+
+def _int8_array(rows: Array) -> Columns:
+    """``encode`` to int8 in NumPy."""
+    scale = numpy.maximum(numpy.abs(rows).max(1, keepdims=True), numpy.float32(2.0**-24)) / numpy.float32(127)
+    coarse = numpy.rint(rows / scale).astype(numpy.int8)
+    seen = coarse * scale
+    left = rows - numpy.rint(seen * GRID) / GRID
+    fine = numpy.rint(left * GRID / _fine_step(scale)).astype(numpy.int8)
+    read = decode({"row": coarse, "fine": fine, "scale": scale})
+    hidden = torch.from_numpy(read.astype(numpy.float64) - coarse * scale.astype(numpy.float64))
+    columns = {"row": coarse, "fine": fine, "scale": scale}
+    return {**{name: torch.from_numpy(column) for name, column in columns.items()}, "residual": _residual(hidden)}
+
+
+def _int8_tensor(rows: Tensor) -> Columns:
+    """``encode`` to int8 on any device, to the same bit."""
     scale = rows.abs().amax(1, keepdim=True).clamp(min=2.0**-24) / 127
     coarse = (rows / scale).round().to(torch.int8)
     left = rows - snap(coarse * scale)
     fine = (left * GRID / _fine_step(scale)).round().to(torch.int8)
     columns = {"row": coarse, "fine": fine, "scale": scale}
     hidden = decode(columns).double() - coarse.double() * scale.double()
-    # A little more than the length itself, so that its own rounding cannot make the bound false.
-    columns["residual"] = (hidden.norm(dim=1, keepdim=True) * 1.0001).float()
-    return columns
+    return {**columns, "residual": _residual(hidden)}
+
+
+def _residual(hidden: Tensor) -> Tensor:
+    """The length of what is hidden of each row (n, D), (n, 1) float32.
+
+    It is a little more than the length itself, so that its own rounding cannot make the bound false.
+    """
+    length: Tensor = torch.linalg.vector_norm(hidden, dim=1, keepdim=True)
+    return (length * 1.0001).float()
 
 
 def decode(columns: dict[str, Rows]) -> Rows:

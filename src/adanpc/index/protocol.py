@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from adanpc.index.grid import Columns
+from adanpc.index.grid import Columns, array_if_on_cpu
+
+Wanted = tuple[int, int | None]  # how many rows, and of which group; None for all that are not hidden
 
 
 class Found(NamedTuple):
@@ -20,6 +23,20 @@ class Found(NamedTuple):
     slots: Tensor  # (B, K) int64
     ids: Tensor  # (B, K) int64
     similarity: Tensor  # (B, K) float64
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are K rows for every query."""
+        last = array_if_on_cpu(self.slots)[:, -1:]  # who is missing is missing at the end
+        return bool((last >= 0).all())
+
+
+def one_after_another(parts: Sequence[Found]) -> Found:
+    """What was found for all queries, those of the first part first."""
+    if len(parts) == 1:
+        return parts[0]
+    slots, ids, similarity = zip(*parts, strict=True)
+    return Found(torch.cat(slots), torch.cat(ids), torch.cat(similarity))
 
 
 class Index(Protocol):
@@ -71,6 +88,9 @@ class Index(Protocol):
 
     def search(self, queries: Tensor, k: int, *, group: int | None = None, exclude: Tensor | None = None) -> Found:
         """The k nearest rows of unit queries (B, D), of one group if given, without the ids in ``exclude`` (B, E)."""
+
+    def search_groups(self, queries: Tensor, wanted: Sequence[Wanted], *, exclude: Tensor | None = None) -> list[Found]:
+        """What ``search`` finds for each of several numbers of rows and groups; all rows are read once for all."""
 
     def ids(self, slots: Tensor) -> Tensor:
         """The ids (n,) of the rows in these slots."""

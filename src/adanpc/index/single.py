@@ -1,7 +1,8 @@
-"""The nearest rows of one query in main memory, in NumPy: a small search in torch consists of the cost of its calls."""
+"""The nearest rows of a few queries in main memory, in NumPy: small searches in torch consist of the cost of calls."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from adanpc.index.blocks import TILE
 from adanpc.index.grid import Array, decode
-from adanpc.index.protocol import Found
+from adanpc.index.protocol import Found, Wanted, one_after_another
 from adanpc.index.scan import COORDINATES, scan
 
 if TYPE_CHECKING:
@@ -18,108 +19,121 @@ if TYPE_CHECKING:
 
 GROUP = 16  # rows of which only the best is ranked
 LEAST = float(numpy.finfo(numpy.float32).min)
+NOBODY = numpy.zeros(0, numpy.int64)  # excluded
 
 
-def nearest(index: ExactIndex, query: Tensor, k: int, hidden: Tensor | None, exclude: Tensor | None) -> Found:
-    """The search of one query (1, D) in main memory, in NumPy but for the scan.
+def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclude: Tensor | None) -> list[Found]:
+    """The searches of a few queries (B, D) in main memory, in NumPy but for the scan.
 
     Candidates are all rows whose upper bound reaches the k-th highest lower bound: no other can be among the best.
     """
-    upper, lower, slack = _both_bounds(index, query)
-    upper[index.slots :] = -numpy.inf
-    lower[index.slots :] = -numpy.inf
-    if hidden is not None:
-        upper[hidden.numpy()] = -numpy.inf
-        lower[hidden.numpy()] = -numpy.inf
-    excluded = numpy.zeros(0, numpy.int64)
-    if exclude is not None:
-        excluded = exclude[0].numpy()
-    near = _candidates(upper, lower, k + len(excluded), 2 * slack)
-    return ranked(index, query, torch.from_numpy(near), k, excluded)
+    products = numpy.empty((index.padded // TILE, queries.shape[0], TILE), numpy.float32)
+    errors = scan(index.blocks.used("row", index.padded), queries, torch.from_numpy(products))
+    found: list[list[Found]] = [[] for _ in wanted]
+    for number, query in enumerate(queries.numpy()):
+        excluded = NOBODY
+        if exclude is not None:
+            excluded = exclude[number].numpy()
+        slack = float(errors[number]) * (1 + index.residual) + 1e-6
+        upper, lower = _both_bounds(index, products[:, number].reshape(-1)[: index.slots])
+        for (k, group), parts in zip(wanted, found, strict=True):
+            usable = index.usable(group)
+            near = _candidates(_only(usable, upper), _only(usable, lower), k + len(excluded), 2 * slack)
+            parts.append(ranked(index, query, near, k, excluded))
+    return [one_after_another(parts) for parts in found]
 
 
-def ranked(index: ExactIndex, query: Tensor, candidates: Tensor, k: int, excluded: Array) -> Found:
-    """The k best of candidates (n,) by exact similarity to one query (1, D), padded to k."""
-    ids = index.ids(candidates)
-    if len(candidates) > 4 * (k + len(excluded)) + 256:
-        kept = distinct(index, candidates, ids, k + len(excluded))
-        candidates = candidates[kept]
+def ranked(index: ExactIndex, query: Array, candidates: Array, k: int, excluded: Array) -> Found:
+    """The k best of candidates (n,) by exact similarity to one query (D,), padded to k."""
+    slots = candidates
+    ids = index.blocks.read(slots, "id")["id"]
+    if len(slots) > 4 * (k + len(excluded)) + 256:
+        kept = distinct(index, slots, ids, k + len(excluded))
+        slots = slots[kept]
         ids = ids[kept]
-    slots = candidates.cpu().numpy()
-    numbers = ids.cpu().numpy()
     if len(excluded):
-        allowed = ~numpy.isin(numbers, excluded)
+        allowed = ~numpy.isin(ids, excluded)
         slots = slots[allowed]
-        numbers = numbers[allowed]
-    exact = _exact(index, slots, query[0].cpu().double().numpy())
-    order = numpy.lexsort((numbers, -exact))[:k]
-    found = Found(torch.from_numpy(slots[order]), torch.from_numpy(numbers[order]), torch.from_numpy(exact[order]))
-    return _padded(found, k, index.device)
+        ids = ids[allowed]
+    similarity = exact(index, slots, query.astype(numpy.float64))
+    order = numpy.lexsort((ids, -similarity))[:k]
+    return _padded(slots[order], ids[order], similarity[order], k, index.device)
 
 
-def distinct(index: ExactIndex, candidates: Tensor, ids: Tensor, most: int) -> Tensor:
-    """The positions of at most so many candidates (n,) of each row that several of them share, those of lowest id.
+def distinct(index: ExactIndex, slots: Array, ids: Array, most: int) -> Array:
+    """The positions of at most so many slots (n,) of each row that several of them hold, those of lowest id.
 
     Equal rows are equally similar, and the tie goes to the lowest ids, so no other can be among the best. Without
     this, a bank full of copies of one row would have all of them scored for every query that is near.
     """
-    hashes = index.blocks.take(candidates, "hash")["hash"].cpu().numpy()
-    order = numpy.lexsort((ids.cpu().numpy(), hashes))  # equal rows side by side, lowest ids first
+    hashes = index.blocks.read(slots, "hash")["hash"]
+    order = numpy.lexsort((ids, hashes))  # equal rows side by side, lowest ids first
     ordered = hashes[order]
     kept = numpy.ones(len(order), bool)
     # A row is one too many if the row so many places before it is equal, and so are all between.
     kept[most:] = ordered[most:] != ordered[:-most]
-    return torch.from_numpy(numpy.sort(order[kept])).to(candidates.device)
+    positions: Array = numpy.sort(order[kept])
+    return positions
 
 
-def _padded(found: Found, k: int, device: torch.device) -> Found:
+def _padded(slots: Array, ids: Array, similarity: Array, k: int, device: torch.device) -> Found:
     """One query's result with K = k, (1, k)."""
-    short = k - len(found.slots)
+    short = k - len(slots)
     if short:
-        nobody = torch.full((short,), -1)
-        slots = torch.cat([found.slots, nobody])
-        ids = torch.cat([found.ids, nobody])
-        similarity = torch.cat([found.similarity, nobody.double() * torch.inf])
-        found = Found(slots, ids, similarity)
-    return Found(found.slots[None].to(device), found.ids[None].to(device), found.similarity[None].to(device))
+        nobody = numpy.full(short, -1)
+        slots = numpy.concatenate([slots, nobody])
+        ids = numpy.concatenate([ids, nobody])
+        similarity = numpy.concatenate([similarity, numpy.full(short, -numpy.inf)])
+    return Found(_query(slots, device), _query(ids, device), _query(similarity, device))
 
 
-def _both_bounds(index: ExactIndex, query: Tensor) -> tuple[Array, Array, float]:
-    """Upper and lower bounds of all similarities (padded,), and the slack of either; any number where no row is."""
-    products = query.new_empty(index.padded // TILE, 1, TILE)
-    error = scan(index.blocks.used("row", index.padded), query, products)
-    slack = float(error) * (1 + index.residual) + 1e-6
-    upper = products.view(-1).numpy()
+def _query(column: Array, device: torch.device) -> Tensor:
+    """The values of one query (K,) as those of a batch (1, K)."""
+    return torch.from_numpy(column[None]).to(device)
+
+
+def _both_bounds(index: ExactIndex, products: Array) -> tuple[Array, Array]:
+    """Upper and lower bounds of all similarities (slots,), but for the slack of either; any number where no row is."""
     if index.storage != "int8":
-        return upper, upper, slack
-    scale = _joined(index.blocks.used("scale", index.padded))
-    residual = _joined(index.blocks.used("residual", index.padded))
+        return products, products
+    scale = _joined(index.blocks.used("scale", index.slots))
+    residual = _joined(index.blocks.used("residual", index.slots))
     with numpy.errstate(all="ignore"):  # slots that were never written hold anything
-        upper = upper * scale + residual
+        upper = products * scale + residual
         lower = upper - 2 * residual
-    return upper, lower, slack
+    return upper, lower
 
 
 def _joined(blocks: list[Tensor]) -> Array:
     """A column of one number for each slot, (slots,)."""
-    return numpy.concatenate([block.numpy()[:, 0] for block in blocks])
+    arrays = [block.numpy()[:, 0] for block in blocks]
+    if len(arrays) == 1:
+        return arrays[0]
+    return numpy.concatenate(arrays)
 
 
-def _exact(index: ExactIndex, slots: Array, query: Array) -> Array:
+def _only(usable: Array | None, bounds: Array) -> Array:
+    """Bounds (slots,), -inf where the slot may not be found."""
+    if usable is None:
+        return bounds
+    return numpy.where(usable, bounds, numpy.float32(-numpy.inf))
+
+
+def exact(index: ExactIndex, slots: Array, query: Array) -> Array:
     """The similarities of the rows in these slots (n,) to one query (D,), both float64."""
-    exact = numpy.empty(len(slots))
+    similarity = numpy.empty(len(slots))
     size = max(1, COORDINATES // index.dim)
     for start in range(0, len(slots), size):
         part = slice(start, start + size)
-        columns = index.state(torch.from_numpy(slots[part]).to(index.device))
-        rows = decode({name: column.cpu().numpy() for name, column in columns.items()})
-        numpy.vecdot(rows.astype(numpy.float64), query, out=exact[part])
-    return exact
+        rows = decode(index.blocks.read(slots[part], *index.encoded))
+        numpy.vecdot(rows.astype(numpy.float64), query, out=similarity[part])
+    return similarity
 
 
 def _candidates(upper: Array, lower: Array, k: int, slack: float) -> Array:
     """The slots whose upper bound (n,) comes within ``slack`` of the k-th highest lower bound; -inf never does."""
-    return numpy.flatnonzero(upper >= max(LEAST, _kth(lower, k) - slack))
+    reaching: Array = (upper >= max(LEAST, _kth(lower, k) - slack)).nonzero()[0]
+    return reaching
 
 
 def _kth(values: Array, k: int) -> float:
@@ -127,5 +141,6 @@ def _kth(values: Array, k: int) -> float:
     k = min(k, len(values))
     heads = values
     if 2 * k * GROUP <= len(values):
-        heads = values.reshape(GROUP, -1).max(0)
+        whole = len(values) // GROUP * GROUP
+        heads = values[:whole].reshape(GROUP, -1).max(0)
     return float(numpy.partition(heads, -k)[-k])

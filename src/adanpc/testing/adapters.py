@@ -20,6 +20,7 @@ CLASSES = 3
 SIDE = 8  # pixels
 DIM = 16  # of the features
 ROWS = 6  # of a batch
+LONG = 25  # batches: more than the images that NOTE and RoTTA collect before they learn
 
 
 def check_adapter(kind: type[Adapter], **settings: Any) -> None:
@@ -98,6 +99,26 @@ def toy_stream(kind: type[Adapter], batches: int, rows: int = ROWS, first: int =
         return [toy_source().model.features(batch) for batch in images]
 
 
+def long_stream(kind: type[Adapter]) -> list[Tensor]:
+    """Returns batches enough for methods that wait: 25 of three rows or more, a few sure, most of them doubtful.
+
+    Each image is a mixture of two patterns, so that answers range from sure to even. The first batch is in doubt, but
+    not too much: SAR follows the average of such losses, and starts anew when it is low.
+    """
+    rows = max(3, kind.least)
+    batches = []
+    for number in range(LONG):
+        generator = torch.Generator().manual_seed(542 + number)
+        one, _ = toy_images(rows, seed=242 + number, shift=0.3)
+        other, _ = toy_images(rows, seed=342 + number, shift=0.3)
+        share = 0.5 + 0.2 * torch.rand(rows, 1, 1, 1, generator=generator)
+        batches.append(share * one + (1 - share) * other)
+    if kind.sees == "images":
+        return batches
+    with torch.no_grad():
+        return [toy_source().model.features(batch) for batch in batches]
+
+
 def run(adapter: Adapter, batches: Sequence[Tensor], first: int = 0) -> list[Tensor]:
     """Returns the answers to a stream; each batch is seeded by its number, which starts at ``first``."""
     answers = []
@@ -147,7 +168,7 @@ def check_one_row(kind: type[Adapter], **settings: Any) -> None:
 def check_reset(kind: type[Adapter], **settings: Any) -> None:
     """After ``reset`` the same stream gets the same answers, to the bit."""
     adapter = kind(toy_source(), **settings)
-    batches = toy_stream(kind, 5)
+    batches = long_stream(kind)
     before = run(adapter, batches)
     adapter.reset()
     assert_equal(before, run(adapter, batches), f"{kind.__name__}: after reset the answers differ")
@@ -155,23 +176,26 @@ def check_reset(kind: type[Adapter], **settings: Any) -> None:
 
 def check_state(kind: type[Adapter], **settings: Any) -> None:
     """The state passes through a file in mid-stream, without running code, and a new adapter continues identically."""
-    batches = toy_stream(kind, 8)
+    batches = long_stream(kind)
+    cut = LONG - 3
     expected = run(kind(toy_source(), **settings), batches)
 
     first = kind(toy_source(), **settings)
-    run(first, batches[:4])
+    run(first, batches[:cut])
     file = io.BytesIO()
     torch.save(first.state_dict(), file)
     file.seek(0)
     second = kind(toy_source(), **settings)
     run(second, toy_stream(kind, 2, first=50))  # its own past must not matter
     second.load_state_dict(torch.load(file, weights_only=True))
-    assert_equal(expected[4:], run(second, batches[4:], first=4), f"{kind.__name__} does not continue from its state")
+    continued = run(second, batches[cut:], first=cut)
+    assert_equal(expected[cut:], continued, f"{kind.__name__} does not continue from its state")
 
     third = kind(toy_source(), **settings)
     third.load_state_dict(first.state_dict())
     run(third, batches[:2])
-    assert_equal(expected[4:], run(first, batches[4:], first=4), f"{kind.__name__}: a copy of its state still moves it")
+    continued = run(first, batches[cut:], first=cut)
+    assert_equal(expected[cut:], continued, f"{kind.__name__}: a copy of its state still moves it")
     third.reset()
     assert_equal(expected[:4], run(third, batches[:4]), f"{kind.__name__}: reset does not undo what was loaded")
 
@@ -189,6 +213,22 @@ def check_moves(kind: type[Adapter], **settings: Any) -> None:
     unknown = sorted(declared - set(adapter.state_dict()))
     assert not unknown, f"{kind.__name__} declares {unknown}: no such tensors"
     assert _same(source.model.state_dict(), before), f"{kind.__name__} changes the source model"
+
+
+def check_learns(kind: type[Adapter], **settings: Any) -> None:
+    """A method that declares tensors as moving moves some of them, in a long stream of doubtful images."""
+    adapter = kind(toy_source(), **settings)
+    declared = adapter.moving()
+    if not declared:
+        return
+    start = {name: value.clone() for name, value in _tensors(adapter).items() if name in declared}
+    for number, batch in enumerate(long_stream(kind)):
+        run(adapter, [batch], first=number)
+        now = _tensors(adapter)
+        if any(not _same(now[name], value) for name, value in start.items()):
+            return
+    names = ", ".join(sorted(declared))
+    raise AssertionError(f"{kind.__name__} declares {names} as moving, and none of them moves in {LONG} batches")
 
 
 def check_predict(kind: type[Adapter], **settings: Any) -> None:
@@ -279,6 +319,7 @@ ADAPTER_CHECKS: tuple[Callable[..., None], ...] = (
     check_probabilities,
     check_one_row,
     check_moves,  # before those that fail if it does, since it names the tensors
+    check_learns,
     check_reset,
     check_state,
     check_predict,

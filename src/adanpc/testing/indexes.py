@@ -24,6 +24,7 @@ def check_index(make: Callable[[int, str, torch.device], Index], storage: str = 
     empty = make(DIM, storage, torch.device("cpu"))
     assert empty.slots == empty.count == 0
     assert empty.search(_rows(generator, 2), 3).ids.shape == (2, 0), "an empty index finds nothing"
+    assert [found.ids.shape for found in empty.search_groups(_rows(generator, 2), [(3, None), (4, 1)])] == [(2, 0)] * 2
     rows = _rows(generator, 150)
     rows[40:60] = rows[0]  # ties
     ids = torch.randperm(500, generator=generator)[:150]
@@ -66,6 +67,7 @@ def _check_searches(index: Index, ids: Tensor, group: Tensor, generator: torch.G
     rows = index.rows(torch.arange(index.slots))
     queries = torch.cat([_rows(generator, 4), rows[:3]])
     exclude = ids[torch.randint(0, len(ids), (len(queries), 2), generator=generator)]
+    _check_searches_at_once(index, queries, exclude)
     for k in (1, 7, 400):
         for wanted in (None, 1, 2):
             for excluded in (None, exclude):
@@ -78,6 +80,20 @@ def _check_searches(index: Index, ids: Tensor, group: Tensor, generator: torch.G
                         query[None], k, group=wanted, exclude=None if excluded is None else excluded[number][None]
                     )
                     assert torch.equal(alone.ids[0], found.ids[number]), "a query alone finds what it finds in a batch"
+
+
+def _check_searches_at_once(index: Index, queries: Tensor, exclude: Tensor) -> None:
+    """Asserts that several searches at once find what each of them finds, for few queries and for many."""
+    wanted = [(3, 1), (7, None), (400, 2), (1, 1)]
+    for count in (0, 1, 2, len(queries), 3 * len(queries)):
+        some = queries.repeat(3, 1)[:count]
+        for excluded in (None, exclude.repeat(3, 1)[:count]):
+            together = index.search_groups(some, wanted, exclude=excluded)
+            assert len(together) == len(wanted), "search_groups() answers each of the searches"
+            for found, (k, group) in zip(together, wanted, strict=True):
+                alone = index.search(some, k, group=group, exclude=excluded)
+                same = all(torch.equal(ours, theirs) for ours, theirs in zip(found, alone, strict=True))
+                assert same, "search_groups() must find what search() finds"
 
 
 def _check_one(

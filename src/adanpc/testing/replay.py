@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from adanpc.core import AdaNPC, Append, Change, Delete, Origin, Relabel, Restore, Veto, replay
+from adanpc.core import AdaNPC, Append, Change, Delete, Feedback, Origin, Relabel, Restore, Veto, replay
 from adanpc.core.codec import decode, encode
 
 QUERIES = 200  # answered in the end, by the classifier and by what its changes were replayed to
@@ -74,6 +74,9 @@ def _life(classifier: AdaNPC, seed: int) -> list[Change]:
     joined = _joined(classifier)
     carry_out(Veto(tuple(joined[:4]), "Ada", "all wrong"))
     meet(15)
+    if classifier.preset == "safe":
+        for _ in range(4):  # as many labels as decide
+            carry_out(Feedback(0, frozen=1, adapted=0, who="Ada", why="a label", when=4.0))
     carry_out(Restore(tuple(row for row in joined[:2] if row in bank.vetoes), "Bob", "they are right"))
     carry_out(Relabel(tuple(_joined(classifier)[:1]), 0, "Bob"))
     carry_out(Delete((2, *_joined(classifier)[-1:]), "Bob", "asked for by a patient"))

@@ -1,0 +1,187 @@
+"""The preset "paper": the nearest rows vote, and confident answers join the bank as if they were labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from adanpc import require
+from adanpc.core.admission import Admission
+from adanpc.core.centering import Centering
+from adanpc.core.changes import Append
+from adanpc.core.contents import WIDEST, Contents, Pool
+from adanpc.core.eviction import Eviction
+from adanpc.core.sequence import resolve
+from adanpc.core.types import Neighbors, Origin, Prediction, side_by_side
+from adanpc.core.vote import check_vote_settings, vote
+from adanpc.errors import AdaNPCError, EmptyBankError
+from adanpc.index import unit
+from adanpc.index.grid import array_if_on_cpu
+
+DEFAULT_ADMISSION = Admission(min_confidence=0.9)
+NO_CENTERING = Centering()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a classifier with the preset "paper" votes and whom it admits; see ``AdaNPC``."""
+
+    k: int = 10
+    k_source: int | None = None
+    k_target: int | None = None
+    rule: str = "share"
+    temperature: float = 0.1
+    admission: Admission = DEFAULT_ADMISSION
+    centering: Centering = NO_CENTERING
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", require.whole("k", self.k, least=1, most=WIDEST))
+        if (self.k_source is None) != (self.k_target is None):
+            raise AdaNPCError("k_source and k_target go together: give both or neither")
+        for name in ("k_source", "k_target"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, require.whole(name, getattr(self, name), least=1, most=WIDEST))
+        check_vote_settings(self.rule, self.temperature)
+        object.__setattr__(self, "temperature", float(self.temperature))
+        if not isinstance(self.centering, Centering):
+            raise AdaNPCError(f"centering must be a Centering such as Centering('stream'), got {self.centering!r}")
+        if not isinstance(self.admission, Admission):
+            raise AdaNPCError(
+                f"admission must be an Admission such as Admission(min_confidence=0.9), got {self.admission!r}"
+            )
+
+    @property
+    def pools(self) -> list[Pool]:
+        """How many rows vote, and from which side."""
+        if self.k_source is None or self.k_target is None:
+            return [Pool(self.k)]
+        return [Pool(self.k_source, source=True), Pool(self.k_target, source=False)]
+
+
+class Paper:
+    """Answers and changes by the paper's rule; see ``presets`` for what is asked of it."""
+
+    name = "paper"
+    options = ("k", "k_source", "k_target", "rule", "temperature", "admission", "centering", "prior")
+    keeps_probabilities = False
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @classmethod
+    def of_options(cls, options: Mapping[str, Any]) -> Paper:
+        """The preset with these of its options."""
+        values = dict(options)
+        centering = Centering(values.pop("centering", "none"), values.pop("prior", Centering.prior))
+        return cls(Settings(**values, centering=centering))
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> Paper:
+        """The preset that ``document`` described."""
+        admission = {name: float(value) for name, value in document["admission"].items()}
+        centering = Centering(**document["centering"])
+        return cls(Settings(**document["classifier"], admission=Admission(**admission), centering=centering))
+
+    def document(self) -> dict[str, Any]:
+        """The settings in plain values, as a state's document has them."""
+        settings = self.settings
+        return {
+            "classifier": {
+                "k": settings.k,
+                "k_source": settings.k_source,
+                "k_target": settings.k_target,
+                "rule": settings.rule,
+                "temperature": settings.temperature,
+            },
+            "admission": {name: _plain(value) for name, value in asdict(settings.admission).items()},
+            "centering": asdict(settings.centering),
+        }
+
+    @property
+    def needs_all_at_once(self) -> bool:
+        """Whether source rows must be learned in one call, since a mean is made of all of them."""
+        return self.settings.centering.mode != "none"
+
+    # Answering
+
+    def frozen_queries(self, contents: Contents, features: Tensor) -> Tensor:
+        """Checked queries (B, D) as the bank is searched for them before anything is learned from a stream."""
+        return self.settings.centering.queries(features, contents.statistics, sequence=False)[0]
+
+    def predict(self, contents: Contents, features: Tensor, exclude: Tensor | None) -> Prediction:
+        """The answer that each of these checked queries (B, D) would get if it came next."""
+        centered, _ = self.settings.centering.queries(features, contents.statistics, sequence=False)
+        voters = contents.nearest_of(unit(centered), self.settings.pools, exclude)
+        return self._answer(contents.settings.classes, side_by_side(voters))
+
+    def propose(
+        self,
+        contents: Contents,
+        queue_of: Callable[[Contents], Eviction | None],
+        features: Tensor,
+        domain: int,
+        keys: Tensor | None,
+    ) -> tuple[Prediction, Append | None, Tensor | None]:
+        """The answers to checked queries in turn, the change by which they join, and its rows at length one."""
+        settings = self.settings
+        centered, observed = settings.centering.queries(features, contents.statistics, sequence=True)
+        queries = unit(centered)
+        answers = partial(self._answer, contents.settings.classes)
+        answer = resolve(contents, queue_of, queries, settings.pools, answers, settings.admission)
+        joins = array_if_on_cpu(answer.joined) >= 0
+        if observed is None and not joins.any():
+            return answer, None, None
+        new = None if joins.all() else torch.as_tensor(joins)
+        change = Append(
+            _those(centered, new),
+            _those(answer.labels, new),
+            Origin.ADMITTED,
+            soft=_those(answer.probs, new) if contents.settings.soft else None,
+            domain=domain,
+            confidence=_those(answer.confidence, new),
+            keys=None if keys is None else _those(keys, new),
+            centered=True,
+            observed=observed,
+        )
+        return answer, change, _those(queries, new)
+
+    def _answer(self, classes: int, neighbors: Neighbors) -> Prediction:
+        """The vote of these neighbors; no query has joined."""
+        if neighbors.missing_for_some:
+            raise EmptyBankError("no row of the bank may vote: append source rows first, or restore vetoed ones")
+        probs, weights = vote(neighbors, classes, self.settings.rule, self.settings.temperature)
+        joined = neighbors.ids.new_full((len(probs),), -1)
+        return Prediction(probs.float(), weights.float(), neighbors, joined)
+
+    def questions(self, contents: Contents, features: Tensor, most: int) -> NoReturn:
+        """Refuses: there is one kind of answer."""
+        raise AdaNPCError("ask needs preset='safe': with preset='paper' there is nothing to decide between")
+
+    def signs(self, contents: Contents) -> NoReturn:
+        """Refuses: there is no guard."""
+        raise AdaNPCError("signs needs preset='safe': with preset='paper' there is nothing to decide between")
+
+    # Changing
+
+    def prepared(self, contents: Contents, change: Append, features: Tensor) -> Append:
+        """The change with its checked features (n, D) as the bank is to store them."""
+        return self.settings.centering.prepared(change, features, contents.statistics)
+
+
+def _those(values: Tensor, chosen: Tensor | None) -> Tensor:
+    """A copy of the values (B, …) that are chosen (B,), or of all."""
+    if chosen is None:
+        return values.clone()
+    return values[chosen]
+
+
+def _plain(value: float) -> float | str:
+    """The value for JSON, which has no infinities."""
+    if value in (float("inf"), float("-inf")):
+        return str(value)
+    return value
