@@ -53,19 +53,24 @@ def test_the_readme_names_the_two_commands_and_its_code_runs(tmp_path: Path) -> 
     assert "make demo" in readme
     assert "make test" in readme
     blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert blocks
-    for number, block in enumerate(blocks):
-        script = tmp_path / f"block{number}.py"
-        script.write_text(block)
-        done = subprocess.run(
-            [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, cwd=tmp_path, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        for promised in re.findall(r"# prints (.+)", block):
-            assert promised in done.stdout
+    ten_lines = [line for line in blocks[1].splitlines() if line]
+    assert len(ten_lines) <= 10
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(blocks))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    promised = re.search(r"# prints ([\d.]+)% before, ([\d.]+)% after", blocks[1])
+    printed = re.search(r"([\d.]+)% before, ([\d.]+)% after", done.stdout)
+    assert promised is not None
+    assert printed is not None
+    # To within a point: another machine rounds differently while the network is trained.
+    for number in (1, 2):
+        assert float(printed[number]) == pytest.approx(float(promised[number]), abs=1)
 
 
-LONGER = {"own_index": 110}  # the protocol of an index has fourteen members
+LONGER = {"own_index": 110}  # the protocol of an index has fifteen members
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)

@@ -150,7 +150,7 @@ def test_a_file_that_is_cut_after_its_size_was_looked_at(
     path = written(tmp_path / "bank", data[:left])
     status = os.stat_result((path.stat().st_mode, 0, 0, 1, 0, 0, len(data), 0, 0, 0))
     monkeypatch.setattr(os, "fstat", lambda _: status)
-    assert refusal(path) == "it became shorter while it was read; load it again when nobody writes to it"
+    assert refusal(path) == "it became shorter while it was read; load it again when nothing is writing to it"
 
 
 CUT = """
@@ -175,7 +175,7 @@ torch.set_num_threads(1)
 path, digest = sys.argv[1:]
 loaded = 0
 refused = 0
-while loaded + refused < 100 or (not (loaded and refused) and loaded + refused < 5000):
+while loaded + refused < 100 or (not refused and loaded < 100_000):  # a busy machine may let it load very often
     try:
         found = load(path)
     except BankFileError:
@@ -244,7 +244,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     path = written(tmp_path / "bank", honest("float32"))
     monkeypatch.setattr(os, "open", forbid)
-    assert refusal(path).startswith("Permission denied; check the path, its rights")
+    assert refusal(path).startswith("Permission denied; check the path, its permissions")
 
 
 def test_safetensors_of_something_else(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_sizes_that_no_file_could_hold(tmp_path: Path, part: str, name: str) -> 
     for value in (2**24 + 1, 2**40, 2**63, 2**64, 10**400):
         document, columns = taken_apart(honest("float32"))
         document[part][name] = value
-        assert f"{name} in its {part} must lie in 0 … 16777216, got" in refusal(
+        assert f"{name} in its {part} must be between 0 and 16777216, got" in refusal(
             written(tmp_path / "bank", forged(document, columns))
         )
 
@@ -431,10 +431,10 @@ def test_a_document_that_readers_could_differ_on(tmp_path: Path, forge: Callable
 
 def test_a_newer_format(tmp_path: Path) -> None:
     document, columns = taken_apart(honest("float32"))
-    newer = {"format": "adanpc-bank", "version": 4, "whatever": "comes"}
-    for each in ({**document, "version": 4}, newer):
+    newer = {"format": "adanpc-bank", "version": 5, "whatever": "comes"}
+    for each in ({**document, "version": 5}, newer):
         assert refusal(written(tmp_path / "bank", forged(each, columns))) == (
-            "it was written by a newer adanpc, in format 4 after 3; upgrade adanpc"
+            "it was written by a newer adanpc, in format 5 after 4; upgrade adanpc"
         )
     refusal(written(tmp_path / "bank", forged({**newer, "version": 10**4000}, columns)))
 
@@ -485,7 +485,7 @@ DOCUMENTS: list[tuple[str, Callable[[Document, Columns], None]]] = [
     ("bank in its document has the wrong type: []", change("bank", to=[])),
     ("dim in its bank has the wrong type: 4.0", change("bank", "dim", to=4.0)),
     ("dim must be at least 1, got 0", change("bank", "dim", to=0)),
-    ("dim in its bank must lie in 0 … 16777216, got -4", change("bank", "dim", to=-4)),
+    ("dim in its bank must be between 0 and 16777216, got -4", change("bank", "dim", to=-4)),
     ("classes must be at least 1, got 0", change("bank", "classes", to=0)),
     ("classes must be a whole number, got []", change("bank", "classes", to=[])),
     ("each of the classes must be a string, got 1", change("bank", "classes", to=[1, 2, 3])),
@@ -496,8 +496,8 @@ DOCUMENTS: list[tuple[str, Callable[[Document, Columns], None]]] = [
     ("capacity in its bank has the wrong type: '4'", change("bank", "capacity", to="4")),
     ("soft in its bank has the wrong type: 1", change("bank", "soft", to=1)),
     ("its column 'soft' is", change("bank", "soft", to=False)),
-    ("seed in its bank must lie in 0 …", change("bank", "seed", to=-1)),
-    ("seed in its bank must lie in 0 …", change("bank", "seed", to=2**53 + 1)),
+    ("seed in its bank must be between 0 and", change("bank", "seed", to=-1)),
+    ("seed in its bank must be between 0 and", change("bank", "seed", to=2**53 + 1)),
     ("seed in its bank has the wrong type: None", change("bank", "seed", to=None)),
     ("k must be at least 1, got 0", change("classifier", "k", to=0)),
     ("k in its classifier has the wrong type: None", change("classifier", "k", to=None)),
@@ -505,7 +505,7 @@ DOCUMENTS: list[tuple[str, Callable[[Document, Columns], None]]] = [
     ("rule must be one of", change("classifier", "rule", to="__import__('os')")),
     ("temperature must be", change("classifier", "temperature", to=0)),
     ("temperature must be", change("classifier", "temperature", to=-0.5)),
-    ("temperature and admission must be numbers, got 'hot'", change("classifier", "temperature", to="hot")),
+    ("temperature, balance and admission must be numbers, got 'hot'", change("classifier", "temperature", to="hot")),
     ("temperature in its classifier has the wrong type: None", change("classifier", "temperature", to=None)),
     ("temperature in its classifier has the wrong type: True", change("classifier", "temperature", to=True)),
     ("must be numbers, got 1000000", change("classifier", "temperature", to=10**400)),
@@ -523,22 +523,22 @@ DOCUMENTS: list[tuple[str, Callable[[Document, Columns], None]]] = [
     ("prior must be at least 1", change("centering", "prior", to=0)),
     ("unit_features in its centering has the wrong type: 1", change("centering", "unit_features", to=1)),
     ("its centering has missing or unknown fields", without("centering", "unit_features")),
-    ("stream_count in its document must lie in 0 …", change("stream_count", to=-1)),
-    ("stream_count in its document must lie in 0 …", change("stream_count", to=2**53 + 1)),
-    ("position in its document must lie in 0 …", change("position", to=-1)),
+    ("stream_count in its document must be between 0 and", change("stream_count", to=-1)),
+    ("stream_count in its document must be between 0 and", change("stream_count", to=2**53 + 1)),
+    ("position in its document must be between 0 and", change("position", to=-1)),
     ("position in its document has the wrong type: True", change("position", to=True)),
     ("layer in its recipe has the wrong type: 5", change("recipe", "layer", to=5)),
     ("its recipe has missing or unknown fields: ['weights']", without("recipe", "weights")),
     ("its recipe has missing or unknown fields: ['more']", change("recipe", "more", to="")),
     ("seal in its document has the wrong type: 5", change("seal", to=5)),
-    ("its ids, 0 … 8, must lie in 0 … next_id - 1, 7", change("next_id", to=8)),
+    ("its ids, 0 … 8, must be between 0 and next_id - 1, 7", change("next_id", to=8)),
     ("deleted in its document must be ids of rows, each once and rising, got 0", change("deleted", to=[0, 0])),
     ("deleted in its document must be ids of rows", change("deleted", to=[True])),
     ("it holds row 1, which was deleted", change("deleted", to=[1])),
-    ("next_id in its document must lie in 0 …", change("next_id", to=2**63)),
-    ("next_id in its document must lie in 0 …", change("next_id", to=-1)),
+    ("next_id in its document must be between 0 and", change("next_id", to=2**63)),
+    ("next_id in its document must be between 0 and", change("next_id", to=-1)),
     ("its column 'confidence' is", change("rows", to=8)),
-    ("rows in its document must lie in 0 …", change("rows", to=-1)),
+    ("rows in its document must be between 0 and", change("rows", to=-1)),
     ("it holds 3 admitted rows, more than its capacity of 2", change("bank", "capacity", to=2)),
     (STATES.format("[]"), judged()),
     (STATES.format("[1, 6, 7]"), judged(vetoed(1), vetoed(6), vetoed(7))),
@@ -648,9 +648,9 @@ COLUMNS: list[tuple[str, str, Callable[[Document, Columns], None]]] = [
             ("its stream_total holds NaN or infinity", "stream_total", 3, INF),
             ("its ids do not rise", "id", 1, 0),
             ("its ids do not rise", "id", 1, 5),
-            ("its ids, -1 … 8, must lie in 0 …", "id", 0, -1),
-            ("its ids, 0 … 9, must lie in 0 … next_id - 1, 8", "id", 8, 9),
-            ("its ids, 0 … 9223372036854775807, must lie in", "id", 8, 2**63 - 1),
+            ("its ids, -1 … 8, must be between 0 and", "id", 0, -1),
+            ("its ids, 0 … 9, must be between 0 and next_id - 1, 8", "id", 8, 9),
+            ("its ids, 0 … 9223372036854775807, must be between", "id", 8, 2**63 - 1),
             ("the vetoed rows are [1, 6], but by their states [1, 2, 6]", "state", 2, 2),
             ("the vetoed rows are [1, 6], but by their states [6]", "state", 1, 1),
             ("it holds 5 admitted rows, more than its capacity of 4", "origin", [0, 2], 1),
@@ -806,14 +806,14 @@ FORMAT_1: list[tuple[str, Callable[[Document, Columns], None]]] = [
     ("its bank has missing or unknown fields: ['seed']", change("bank", "seed", to=0)),
     ("its admission has missing or unknown fields: ['max_copies']", change("admission", "max_copies", to="inf")),
     ("its recipe has missing or unknown fields: ['weights']", without("recipe", "weights")),
-    ("dim in its bank must lie in 0 … 16777216, got", change("bank", "dim", to=2**40)),
+    ("dim in its bank must be between 0 and 16777216, got", change("bank", "dim", to=2**40)),
     ("storage must be one of", change("bank", "storage", to="int4")),
     ("rule must be one of", change("classifier", "rule", to="__import__('os')")),
     ("must be numbers, got 'hot'", change("classifier", "temperature", to="hot")),
     ("centering must be one of", change("centring", "mode", to="mean")),
     ("prior must be at least 1", change("centring", "prior", to=0)),
-    ("count in its centring must lie in 0 …", change("centring", "count", to=-1)),
-    ("count in its centring must lie in 0 …", change("centring", "count", to=2**53 + 1)),
+    ("count in its centring must be between 0 and", change("centring", "count", to=-1)),
+    ("count in its centring must be between 0 and", change("centring", "count", to=2**53 + 1)),
     ("its column 'centring.mean' is", change("centring", "mean", to=False)),
     ("mean in its centring has the wrong type: 1", change("centring", "mean", to=1)),
     ("its column 'centring.mean' is 'absent'", renamed("centring.mean", "source_mean")),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from pictures import idx, noise, paint, plant
@@ -623,6 +624,30 @@ def test_fuzzed_zip_files(tmp_path: Path) -> None:
             assert path.startswith(f"{tmp_path}/cifar.zip/")
 
     fuzz("zip", good, 200, attempt)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_fuzzed_manifests(tmp_path: Path, suffix: str) -> None:
+    """A list that somebody else wrote names images below its own folder, or is refused."""
+    paths = plant(tmp_path, {"a/cat": 2, "a/dog": 2, "b/cat": 2, "b/dog": 2})
+    rows = []
+    for path in paths:
+        domain, label, _ = path.relative_to(tmp_path).parts
+        rows.append((str(path.relative_to(tmp_path)), label, domain))
+    table = pandas.DataFrame(rows, columns=["path", "label", "domain"])
+    listed = tmp_path / f"list{suffix}"
+    if suffix == ".csv":
+        table.to_csv(listed, index=False)
+    else:
+        table.to_parquet(listed)
+
+    def attempt(content: bytes) -> None:
+        listed.write_bytes(content)
+        data = read("manifest", listed, missing_ok=True)
+        for path in unreadable(data):
+            assert path.startswith(f"{tmp_path}/")
+
+    fuzz(f"manifest {suffix}", listed.read_bytes(), 200, attempt)
 
 
 def plant_odd_entry(folder: Path, chance: random.Random) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -63,14 +64,19 @@ def modes(model: nn.Module) -> list[bool]:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers {"inputs": [[…]]} with the nearest row and the class of each."""
+    """Answers {"inputs": [[…]]} with the nearest row and the class of each; with "keys", it learns from them."""
 
     wrapped: Wrapped
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer = self.wrapped.predict(request["inputs"])
-        body = json.dumps({"rows": answer.neighbors.ids[:, 0].tolist(), "labels": answer.labels.tolist()}).encode()
+        if "keys" in request:
+            answer = self.wrapped.step(request["inputs"], keys=request["keys"])
+            reply = {"joined": answer.joined.tolist()}
+        else:
+            answer = self.wrapped.predict(request["inputs"])
+            reply = {"rows": answer.neighbors.ids[:, 0].tolist(), "labels": answer.labels.tolist()}
+        body = json.dumps(reply).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -112,6 +118,32 @@ def test_a_server_gives_each_request_its_own_answers() -> None:
         assert answer == {"rows": rows, "labels": [row % CLASSES for row in rows]}
     assert modes(wrapped.model) == before
     assert_no_hooks(wrapped.model)
+
+
+def test_a_server_that_learns_from_some_requests_while_it_answers_others(tmp_path: Path) -> None:
+    wrapped = wrapped_net(admission=adanpc.everyone)
+    inputs = samples(64).tolist()
+    stream = samples(THREADS * REQUESTS, seed=2)
+
+    def ask(turn: int) -> bool:
+        if turn % 4 == 0:
+            request = {"inputs": [stream[turn].tolist()], "keys": [turn]}
+        else:
+            request = {"inputs": [inputs[turn % 64]]}
+        with urlopen(Request(address, json.dumps(request).encode()), timeout=300) as response:
+            reply = json.loads(response.read())
+        return turn % 4 == 0 or reply["rows"] == [turn % 64]
+
+    with serving(wrapped) as address, ThreadPoolExecutor(THREADS) as clients:
+        assert all(clients.map(ask, range(THREADS * REQUESTS)))
+    table = wrapped.classifier.bank.table("id", "key")
+    assert table["id"].tolist() == list(range(64 + THREADS * REQUESTS // 4))
+    assert sorted(table["key"][64:].tolist()) == list(range(0, THREADS * REQUESTS, 4))
+    learned = wrapped.features(stream[table["key"][64:]])  # each row is the feature of its own request
+    stored = wrapped.classifier.bank.rows(table["id"][64:])
+    torch.testing.assert_close(stored, torch.nn.functional.normalize(learned))
+    adanpc.save(wrapped, tmp_path / "bank")
+    assert adanpc.load(tmp_path / "bank", wrapped.model).classifier.digest() == wrapped.classifier.digest()
 
 
 def assert_no_hooks(model: nn.Module) -> None:

@@ -8,8 +8,16 @@ from sys import float_info
 from typing import Any
 
 from adanpc.core import Origin
-from adanpc.core.codec import NAMES, judgments_from_json, judgments_to_json, take_transform
+from adanpc.core.codec import (
+    NAMES,
+    PREFIX_OF_TRANSFORM,
+    TRANSFORM,
+    judgments_from_json,
+    judgments_to_json,
+    take_transform,
+)
 from adanpc.core.contents import BESIDE_ROWS, class_names
+from adanpc.core.estimate import PACKED
 from adanpc.core.guard import packed_length
 from adanpc.core.table import (
     ACTIVE,
@@ -21,11 +29,12 @@ from adanpc.core.table import (
     check_stream,
     check_transform,
 )
+from adanpc.core.transform import SAMPLE
 from adanpc.errors import AdaNPCError
 from adanpc.index.grid import Columns
 
 FORMAT = "adanpc-bank"
-VERSION = 3  # the newest: of files with the preset "safe"
+VERSION = 4  # of files with the preset "safe", and the highest that is read
 PAPER_VERSION = 2  # of files with the preset "paper", which earlier releases can read
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # a file must not make its reader allocate more than it holds itself
@@ -46,13 +55,15 @@ FIELDS: dict[str, dict[str, Any]] = {
     "admission": dict.fromkeys(
         ("min_confidence", "min_margin", "max_entropy", "class_quota", "max_copies"), NUMBER
     ),
-    "safe": {"stream": str, "guard": bool, "balance": NUMBER},
+    "safe": {"stream": str, "transform": bool, "screen": bool, "guard": bool, "balance": NUMBER},
     "centering": {"mode": str, "prior": int, "unit_features": bool},
     "recipe": {"layer": str, "preprocessing": str, "weights": str},
 }  # fmt: skip
 MEANS = ("source_mean", "stream_total")
-VECTORS = ("transform.directions", "transform.damped", "transform.span")  # of a transform, besides its origin
 ORIGIN = "transform.origin"
+TRANSFORM_PARTS = tuple(PREFIX_OF_TRANSFORM + name for name in TRANSFORM if name != "origin")
+FOREIGN = "transform.foreign"  # these two hold no vectors
+CALIBRATION = "transform.calibration"
 STREAM = "stream"
 
 
@@ -72,10 +83,14 @@ class ContentsError(AdaNPCError):
         self.remedy = remedy
 
 
+class NewerContentsError(ContentsError):
+    """Contents in a format that only a newer adanpc knows."""
+
+
 def number(value: Any) -> float:
     """The number that a document holds; infinities, which JSON lacks, are the texts inf and -inf."""
     if value not in ("inf", "-inf") and (isinstance(value, str) or not abs(value) <= float_info.max):
-        raise ContentsError(f"temperature and admission must be numbers, got {brief(value)}")
+        raise ContentsError(f"temperature, balance and admission must be numbers, got {brief(value)}")
     return float(value)
 
 
@@ -88,7 +103,7 @@ def check_header(document: Any) -> int:
         raise ContentsError(f"version in its document has the wrong type: {brief(version)}")
     if version > VERSION:
         newer = f"it was written by a newer adanpc, in format {brief(version)} after {VERSION}"
-        raise ContentsError(newer, "upgrade adanpc")
+        raise NewerContentsError(newer, "upgrade adanpc")
     if version < 1:
         raise ContentsError(f"there is no format {brief(version)}")
     return version
@@ -100,7 +115,7 @@ def version_of(document: dict[str, Any]) -> int:
 
 
 def check_document(document: dict[str, Any]) -> None:
-    """Passes a document of the newest format that has all its fields and no other, each of its type and range."""
+    """Passes a document of format 2 or 4 that has all its fields and no other, each of its type and range."""
     parts = SAFE_PARTS if "safe" in document else PAPER_PARTS
     check_fields("document", document, FIELDS["document"] | dict.fromkeys(parts, dict))
     for part in ("bank", *parts, "recipe"):
@@ -144,23 +159,32 @@ def check_fields(part: str, values: dict[str, Any], fields: dict[str, Any]) -> N
             continue
         most = WIDEST if name in SIZES else LARGEST
         if isinstance(value, int) and not 0 <= value <= most:
-            raise ContentsError(f"{name} in its {part} must lie in 0 … {most}, got {brief(value)}")
+            raise ContentsError(f"{name} in its {part} must be between 0 and {most}, got {brief(value)}")
 
 
 def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[int]]]) -> dict[str, list[int]]:
-    """The shapes of what a file of the newest format should hold beside its rows: what it has, and cannot lack."""
+    """The shapes of what a file of format 2 or 4 should hold beside its rows: what it has, and cannot lack."""
     dim = document["bank"]["dim"]
     due = {name: [dim] for name in (*MEANS, ORIGIN) if name in found}
     if document["stream_count"]:
         due["stream_total"] = [dim]
     if STREAM in found or ORIGIN in found:
         due[ORIGIN] = [dim]  # nothing is known of a stream without a transform
-        for name in VECTORS:
-            shape = found.get(name, ("", [0]))[1]
-            due[name] = [min(shape[0], dim) if shape else 0, dim]
+        for name in TRANSFORM_PARTS:
+            due[name] = _shape_of_part(name, found.get(name, ("", []))[1], dim)
     if STREAM in found:
         due[STREAM] = [packed_length(dim, _classes(document))]
     return due
+
+
+def _shape_of_part(name: str, given: list[int], dim: int) -> list[int]:
+    """The shape that a part of a transform should have, with as many rows as it has, up to the most."""
+    rows = given[0] if given else 0
+    if name == FOREIGN:
+        return [min(rows, SAMPLE)]
+    if name == CALIBRATION:
+        return [PACKED]
+    return [min(rows, dim), dim]
 
 
 def _classes(document: dict[str, Any]) -> int:

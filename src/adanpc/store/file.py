@@ -15,14 +15,16 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
+from adanpc import require
 from adanpc.core import AdaNPC, Admission, MemoryBank
-from adanpc.core.classifier import DEFAULT_ADMISSION
 from adanpc.core.codec import NAMES, canonical
 from adanpc.core.contents import State
+from adanpc.core.paper import DEFAULT_ADMISSION
 from adanpc.files import replace
 from adanpc.index.grid import Columns
 from adanpc.models import RecipeError, Wrapped
-from adanpc.store import format1
+from adanpc.models.wrap import check_model
+from adanpc.store import format1, format3
 from adanpc.store.check import (
     FORMAT,
     BankFileError,
@@ -38,11 +40,14 @@ from adanpc.store.safetensors_file import SafetensorsFile, opened
 from adanpc.version import __version__
 
 KEY = "adanpc"  # of the one metadata entry
+ESTIMATOR = "adanpc.estimator"  # the layer of files that hold a scikit-learn estimator
 MOST_TEXT = 99_000_000  # bytes of it in the header; the safetensors library reads a header of 100 MB at most
+REMEDY_OF_SAVING = "what was there before is unchanged; check the disk and save again"
 Location = str | os.PathLike[str]
 Device = torch.device | str
 
 
+@require.names_its_arguments
 def save(thing: AdaNPC | Wrapped, path: Location) -> None:
     """Writes bank, settings and means; a crash at any moment leaves the old file or the new one, whole.
 
@@ -51,6 +56,7 @@ def save(thing: AdaNPC | Wrapped, path: Location) -> None:
             model, the file keeps how features are made (layer, preprocessing, a hash of the weights) but not the model.
         path: where to; a link is followed, a file that is there is replaced and its permissions are kept.
     """
+    _check_path(path, "save(wrapped, path)")
     if isinstance(thing, Wrapped):
         write(thing.classifier, thing.recipe, path)
     elif isinstance(thing, AdaNPC):
@@ -58,16 +64,27 @@ def save(thing: AdaNPC | Wrapped, path: Location) -> None:
     else:
         kind = type(thing).__name__
         remedy = "; use its own method, save(path)" if hasattr(thing, "save") else ""
-        raise BankFileError(f"{path} was not saved: give an AdaNPC or a wrapped model, got {kind}{remedy}")
+        raise BankFileError(f"{path} was not saved: expected an AdaNPC or a wrapped model, got {kind}{remedy}")
 
 
 def write(classifier: AdaNPC, recipe: dict[str, str], path: Location) -> None:
     """``save`` for a classifier and how its features are made."""
-    with _one_sentence(path, "was not saved", "what was there before is unchanged; check the disk and save again"):
-        admission = type(getattr(classifier.settings, "admission", DEFAULT_ADMISSION))
-        if admission is not Admission:
-            raise ContentsError(f"no file can keep an admission of type {admission.__name__}", "use an Admission")
+    with _one_sentence(path, "was not saved", REMEDY_OF_SAVING):
+        check_keepable(classifier)
         state = classifier.state()
+    write_state(state, recipe, path)
+
+
+def check_keepable(classifier: AdaNPC) -> None:
+    """Refuses a classifier with a rule of its own, which no file can hold."""
+    admission = type(getattr(classifier.settings, "admission", DEFAULT_ADMISSION))
+    if admission is not Admission:
+        raise ContentsError(f"no file can keep an admission of type {admission.__name__}", "use an Admission")
+
+
+def write_state(state: State, recipe: dict[str, str], path: Location) -> None:
+    """``write`` for the state of a classifier."""
+    with _one_sentence(path, "was not saved", REMEDY_OF_SAVING):
         document = _document(state, recipe)
         tensors = {name: tensor.cpu().contiguous() for name, tensor in state["tensors"].items()}
         _check(document, tensors)  # a file that load would refuse is not written
@@ -76,7 +93,7 @@ def write(classifier: AdaNPC, recipe: dict[str, str], path: Location) -> None:
             raise ContentsError(f"its texts need more than {MOST_TEXT} bytes", "shorten the reasons of its judgments")
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():
-            raise ContentsError("there is a folder or a device", "give the path of a file")
+            raise ContentsError("a folder or a device has this path", "give the path of a file")
         replace(target, lambda new: save_file(tensors, new, {KEY: text}))
 
 
@@ -92,6 +109,7 @@ def load(
 ) -> Wrapped: ...
 
 
+@require.names_its_arguments
 def load(
     path: Location,
     model: nn.Module | None = None,
@@ -100,7 +118,7 @@ def load(
     strict: bool = True,
     device: Device = "cpu",
 ) -> AdaNPC | Wrapped:
-    """What was saved, to go on exactly where it stopped; executes no code of the file's.
+    """What was saved, to continue exactly where it stopped; executes no code from the file.
 
     Args:
         path: a file that ``save`` wrote.
@@ -110,7 +128,12 @@ def load(
         strict: False to accept other weights and another preprocessing, if you know that the features are the same.
         device: where the bank shall live.
     """
+    _check_path(path, "load(path, model)")
+    if model is not None:
+        check_model(model)
     classifier, recipe = read(path, device)
+    if recipe.get("layer") == ESTIMATOR:
+        raise BankFileError(f"{path} was not loaded: it holds an estimator; use AdaNPCClassifier.load(path)")
     if model is None:
         return classifier
     if not recipe:
@@ -123,9 +146,15 @@ def load(
     return wrapped
 
 
+def _check_path(path: Any, call: str) -> None:
+    """Refuses what is not a path, as when arguments come in the wrong order."""
+    if not isinstance(path, str | os.PathLike):
+        raise BankFileError(f"path must be the path of a file, as in {call}, got a {type(path).__name__}")
+
+
 def read(path: Location, device: Device = "cpu") -> tuple[AdaNPC, dict[str, str]]:
     """The classifier in a file, and how its features are made; nothing if no model was saved with it."""
-    remedy = "the file is damaged or forged: take another copy or build the bank again"
+    remedy = "the file is damaged or forged: use another copy or build the bank again"
     with _one_sentence(path, "was not loaded", remedy):
         state = _read(Path(path))
         recipe: dict[str, str] = state["document"].pop("recipe")
@@ -139,7 +168,7 @@ def _one_sentence(path: Location, fate: str, remedy: str) -> Iterator[None]:
         yield
     except OSError as error:
         what = error.strerror or error
-        raise BankFileError(f"{path} {fate}: {what}; check the path, its rights and the disk") from error
+        raise BankFileError(f"{path} {fate}: {what}; check the path, its permissions and the disk") from error
     except ContentsError as flaw:
         raise BankFileError(f"{path} {fate}: {flaw}; {flaw.remedy or remedy}") from flaw
     except MemoryError as error:
@@ -174,7 +203,7 @@ def _document(state: State, recipe: dict[str, str]) -> dict[str, Any]:
 
 
 def _check(document: dict[str, Any], tensors: Columns) -> None:
-    """Passes what a file of the newest format may hold."""
+    """Passes what a file of format 2 or 4 may hold, whichever its preset has."""
     check_document(document)
     found = {}
     for name, tensor in tensors.items():
@@ -184,7 +213,7 @@ def _check(document: dict[str, Any], tensors: Columns) -> None:
 
 
 def _read(path: Path) -> State:
-    """The checked document and columns of a file, in the newest format."""
+    """The checked document and columns of a file, as format 2 or 4 has them."""
     with opened(path) as file:
         document = _document_in(file)
         found = {name: (entry.dtype, entry.shape) for name, entry in file.entries.items()}
@@ -194,6 +223,8 @@ def _read(path: Path) -> State:
         raise ContentsError("its contents do not have the seal that it states")
     if document["version"] == 1:
         document, tensors = format1.upgraded(document, tensors)
+    if document["version"] == 3:
+        document, tensors = format3.upgraded(document, tensors)
     check_tensors(document, tensors)
     return {"document": document, "tensors": tensors}
 
@@ -202,8 +233,11 @@ def _document_in(file: SafetensorsFile) -> dict[str, Any]:
     """The checked document of a file, in the format in which it was written."""
     text = file.metadata.get(KEY, "null")
     document: dict[str, Any] = json.loads(text)
-    if check_header(document) == 1:
+    version = check_header(document)
+    if version == 1:
         format1.check_document(document)
+    elif version == 3:
+        format3.check_document(document)
     else:
         check_document(document)
     if text != canonical(document):  # repeated names, for one: readers would differ on what they mean
@@ -215,6 +249,8 @@ def _due_beside_rows(document: dict[str, Any], found: dict[str, tuple[str, list[
     """The shapes of what a file with this document should hold beside its rows, by their names in its format."""
     if document["version"] == 1:
         return {name: [document["bank"]["dim"]] for name in format1.means_of(document)}
+    if document["version"] == 3:
+        return format3.beside_rows(document, found)
     return beside_rows(document, found)
 
 

@@ -45,7 +45,7 @@ def means_of(document: dict[str, Any]) -> list[str]:
 
 
 def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any], Columns]:
-    """The document and the columns of today's format that mean the same.
+    """The document and the columns of format 2 that mean the same.
 
     Format 1 knew neither positions, nor times, nor who had restored or relabeled a row.
     """
@@ -61,7 +61,7 @@ def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any]
     labels = tensors["label"][tensors["state"] == VETOED].tolist()
     for (row, who, why), label in zip(document["vetoes"], labels, strict=True):
         judgments.append([row, [["veto", label, who, why, None]]])
-    newest = {
+    upgraded_document = {
         "format": document["format"],
         "version": 2,
         "adanpc": document["adanpc"],
@@ -79,7 +79,7 @@ def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any]
         "centering": {"mode": centering["mode"], "prior": centering["prior"], "unit_features": False},
         "recipe": document["recipe"],
     }
-    return newest, columns
+    return upgraded_document, columns
 
 
 def _check_rows(document: dict[str, Any], tensors: Columns) -> None:

@@ -109,7 +109,7 @@ def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
 
 
 def _cut_short() -> ContentsError:
-    return ContentsError("it became shorter while it was read", "load it again when nobody writes to it")
+    return ContentsError("it became shorter while it was read", "load it again when nothing is writing to it")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,90 @@
+"""Banks of labeled images: of what a run was trained on, or of any folder and any encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adanpc.core import AdaNPC, MemoryBank
+from adanpc.lab.data.domain import DataSet, Domain
+from adanpc.lab.networks import build
+from adanpc.lab.networks.features import features
+from adanpc.lab.networks.source import SourceModel
+from adanpc.lab.train.assemble import load_algorithm, splits
+from adanpc.lab.train.run import Run
+from adanpc.models import Wrapped
+from adanpc.models.wrap import INPUT_OF
+
+LAYER = INPUT_OF + "head"  # of a source model
+CHANNELS = 3  # of images in files
+
+
+def of_run(run: Run, which: str = "best", **options: Any) -> Wrapped:
+    """The model of a run over a bank of the images that it was trained on.
+
+    Args:
+        run: that was trained.
+        which: the best or the last model.
+        **options: see ``of_domains``.
+    """
+    model = load_algorithm(run, which).model
+    known = [domain.with_transform(model.preprocessing) for domain in source_parts(run)]
+    return of_domains(model, known, run.data["classes"], cache=run.folder / "features", **options)
+
+
+def source_parts(run: Run) -> list[Domain]:
+    """The images that a run was trained on, by domain: the rows of a bank that is made of it, in their order."""
+    parts = splits(run, None)
+    return [part.large for name, part in parts.items() if name not in run.spec.targets]
+
+
+def of_images(
+    data: DataSet, encoder: str, *, weights: Path | None = None, pretrained: bool = False, **options: Any
+) -> Wrapped:
+    """An encoder over a bank of labeled images.
+
+    Args:
+        data: the images.
+        encoder: its name, see ``adanpc.lab.networks.build``.
+        weights, pretrained: where its weights come from.
+        **options: see ``of_domains``.
+    """
+    model = build(encoder, len(data.classes), channels=CHANNELS, weights=weights, pretrained=pretrained).eval()
+    domains = [domain.with_transform(model.preprocessing) for domain in data.domains]
+    return of_domains(model, domains, data.classes, **options)
+
+
+def of_domains(
+    model: SourceModel,
+    domains: Sequence[Domain],
+    classes: Sequence[str],
+    *,
+    cache: Path | None = None,
+    preset: str = "safe",
+    settings: Mapping[str, Any] | None = None,
+    **bank_settings: Any,
+) -> Wrapped:
+    """A model over a bank of the images of these domains.
+
+    Args:
+        model: that makes the features.
+        domains: labeled images, as the model takes them.
+        classes: their names.
+        cache: a folder for features.
+        preset: how it learns.
+        settings: of the preset.
+        **bank_settings: of the ``MemoryBank``: storage, capacity, evict.
+    """
+    bank = MemoryBank(model.dim, list(classes), soft=preset == "safe", **bank_settings)
+    classifier = AdaNPC(bank, preset=preset, **(settings or {}))
+    places = [torch.full((len(domain),), place) for place, domain in enumerate(domains)]
+    classifier.learn(
+        torch.cat([features(model, domain, cache=cache) for domain in domains]),
+        torch.cat([domain.labels for domain in domains]),
+        domain=torch.cat(places),
+        keys=torch.arange(sum(len(domain) for domain in domains)),
+    )
+    return Wrapped(model, classifier, LAYER, model.preprocessing)

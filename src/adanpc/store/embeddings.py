@@ -1,0 +1,255 @@
+"""Embeddings with labels in files of other programs: CSV, Parquet and NumPy."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr as brief
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from adanpc import require
+from adanpc.core import AdaNPC, Contents, MemoryBank, Origin
+from adanpc.core.table import VETOED
+from adanpc.errors import AdaNPCError
+from adanpc.files import replace
+
+LABEL, DOMAIN, KEY, FEATURE = "label", "domain", "key", "feature"
+SUFFIXES = (".csv", ".parquet", ".npy")
+LONGEST_LINE = 2**24  # characters of a line of CSV
+PURPOSE = "a Parquet file"
+
+
+class EmbeddingsError(AdaNPCError):
+    """A file of embeddings that cannot be used; the message names the file, what is wrong, and the remedy."""
+
+    code = "bad-embeddings"
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Features with labels, as a file has them."""
+
+    features: Tensor  # (n, D) float32
+    labels: list[str]  # as texts, whatever they were
+    domains: Tensor | None = None  # (n,) int64
+    keys: Tensor | None = None  # (n,) int64
+
+    def classes(self) -> int | list[str]:
+        """How many classes the labels name, or their names in order unless all of them are numbers."""
+        if all(label.isdecimal() for label in self.labels):
+            return 1 + max(int(label) for label in self.labels)
+        return sorted(set(self.labels))
+
+    def labels_in(self, names: Sequence[str], classes: int) -> Tensor:
+        """The labels (n,) as numbers of a bank's classes, which are known by name or by number."""
+        places = {str(number): number for number in range(classes)}
+        places |= {name: place for place, name in enumerate(names)}
+        for row, label in enumerate(self.labels):
+            if label not in places:
+                known = brief(list(names) or list(places))
+                raise EmbeddingsError(f"the label of row {row} is {brief(label)}, and the classes are {known}")
+        return torch.tensor([places[label] for label in self.labels], dtype=torch.int64)
+
+
+def read_embeddings(path: Path, labels: Path | None = None) -> Embeddings:
+    """The embeddings in a file.
+
+    Args:
+        path: a CSV or Parquet file with a column ``label``, perhaps ``domain`` and ``key`` (whole numbers), and the
+            features: a column ``feature`` of lists (Parquet only), or all other columns in their order. Or an array
+            (n, D) in a .npy file.
+        labels: the labels (n,) of a .npy file, in another one.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise EmbeddingsError(f"{path} was not read: give a file that ends with {', '.join(SUFFIXES)}")
+    if suffix == ".npy" and labels is None:
+        raise EmbeddingsError(f"{path} was not read: an array has no labels; give the file that holds them as labels")
+    if suffix != ".npy" and labels is not None:
+        raise EmbeddingsError(f"{path} was not read: its labels are in a column; leave labels out")
+    with _blaming(path):
+        if suffix == ".csv":
+            made = _of_columns(_csv(path))
+        elif suffix == ".parquet":
+            made = _of_columns(_parquet(path))
+        else:
+            made = Embeddings(_features(_array(path)), [])
+    if labels is not None:
+        with _blaming(labels):
+            made = Embeddings(made.features, _texts(_array(labels).tolist()))
+    with _blaming(path):
+        _check(made)
+    return made
+
+
+def classifier_of(given: Embeddings, *, preset: str, settings: Mapping[str, Any], **bank_settings: Any) -> AdaNPC:
+    """A classifier over a bank of these rows.
+
+    Args:
+        given: labeled rows of the source.
+        preset: how it learns.
+        settings: of the preset.
+        **bank_settings: of the ``MemoryBank``: storage, capacity, evict.
+    """
+    bank = MemoryBank(given.features.shape[1], given.classes(), soft=preset == "safe", **bank_settings)
+    classifier = AdaNPC(bank, preset=preset, **settings)
+    classifier.learn(
+        given.features,
+        given.labels_in(bank.names, bank.classes),
+        domain=-1 if given.domains is None else given.domains,
+        keys=torch.arange(len(given.features)) if given.keys is None else given.keys,
+    )
+    return classifier
+
+
+def write_parquet(contents: Contents, path: Path) -> None:
+    """Writes the rows of a bank as it stores them: unit features, with the preset "safe" transformed ones.
+
+    One line for each row, in the order of ids: id, label, class, origin, vetoed, domain, key, confidence, feature.
+    """
+    arrow = require.library("pyarrow", PURPOSE)
+    parquet = require.library("pyarrow.parquet", PURPOSE)
+    table = contents.table("id", LABEL, "origin", "state", DOMAIN, KEY, "confidence")
+    rows = contents.rows(table["id"]).cpu().numpy()
+    names = contents.settings.names
+    labels = table[LABEL].tolist()
+    columns: dict[str, Any] = {
+        "id": table["id"].cpu().numpy(),
+        LABEL: table[LABEL].cpu().numpy(),
+        "class": [names[label] if names else str(label) for label in labels],
+        "origin": [Origin(origin).name.lower() for origin in table["origin"].tolist()],
+        "vetoed": (table["state"] == VETOED).cpu().numpy(),
+        DOMAIN: table[DOMAIN].cpu().numpy(),
+        KEY: table[KEY].cpu().numpy(),
+        "confidence": table["confidence"].cpu().numpy(),
+        FEATURE: arrow.FixedSizeListArray.from_arrays(arrow.array(rows.reshape(-1)), contents.settings.dim),
+    }
+    replace(path, lambda new: parquet.write_table(arrow.table(columns), new))
+
+
+@contextmanager
+def _blaming(path: Path) -> Any:
+    """Names the file in whatever is wrong with it."""
+    try:
+        yield
+    except AdaNPCError as error:
+        raise type(error)(f"{path} was not read: {error}") from None
+    except OSError as error:
+        raise EmbeddingsError(
+            f"{path} was not read: {error.strerror or error}; check the path and its rights"
+        ) from None
+    except (ValueError, csv.Error) as error:
+        raise EmbeddingsError(f"{path} was not read: {error}; correct it, or write it again") from None
+
+
+def _csv(path: Path) -> dict[str, Sequence[Any]]:
+    csv.field_size_limit(LONGEST_LINE)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = csv.reader(file)
+        header = next(lines, [])
+        columns: list[list[str]] = [[] for _ in header]
+        for line in lines:
+            if len(line) != len(header):
+                raise EmbeddingsError(f"line {lines.line_num} has {len(line)} values for {len(header)} columns")
+            for column, value in zip(columns, line, strict=True):
+                column.append(value)
+    if len(set(header)) != len(header):
+        raise EmbeddingsError("two of its columns have the same name")
+    return dict(zip(header, columns, strict=True))
+
+
+def _parquet(path: Path) -> dict[str, Sequence[Any]]:
+    parquet = require.library("pyarrow.parquet", PURPOSE)
+    try:
+        table = parquet.read_table(path)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file raises whatever it makes the reader run into
+        raise EmbeddingsError(" ".join(str(error).split())[:200]) from None
+    return {name: table.column(name).to_pylist() for name in table.column_names}
+
+
+def _array(path: Path) -> Any:
+    """The array in a .npy file, which must be as long as its header says: no more is allocated."""
+    with path.open("rb") as file:
+        version = numpy.lib.format.read_magic(file)
+        read_header = numpy.lib.format.read_array_header_1_0
+        if version != (1, 0):
+            read_header = numpy.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+        if dtype.hasobject:
+            raise EmbeddingsError("it holds objects of Python, and these are not read")
+        size = int(numpy.prod(shape, dtype=object)) * dtype.itemsize
+        there = os.fstat(file.fileno()).st_size - file.tell()
+        if size != there:
+            raise EmbeddingsError(f"its header announces {size} bytes, and there are {there}")
+        file.seek(0)
+        return numpy.lib.format.read_array(file, allow_pickle=False)
+
+
+def _of_columns(columns: Mapping[str, Sequence[Any]]) -> Embeddings:
+    if LABEL not in columns:
+        raise EmbeddingsError(f"it needs a column {LABEL!r}; it has {brief(list(columns))}")
+    if not columns[LABEL]:
+        raise EmbeddingsError("it has no rows")
+    if FEATURE in columns:
+        features = columns[FEATURE]
+    else:
+        values = {name: column for name, column in columns.items() if name not in (LABEL, DOMAIN, KEY)}
+        if not values:
+            raise EmbeddingsError("it has no columns of features")
+        features = list(zip(*(_numbers(name, column) for name, column in values.items()), strict=True))
+    return Embeddings(
+        _features(features),
+        _texts(columns[LABEL]),
+        _whole_numbers(DOMAIN, columns.get(DOMAIN)),
+        _whole_numbers(KEY, columns.get(KEY)),
+    )
+
+
+def _features(values: Any) -> Tensor:
+    try:
+        array = numpy.asarray(values, dtype=numpy.float32)
+    except (TypeError, ValueError):
+        raise EmbeddingsError("its features must be numbers, and as many in each row") from None
+    if array.ndim != 2:
+        raise EmbeddingsError(f"its features must have shape (n, D), got {array.shape}")
+    return torch.from_numpy(array.copy())
+
+
+def _numbers(name: str, column: Sequence[Any]) -> list[float]:
+    try:
+        return [float(value) for value in column]
+    except (TypeError, ValueError):
+        raise EmbeddingsError(
+            f"its column {name!r} must hold numbers, as all but {LABEL}, {DOMAIN} and {KEY}"
+        ) from None
+
+
+def _whole_numbers(name: str, column: Sequence[Any] | None) -> Tensor | None:
+    if column is None:
+        return None
+    try:
+        return torch.tensor([int(value) for value in column], dtype=torch.int64)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise EmbeddingsError(f"its column {name!r} must hold whole numbers") from None
+
+
+def _texts(values: Sequence[Any]) -> list[str]:
+    return [str(value) for value in values]
+
+
+def _check(made: Embeddings) -> None:
+    if len(made.labels) != len(made.features):
+        raise EmbeddingsError(f"there are {len(made.labels)} labels for {len(made.features)} rows")
+    for label in made.labels:
+        if label in ("", "None", "nan"):
+            raise EmbeddingsError("a row has no label")

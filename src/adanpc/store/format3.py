@@ -1,0 +1,61 @@
+"""Files of format 3, the first of the preset "safe": how they are checked, and what they mean today."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from adanpc.core.estimate import UNKNOWN, Alarm
+from adanpc.core.guard import HEAD
+from adanpc.index.grid import Columns
+from adanpc.store import check
+from adanpc.store.check import FIELDS, ContentsError
+
+SAFE = {name: FIELDS["safe"][name] for name in ("stream", "guard", "balance")}
+VECTORS = ("transform.directions", "transform.damped", "transform.span")
+SHORTER = HEAD - 4  # numbers that a stream had less; the last of them is the most that its alarm ever had
+
+
+def check_document(document: dict[str, Any]) -> None:
+    """Passes a document of format 3 that has all its fields and no other, each of its type and range."""
+    if not isinstance(document.get("safe"), dict):
+        raise ContentsError("its settings are not those of format 3")
+    check.check_fields("safe", document["safe"], SAFE)
+    check.check_document(upgraded_document(document))
+
+
+def upgraded_document(document: dict[str, Any]) -> dict[str, Any]:
+    """The document of format 4 that means the same: every query joined."""
+    safe = {"transform": True, "screen": False, **document["safe"]}
+    return {**document, "version": check.VERSION, "safe": safe}
+
+
+def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[int]]]) -> dict[str, list[int]]:
+    """The shapes of what a file should hold beside its rows."""
+    due = check.beside_rows(document, found)
+    for name in check.TRANSFORM_PARTS:
+        if name not in VECTORS:
+            due.pop(name, None)
+    if check.STREAM in due:
+        due[check.STREAM] = [due[check.STREAM][0] - SHORTER]
+    return due
+
+
+def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any], Columns]:
+    """The document and the columns of format 4 that mean the same: nothing amplified, nothing foreign."""
+    columns = dict(tensors)
+    if check.ORIGIN in columns:
+        nothing = torch.zeros(0, document["bank"]["dim"], dtype=torch.float64)
+        columns["transform.telling"] = nothing
+        columns["transform.amplified"] = nothing.clone()
+        columns[check.FOREIGN] = torch.zeros(0, dtype=torch.float64)
+        columns[check.CALIBRATION] = torch.tensor(UNKNOWN, dtype=torch.float64)
+    if check.STREAM in columns:
+        stream = columns[check.STREAM]
+        head = HEAD - SHORTER
+        added = stream.new_zeros(SHORTER)
+        added[-1] = Alarm().peak
+        columns[check.STREAM] = torch.cat([stream[:head], added, stream[head:]])
+    return upgraded_document(document), columns

@@ -1,0 +1,291 @@
+"""The frozen vote as an ONNX model: features in, the answers of a bank that no longer learns out.
+
+The model computes what the bank computes, step by step: features at length one on the grid of 2**-24, exact products
+in float64, the k largest with ties to the lowest id, and the vote. So the runtime finds the same rows, and its
+probabilities differ at most by the rounding of an exponential.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from adanpc import require
+from adanpc.core import AdaNPC, Contents, Origin
+from adanpc.core.centering import BOUND, Centering
+from adanpc.core.contents import Pool
+from adanpc.core.safe import SOURCE_ROWS, SOURCE_TEMPERATURE
+from adanpc.core.table import ACTIVE
+from adanpc.core.transform import Transform
+from adanpc.core.vote import FLOOR, PER_CLASS
+from adanpc.errors import EmptyBankError
+from adanpc.files import replace
+from adanpc.index.grid import GRID
+from adanpc.store.check import BankFileError
+
+OPSET = 18
+IR_VERSION = 10  # which older runtimes read, too
+MOST_BYTES = 2**31 - 2**20  # an ONNX file is one message of protobuf, which ends here
+DOUBLE, SINGLE, WHOLE = 11, 1, 7  # ONNX's numbers of types
+
+
+class Graph:
+    """Nodes that are added one after another, each with one output, which is known by its name."""
+
+    def __init__(self) -> None:
+        self.helper = require.library("onnx.helper", "a model in ONNX")
+        self._from_array = require.library("onnx.numpy_helper", "a model in ONNX").from_array
+        self.nodes: list[Any] = []
+        self.initializers: list[Any] = []
+
+    def constant(self, value: Any, dtype: Any = numpy.float64) -> str:
+        """Numbers that are part of the model."""
+        name = f"c{len(self.initializers)}"
+        self.initializers.append(self._from_array(numpy.asarray(value, dtype), name))
+        return name
+
+    def add(self, kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """A node of a kind, and the name of its output."""
+        return self.several(kind, *inputs, outputs=[output or f"n{len(self.nodes)}"], **attributes)[0]
+
+    def several(self, kind: str, *inputs: str, outputs: Sequence[str], **attributes: Any) -> Sequence[str]:
+        """A node with several outputs."""
+        self.nodes.append(self.helper.make_node(kind, list(inputs), list(outputs), **attributes))
+        return outputs
+
+    def cast(self, value: str, to: int, output: str = "") -> str:
+        """A value in another type."""
+        return self.add("Cast", value, to=to, output=output)
+
+    def total(self, value: str, axis: int, kind: str = "ReduceSum", *, keep: bool = False) -> str:
+        """The sum along an axis, or the largest or smallest."""
+        return self.add(kind, value, self.constant([axis], numpy.int64), keepdims=int(keep))
+
+
+def write_onnx(classifier: AdaNPC, path: Path) -> None:
+    """Writes the vote of the rows that a classifier holds now as a model that never learns.
+
+    With the preset "paper", it answers what ``predict`` answers; with "safe", what ``Prediction.frozen`` holds: the
+    vote of the source rows. Inputs: ``features`` (B, D) float32. Outputs: ``probs`` (B, C) float32, ``labels`` (B,) and
+    ``neighbors`` (B, K), the ids of the rows that voted, int64.
+    """
+    contents = classifier.bank.contents
+    size = 4 * len(contents) * (contents.settings.dim + contents.settings.soft * contents.settings.classes)
+    if size > MOST_BYTES:
+        raise BankFileError(
+            f"{path} was not saved: an ONNX file holds less than 2 GiB, and the rows have {size:,} bytes"
+        )
+    graph = Graph()
+    settings = classifier.settings
+    features = graph.cast("features", DOUBLE)
+    if classifier.preset == "safe":
+        queries = _moved_to_origin(graph, features, contents.statistics.transform, plain=not settings.transform)
+        pools: list[Pool] = [Pool(SOURCE_ROWS, source=True)]
+        rule, temperature = "classwise", SOURCE_TEMPERATURE
+    else:
+        queries = _centered(graph, features, contents, settings.centering)
+        pools = settings.pools
+        rule, temperature = settings.rule, settings.temperature
+    voters = [_voters(contents, pool) for pool in pools]
+    similarity, places = _nearest(graph, queries, pools, voters)
+    labels = _of_voters(graph, voters, "label", places)
+    graph.add("Identity", _of_voters(graph, voters, "id", places), output="neighbors")
+    classes = contents.settings.classes
+    members = _members(graph, labels, classes)
+    if contents.settings.soft and rule != "classwise":  # which goes by labels alone
+        members = graph.cast(_of_voters(graph, voters, "soft", places), DOUBLE)
+    probs = _vote(graph, rule, similarity, members, temperature, classes)
+    graph.cast(probs, SINGLE, output="probs")
+    graph.add("ArgMax", "probs", axis=1, keepdims=0, output="labels")
+    _write(graph, contents, path)
+
+
+def _unit(graph: Graph, features: str) -> str:
+    """``index.unit``, in float64."""
+    largest = graph.total(graph.add("Abs", features), 1, "ReduceMax", keep=True)
+    scaled = graph.add("Div", features, graph.add("Max", largest, graph.constant(1e-300)))
+    whole = graph.cast(graph.add("Round", graph.add("Mul", scaled, graph.constant(2.0**20))), WHOLE)
+    squares = graph.total(graph.add("Mul", whole, whole), 1, keep=True)
+    length = graph.add("Max", graph.add("Sqrt", graph.cast(squares, DOUBLE)), graph.constant(1.0))
+    return _snap(graph, graph.add("Mul", scaled, graph.add("Div", graph.constant(2.0**20), length)))
+
+
+def _snap(graph: Graph, values: str) -> str:
+    """The nearest multiples of 2**-24."""
+    return graph.add("Div", graph.add("Round", graph.add("Mul", values, graph.constant(GRID))), graph.constant(GRID))
+
+
+def _as_single(graph: Graph, values: str) -> str:
+    """Numbers as float32 would hold them, in float64."""
+    return graph.cast(graph.cast(values, SINGLE), DOUBLE)
+
+
+def _directed(graph: Graph, moved: str, instead: str) -> str:
+    """Moved features at length one; one that was moved to the origin keeps the direction that it had."""
+    moved = _as_single(graph, moved)
+    size = graph.total(graph.add("Abs", moved), 1, "ReduceMax", keep=True)
+    nowhere = graph.add("Equal", size, graph.constant(0.0))
+    return _unit(graph, graph.add("Where", nowhere, instead, moved))
+
+
+def _centered(graph: Graph, features: str, contents: Contents, centering: Centering) -> str:
+    """Queries as ``Centering.queries`` gives them when each comes next, at length one."""
+    statistics = contents.statistics
+    mean = statistics.source_mean
+    if centering.mode == "none" or mean is None:
+        return _unit(graph, features)
+    if centering.unit_features:
+        features = _unit(graph, features)
+    if centering.mode == "source":
+        means = graph.constant(mean.cpu())
+    else:
+        total = statistics.stream_total
+        if total is None:
+            total = torch.zeros_like(mean)
+        totals = graph.add("Add", graph.constant(total.cpu()), features)
+        known = graph.constant((centering.prior * mean).cpu())
+        count = graph.constant(float(statistics.stream_count + 1 + centering.prior))
+        means = graph.add("Div", graph.add("Add", totals, known), count)
+    less = graph.add("Clip", graph.add("Sub", features, means), graph.constant(-BOUND), graph.constant(BOUND))
+    return _directed(graph, less, features)
+
+
+def _moved_to_origin(graph: Graph, features: str, transform: Transform | None, *, plain: bool) -> str:
+    """Queries of the preset "safe" where they are if nothing is known of the stream, at length one."""
+    if transform is None:
+        raise EmptyBankError("no row of the bank may vote: learn source rows first")
+    if not plain:
+        features = graph.add("Mul", graph.add("Sign", features), graph.add("Sqrt", graph.add("Abs", features)))
+    rooted = _unit(graph, features)
+    along = _snap(graph, graph.add("MatMul", rooted, graph.constant(transform.directions.T.cpu())))
+    taken = _snap(graph, graph.add("MatMul", along, graph.constant(transform.damped.cpu())))
+    damped = graph.add("Sub", rooted, taken)
+    telling = _snap(graph, graph.add("MatMul", damped, graph.constant(transform.telling.T.cpu())))
+    added = _snap(graph, graph.add("MatMul", telling, graph.constant(transform.amplified.cpu())))
+    transformed = graph.add("Add", damped, added)
+    moved = graph.add("Sub", transformed, graph.constant(transform.origin.cpu()))
+    return _directed(graph, moved, _as_single(graph, transformed))
+
+
+def _voters(contents: Contents, pool: Pool) -> dict[str, Tensor]:
+    """The rows of a pool that may vote, in the order of ids: the table of them, and their features."""
+    slots = contents.held_slots()
+    table = contents.table_of(slots)
+    voting = table["state"] == ACTIVE
+    if pool.source is not None:
+        voting &= (table["origin"] == int(Origin.SOURCE)) == pool.source
+    found = {name: column[voting].cpu() for name, column in table.items() if name in ("id", "label", "soft")}
+    if not len(found["id"]):
+        raise EmptyBankError("no row of the bank may vote: append source rows first, or restore vetoed ones")
+    found["feature"] = contents.index.rows(slots[voting]).cpu()
+    return found
+
+
+def _of_voters(graph: Graph, voters: Sequence[dict[str, Tensor]], column: str, places: str) -> str:
+    """What a column says of the rows at these places (B, K) among the voters of all pools."""
+    values = torch.cat([pool[column] for pool in voters])
+    return graph.add("Gather", graph.constant(values, values.numpy().dtype), places, axis=0)
+
+
+def _nearest(graph: Graph, queries: str, pools: Sequence[Pool], voters: Sequence[dict[str, Tensor]]) -> tuple[str, str]:
+    """The similarities (B, K) of the rows that vote, the largest first, and their places among all voters."""
+    similarities = []
+    places = []
+    before = 0
+    for pool, table in zip(pools, voters, strict=True):
+        count = len(table["id"])
+        rows = graph.cast(graph.constant(table["feature"].T, numpy.float32), DOUBLE)
+        similarity, place = _largest(graph, graph.add("MatMul", queries, rows), min(pool.k, count))
+        similarities.append(similarity)
+        places.append(graph.add("Add", place, graph.constant(before, numpy.int64)))
+        before += count
+    if len(pools) == 1:
+        return similarities[0], places[0]
+    both = graph.add("Concat", *similarities, axis=1)
+    width = sum(min(pool.k, len(table["id"])) for pool, table in zip(pools, voters, strict=True))
+    similarity, order = _largest(graph, both, width)
+    return similarity, graph.add("GatherElements", graph.add("Concat", *places, axis=1), order, axis=1)
+
+
+def _largest(graph: Graph, values: str, count: int) -> tuple[str, str]:
+    """The largest values of each query, and their places; of equal ones, those at lower places come first."""
+    outputs = [f"largest{len(graph.nodes)}", f"place{len(graph.nodes)}"]
+    graph.several("TopK", values, graph.constant([count], numpy.int64), outputs=outputs, axis=1, largest=1, sorted=1)
+    return outputs[0], outputs[1]
+
+
+def _members(graph: Graph, labels: str, classes: int) -> str:
+    """Whether each neighbor is of each class, (B, K, C), as numbers."""
+    column = graph.add("Unsqueeze", labels, graph.constant([2], numpy.int64))
+    return graph.cast(graph.add("Equal", column, graph.constant(numpy.arange(classes), numpy.int64)), DOUBLE)
+
+
+def _vote(graph: Graph, rule: str, similarity: str, members: str, temperature: float, classes: int) -> str:
+    """``core.vote`` for neighbors that are all there: probabilities (B, C)."""
+    if rule == "classwise":
+        return _classwise(graph, similarity, members, temperature)
+    if rule == "paper":
+        return graph.add("Softmax", _tally(graph, similarity, members), axis=1)
+    if rule == "uniform":
+        ones = graph.add("Add", graph.add("Mul", similarity, graph.constant(0.0)), graph.constant(1.0))
+        weights = graph.add("Div", ones, graph.total(ones, 1, keep=True))
+    else:
+        weights = graph.add("Softmax", graph.add("Div", similarity, graph.constant(temperature)), axis=1)
+    probs = _tally(graph, weights, members)
+    if rule == "published":
+        probs = graph.add("Add", probs, graph.constant(FLOOR))
+        probs = graph.add("Div", probs, graph.constant(1 + classes * FLOOR))
+    return probs
+
+
+def _tally(graph: Graph, votes: str, members: str) -> str:
+    """The sum of votes (B, K) for each class, (B, C)."""
+    column = graph.add("Unsqueeze", votes, graph.constant([2], numpy.int64))
+    return graph.total(graph.add("Mul", column, members), 1)
+
+
+def _classwise(graph: Graph, similarity: str, members: str, temperature: float) -> str:
+    """The rule "classwise" for neighbors of which the more similar come first."""
+    # As many of the class as there are up to here: a neighbor counts if it is among the first of its class.
+    so_far = graph.add("CumSum", members, graph.constant(1, numpy.int64))
+    among_first = graph.cast(graph.add("LessOrEqual", so_far, graph.constant(float(PER_CLASS))), DOUBLE)
+    counted = graph.add("Mul", members, among_first)
+    sums = _tally(graph, similarity, counted)
+    missing = graph.add("Sub", graph.constant(float(PER_CLASS)), graph.total(counted, 1))
+    farthest = graph.total(similarity, 1, "ReduceMin", keep=True)
+    known = graph.add("Add", sums, graph.add("Mul", missing, farthest))
+    evidence = graph.add("Div", known, graph.constant(float(PER_CLASS)))
+    return graph.add("Softmax", graph.add("Div", evidence, graph.constant(temperature)), axis=1)
+
+
+def _write(graph: Graph, contents: Contents, path: Path) -> None:
+    helper = graph.helper
+    settings = contents.settings
+    model = helper.make_model(
+        helper.make_graph(
+            graph.nodes,
+            "frozen vote",
+            [helper.make_tensor_value_info("features", SINGLE, ["B", settings.dim])],
+            [
+                helper.make_tensor_value_info("probs", SINGLE, ["B", settings.classes]),
+                helper.make_tensor_value_info("labels", WHOLE, ["B"]),
+                helper.make_tensor_value_info("neighbors", WHOLE, ["B", "K"]),
+            ],
+            graph.initializers,
+        ),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="adanpc",
+    )
+    helper.set_model_props(model, {"classes": "\n".join(settings.names)})
+    data = model.SerializeToString()
+    replace(path, lambda new: _write_bytes(new, data))
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    path.write_bytes(data)

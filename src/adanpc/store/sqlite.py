@@ -1,0 +1,597 @@
+"""SqliteLog: a folder with the changes in an SQLite database and snapshots as bank files. docs/store.md has the format.
+
+SQLite in WAL mode with synchronous=FULL has a transaction on the disk when it is committed, and ignores one that a
+crash cut off. What it does not notice is damage to what it has written, so every entry has a seal: a hash of the change
+and of the seal before. An entry that is altered, missing or in another's place breaks the chain.
+
+A file beside the database, the head, says how far the log has come. It is written after every commit and not synced, so
+it never claims more than is there, but a commit that is lost later, by a flipped bit in the WAL, say, is missed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from threading import RLock
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from adanpc import require
+from adanpc.core import AdaNPC, Change, State
+from adanpc.core.codec import decode, encode
+from adanpc.core.contents import digest_of
+from adanpc.errors import ChangeError
+from adanpc.files import held, open_no_link, sync_folder, temporary_sibling
+from adanpc.store.check import BankFileError
+from adanpc.store.file import Location, read, write_state
+from adanpc.store.log import Answered, BankInUseError, LogError, LogWriteError
+
+DATABASE = "log.sqlite"
+HEAD = "head"
+LOCK = "lock"
+SNAPSHOTS = "snapshots"
+APPLICATION = 0x41444E50  # "ADNP", in the header of the database
+VERSION = 1  # of the format, in the same header
+SCHEMA = (
+    "CREATE TABLE start (position INTEGER NOT NULL, seal BLOB NOT NULL)",
+    "CREATE TABLE entry (position INTEGER PRIMARY KEY, change BLOB NOT NULL, seal BLOB NOT NULL)",
+    "CREATE TABLE answer (number INTEGER PRIMARY KEY, request BLOB UNIQUE, answer BLOB NOT NULL, seal BLOB NOT NULL)",
+)
+MOST_ANSWERS = 10_000  # that are kept for requests that are sent again
+MOST_ANSWER_BYTES = 64 * 2**20
+KEPT_SNAPSHOTS = 2  # beside the oldest, so that one that is damaged later costs nothing
+ENTRIES_AT_ONCE = 64  # that are read from the database before they are given away
+UNCERTAIN = ("SQLITE_IOERR_FSYNC", "SQLITE_IOERR_DIR_FSYNC")  # after these nobody knows what is on the disk
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # the latter if a message of SQLite's quotes damaged bytes
+ADVICE = "take a copy from a backup, or create another bank from one of its snapshots"
+NAME = re.compile(r"(\d{18})-([0-9a-f]{16})\.safetensors")
+LEFT = re.compile(rf"\.{NAME.pattern}\.\d+-[0-9a-f]{{16}}\.tmp")  # folders of writers that were killed, see ``files``
+HEAD_LINE = re.compile(rb"(\d{18}) ([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9a-f]{16})\n")
+HEAD_READS = 3  # another process may be about to write it
+NOT_CLOSED = "0" * 64  # in place of the hash of the database in a head
+
+
+class Head(NamedTuple):
+    """How far the log has come, and a hash of the database if it was closed then."""
+
+    position: int
+    seal: bytes
+    closed: str = NOT_CLOSED
+
+    @classmethod
+    def of(cls, line: bytes) -> Head | None:
+        """The head that a line says, or None if it is not as ``line`` writes it."""
+        found = HEAD_LINE.fullmatch(line)
+        if found is None:
+            return None
+        head = cls(int(found[1]), bytes.fromhex(found[2].decode()), found[3].decode())
+        return head if head.line() == line else None
+
+    def line(self) -> bytes:
+        """The head as it is written: always of the same length."""
+        text = f"{self.position:018d} {self.seal.hex()} {self.closed}"
+        return f"{text} {_short_hash(text.encode())}\n".encode()
+
+
+class KeptAnswers:
+    """The sizes of the answers that are kept, by number, the oldest first: the newest, within a number and a size."""
+
+    def __init__(self, sizes: Iterable[tuple[int, int]]) -> None:
+        self._sizes = dict(sizes)
+        self._bytes = sum(self._sizes.values())
+        self._last = max(self._sizes, default=0)
+
+    def next_numbers(self, count: int) -> range:
+        """The numbers of so many answers that are added."""
+        return range(self._last + 1, self._last + 1 + count)
+
+    def leaving(self, added: Mapping[int, int]) -> list[int]:
+        """The numbers of the oldest answers, which are beyond the bounds once others of these sizes were added."""
+        count = len(self._sizes) + len(added)
+        size = self._bytes + sum(added.values())
+        numbers = []
+        for number, bytes_of_it in chain(self._sizes.items(), added.items()):
+            if count <= MOST_ANSWERS and size <= MOST_ANSWER_BYTES:
+                break
+            numbers.append(number)
+            count -= 1
+            size -= bytes_of_it
+        return numbers
+
+    def note(self, added: Mapping[int, int], left: Iterable[int]) -> None:
+        """Counts answers that were added, and no longer those that left."""
+        self._sizes |= added
+        self._bytes += sum(added.values())
+        self._last = max(added, default=self._last)
+        for number in left:
+            self._bytes -= self._sizes.pop(number)
+
+
+class SqliteLog:
+    """The log in a folder; see ``Log``.
+
+    Args:
+        folder: that ``create`` made.
+        read_only: takes no lock, so that it can be read while another process writes, or on a disk that cannot be
+            written to.
+    """
+
+    def __init__(self, folder: Location, *, read_only: bool = False) -> None:
+        self.folder = Path(folder)
+        self.read_only = read_only
+        self.notices: list[str] = []
+        self._lock = RLock()
+        self._failure = ""
+        if not (self.folder / DATABASE).is_file():
+            raise LogError(f"{self.folder} is not a durable bank: it has no {DATABASE}; create one there first")
+        for name in (DATABASE, SNAPSHOTS):
+            _refuse_link(self.folder / name)
+        with ExitStack() as resources:
+            if not read_only:
+                self._hold(resources)
+            with self._one_sentence():
+                self._open(resources)
+            self._resources = resources.pop_all()
+
+    @classmethod
+    def create(cls, folder: Location, state: State, recipe: dict[str, str]) -> SqliteLog:
+        """A new log that begins with a classifier of this state; the folder must not exist, or be empty.
+
+        It is made aside and put in place at once, so that a crash leaves no half of it.
+        """
+        target = Path(os.path.abspath(folder))
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise LogWriteError(f"{target} was not created: something is there already; give the path of a new folder")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with temporary_sibling(target) as folder_aside:
+                _fill(folder_aside, state, recipe)
+                os.replace(folder_aside, target)
+            sync_folder(target.parent)
+        except (OSError, sqlite3.Error) as error:
+            raise LogWriteError(f"{target} was not created: {_cause(error)}; check the path and the disk") from error
+        return cls(target)
+
+    # What it holds
+
+    @property
+    def start(self) -> int:
+        """See ``Log.start``."""
+        return self._start[0]
+
+    @property
+    def position(self) -> int:
+        """See ``Log.position``."""
+        return self._end[0]
+
+    # Opening
+
+    def _hold(self, resources: ExitStack) -> None:
+        try:
+            alone = resources.enter_context(held(self.folder / LOCK, wait=False))
+        except OSError as error:
+            raise LogWriteError(
+                f"{self.folder} cannot be written to: {_cause(error)}; open it read-only, or check its rights and disk"
+            ) from error
+        if not alone:
+            raise BankInUseError(
+                f"{self.folder} is in use: a bank has one writer at a time; stop the other one, or ask it instead"
+            )
+
+    def _open(self, resources: ExitStack) -> None:
+        if not self.read_only:
+            self._sweep()
+        claimed = self._read_head()
+        if claimed is not None:
+            self._compare_with(claimed)
+        # Looked at before the end of the log is: a process that writes may take another snapshot at any time.
+        newest = max((int(name[:18]) for name in self._names()), default=0)
+        self._connection = resources.enter_context(closing(self._connected()))
+        _check_format(self._connection)
+        self._start = self._only_row("SELECT position, seal FROM start")
+        last = self._connection.execute("SELECT position, seal FROM entry ORDER BY position DESC LIMIT 1").fetchall()
+        self._end = (last[0][0], _bytes(last[0][1])) if last else self._start
+        self._check_ends(claimed, newest)
+        query = "SELECT number, length(answer) FROM answer ORDER BY number"
+        sizes = [(number, int(size or 0)) for number, size in self._connection.execute(query)]
+        self._kept = KeptAnswers(sizes)
+        if not self.read_only:
+            self._remove_older(self.start)  # which a crash in the midst of compacting left
+            number = open_no_link(self.folder / HEAD)
+            resources.callback(os.close, number)
+            self._head_file = number
+            self._write_head()
+            os.fsync(number)  # from here on the database may differ from what the head said of it
+
+    def _connected(self) -> sqlite3.Connection:
+        """A connection with which nothing is lost, and nothing but our own statements is executed."""
+        path = self.folder / DATABASE
+        connection = connect(path, "ro" if self.read_only else "rw")
+        try:
+            for setting in ("trusted_schema=OFF", "cell_size_check=ON", "synchronous=FULL"):
+                connection.execute(f"PRAGMA {setting}").fetchall()
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        except sqlite3.OperationalError:
+            connection.close()
+            waiting = path.with_name(DATABASE + "-wal")
+            if not self.read_only or (waiting.exists() and waiting.stat().st_size):
+                raise
+            # A disk on which no index of the WAL can be made; there is no WAL either, so the file alone is the log.
+            return connect(path, "ro&immutable=1")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _read_head(self) -> Head | None:
+        """What the head says; nothing if there is none, or if it is damaged."""
+        path = self.folder / HEAD
+        if path.is_symlink() or not path.is_file():
+            return None
+        for _ in range(HEAD_READS):
+            head = Head.of(path.read_bytes())
+            if head is not None:
+                return head
+        self.notices.append(f"{path} was damaged, and is written anew")
+        return None
+
+    def _compare_with(self, claimed: Head) -> None:
+        """Notes that the database was altered since it was closed."""
+        if claimed.closed == NOT_CLOSED or claimed.closed == _hash_of(self.folder / DATABASE):
+            return
+        if self._read_head() == claimed:  # nobody has opened it for writing meanwhile
+            self.notices.append(f"{self.folder / DATABASE} is not as it was closed: verify the bank")
+
+    def _check_ends(self, claimed: Head | None, newest: int) -> None:
+        """Refuses a log that has lost what was acknowledged, as its head or its newest snapshot knows."""
+        position = self.position
+        if claimed is not None and claimed.position < self.start:
+            claimed = None  # a loss of power brought it back from before the log was compacted; it says nothing
+        if claimed is not None and self._seal_at(self._connection, claimed.position) != claimed.seal:
+            raise LogError(
+                f"{self.folder} has lost changes: its log ends at {position} and came to {claimed.position}; "
+                f"{ADVICE}, or delete {self.folder / HEAD} to go on without them"
+            )
+        if newest > position:
+            raise LogError(
+                f"{self.folder} has lost changes: its log ends at {position}, and there is a snapshot of {newest}; "
+                f"{ADVICE}, or delete that snapshot to go on without them"
+            )
+
+    def _sweep(self) -> None:
+        """Removes what killed writers left among the snapshots; there is no other writer now."""
+        folder = self.folder / SNAPSHOTS
+        for path in folder.iterdir():
+            if LEFT.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+
+    # Changes
+
+    def append(self, change: Change | None, answers: Sequence[Answered] = ()) -> int:
+        """See ``Log.append``."""
+        with self._lock:
+            self._check_writable()
+            end = self._end
+            numbers = self._kept.next_numbers(len(answers))
+            added = {number: len(answered.answer) for number, answered in zip(numbers, answers, strict=True)}
+            leaving = self._kept.leaving(added)
+            with self._transaction():
+                if change is not None:
+                    data = encode(change)
+                    position = end[0] + 1
+                    end = (position, _next_seal(end[1], position, data))
+                    self._connection.execute("INSERT INTO entry VALUES (?, ?, ?)", (position, data, end[1]))
+                for number, answered in zip(numbers, answers, strict=True):
+                    self._insert(number, answered)
+                for number in leaving:
+                    self._connection.execute("DELETE FROM answer WHERE number = ?", (number,))
+            self._end = end
+            self._kept.note(added, leaving)
+            self._write_head()
+            return end[0]
+
+    def read(self, after: int) -> Iterator[Change]:
+        """See ``Log.read``."""
+        for position, data in self.entries(after):
+            try:
+                change = decode(data)
+            except ChangeError as error:
+                raise LogError(f"{self.folder} has an entry that cannot be read, {position}: {error}") from None
+            yield change
+
+    def entries(self, after: int) -> Iterator[tuple[int, bytes]]:
+        """The position and the bytes of each change behind a position, once its seal has been checked."""
+        start, end = self.start, self.position
+        if not start <= after <= end:
+            raise LogError(f"{self.folder} holds changes from {start} to {end}, so none can be read from {after} on")
+        with self._one_sentence(), closing(self._connected()) as connection:
+            seal = self._seal_at(connection, after)
+            while after < end:
+                page = connection.execute(
+                    "SELECT position, change, seal FROM entry WHERE position > ? AND position <= ? ORDER BY position "
+                    "LIMIT ?",
+                    (after, end, ENTRIES_AT_ONCE),
+                ).fetchall()
+                if not page:
+                    raise self._damaged(after + 1, "is missing")
+                for position, data, stated in page:
+                    if position != after + 1:
+                        raise self._damaged(after + 1, "is missing")
+                    seal = _next_seal(seal, position, _bytes(data))
+                    if seal != stated:
+                        raise self._damaged(position, "does not have the seal that it states")
+                    after = position
+                    yield position, data
+
+    def _damaged(self, position: int, what: str) -> LogError:
+        return LogError(f"{self.folder} is damaged: the entry at position {position} {what}; {ADVICE}")
+
+    def _seal_at(self, connection: sqlite3.Connection, position: int) -> bytes:
+        """The seal that an entry states, or nothing if there is none."""
+        if position == self.start:
+            return self._start[1]
+        found = connection.execute("SELECT seal FROM entry WHERE position = ?", (position,)).fetchall()
+        return _bytes(found[0][0]) if found else b""
+
+    # Answers
+
+    def answer(self, request: str) -> bytes | None:
+        """See ``Log.answer``."""
+        key = _key(request)
+        with self._lock, self._one_sentence():
+            found = self._connection.execute("SELECT answer, seal FROM answer WHERE request = ?", (key,)).fetchall()
+        if not found:
+            return None
+        answer, seal = found[0]
+        if _seal_of_answer(key, _bytes(answer)) != seal:
+            raise LogError(f"{self.folder} is damaged: its answer to the request {request!r} does not have its seal")
+        return _bytes(answer)
+
+    def _insert(self, number: int, answered: Answered) -> None:
+        key = _key(answered.request)
+        row = (number, key, answered.answer, _seal_of_answer(key, answered.answer))
+        self._connection.execute("INSERT INTO answer VALUES (?, ?, ?, ?)", row)
+
+    # Snapshots
+
+    def snapshot(self, state: State, recipe: dict[str, str]) -> None:
+        """See ``Log.snapshot``."""
+        position = require.whole("position", state["document"]["position"], least=self.start, most=self.position)
+        self._check_writable()
+        with self._one_sentence(), closing(self._connected()) as connection:
+            name = _snapshot_name(position, self._seal_at(connection, position))
+        write_state(state, recipe, self.folder / SNAPSHOTS / name)
+        oldest_first = self.snapshots()[::-1]
+        self._remove(oldest_first[1:-KEPT_SNAPSHOTS])
+
+    def snapshots(self) -> list[int]:
+        """See ``Log.snapshots``."""
+        found = [int(name[:18]) for name in self._names()]
+        return sorted((position for position in found if position >= self.start), reverse=True)
+
+    def load(self, position: int) -> tuple[AdaNPC, dict[str, str]]:
+        """See ``Log.load``."""
+        with self._one_sentence(), closing(self._connected()) as connection:
+            name = _snapshot_name(position, self._seal_at(connection, position))
+        path = self.folder / SNAPSHOTS / name
+        if name not in self._names():
+            raise LogError(f"{path} is not there: the snapshot of {position} is missing, or of another log")
+        classifier, recipe = read(path)
+        if classifier.position != position:
+            raise BankFileError(f"{path} was not loaded: it is a snapshot of {classifier.position}; {ADVICE}")
+        return classifier, recipe
+
+    def compact(self, keep: int) -> None:
+        """See ``Log.compact``."""
+        keep = require.whole("keep", keep, least=1)
+        with self._lock:
+            self._check_writable()
+            kept = self.snapshots()[:keep]
+            for position in kept:
+                self.load(position)  # what follows is for good, so it rests on nothing that cannot be read
+            oldest = kept[-1]
+            start = (oldest, self._seal_at(self._connection, oldest))
+            with self._transaction():
+                self._connection.execute("UPDATE start SET position = ?, seal = ?", start)
+                self._connection.execute("DELETE FROM entry WHERE position <= ?", (oldest,))
+            self._start = start
+            self._remove_older(oldest)
+            with self._one_sentence():
+                self._connection.execute("VACUUM")
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _names(self) -> list[str]:
+        """The names of all snapshots, also of those that are too old to be of use."""
+        return [name for name in os.listdir(self.folder / SNAPSHOTS) if NAME.fullmatch(name)]
+
+    def _remove(self, positions: Sequence[int]) -> None:
+        for name in self._names():
+            if int(name[:18]) in positions:
+                (self.folder / SNAPSHOTS / name).unlink(missing_ok=True)
+
+    def _remove_older(self, position: int) -> None:
+        self._remove([int(name[:18]) for name in self._names() if int(name[:18]) < position])
+
+    # Checking and closing
+
+    def flaws(self) -> list[str]:
+        """What is wrong with the database beyond its entries: its pages and the answers that it keeps."""
+        found = []
+        try:
+            for (flaw,) in self._connection.execute("PRAGMA integrity_check"):
+                if flaw != "ok":
+                    found.append(f"{self.folder / DATABASE} is damaged: {flaw}")
+            for key, answer, seal in self._connection.execute("SELECT request, answer, seal FROM answer"):
+                if _seal_of_answer(_bytes(key), _bytes(answer)) != seal:
+                    found.append(f"{self.folder} is damaged: its answer to the request {key!r} does not have its seal")
+        except SQLITE_ERRORS as error:
+            found.append(f"{self.folder / DATABASE} is damaged: {_cause(error)}")
+        return found
+
+    def close(self) -> None:
+        """See ``Log.close``."""
+        with self._lock:
+            if not self.read_only and not self._failure:
+                with suppress(*SQLITE_ERRORS, OSError):  # all is safe already; the next one to open it does the same
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                    self._connection.close()
+                    self._write_head(_hash_of(self.folder / DATABASE))
+            self._failure = f"{self.folder} is closed: open it again"
+            self._resources.close()
+
+    # Inside
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            raise LogWriteError(f"{self.folder} was opened read-only: open it for writing")
+        if self._failure:
+            raise LogWriteError(self._failure)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All that is done inside, on the disk when it ends, or a LogWriteError and nothing of it."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException as error:
+            with suppress(sqlite3.Error):
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+            if isinstance(error, SQLITE_ERRORS):
+                if error_name(error) in UNCERTAIN:
+                    self._failure = f"{self.folder} could not be synced to the disk: check the disk, and open it again"
+                raise LogWriteError(
+                    f"{self.folder} was not written to, and nothing has changed: {_cause(error)}; "
+                    "make room on the disk or check its rights, then try again"
+                ) from error
+            raise
+
+    @contextmanager
+    def _one_sentence(self) -> Iterator[None]:
+        """Turns what SQLite and the system refuse into one LogError."""
+        try:
+            yield
+        except (*SQLITE_ERRORS, OSError) as error:
+            raise LogError(f"{self.folder} cannot be read: {_cause(error)}; {ADVICE}") from error
+
+    def _only_row(self, query: str) -> tuple[int, bytes]:
+        rows = self._connection.execute(query).fetchall()
+        if len(rows) != 1:
+            raise LogError(f"{self.folder} is damaged: its table start has {len(rows)} rows; {ADVICE}")
+        position, seal = rows[0]
+        if not isinstance(position, int) or not isinstance(seal, bytes):
+            raise LogError(f"{self.folder} is damaged: its start is {rows[0]!r}; {ADVICE}")
+        return position, seal
+
+    def _write_head(self, closed: str = NOT_CLOSED) -> None:
+        with suppress(OSError):  # one that is too old misses less, and claims nothing that is not there
+            os.pwrite(self._head_file, Head(self.position, self._end[1], closed).line(), 0)
+
+
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """A connection to a database that exists, for any thread; transactions are begun and ended by statements."""
+    address = f"file:{quote(os.path.abspath(path))}?mode={mode}"
+    return sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+
+
+def _refuse_link(path: Path) -> None:
+    """Refuses what leads out of the folder: whoever planted it would choose what is written to, and swept."""
+    if path.is_symlink():
+        raise LogError(f"{path} is a symbolic link, and is not followed: give the folder that holds the log itself")
+
+
+def error_name(error: BaseException) -> str:
+    """SQLite's own name of what went wrong, such as SQLITE_FULL."""
+    return str(getattr(error, "sqlite_errorname", ""))
+
+
+def _check_format(connection: sqlite3.Connection) -> None:
+    """Refuses a database that is not a log, or one of a newer format."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION:
+        raise LogError(f"{DATABASE} is a database but not a log of adanpc: give the folder of a durable bank")
+    if version > VERSION:
+        raise LogError(
+            f"{DATABASE} was written by a newer adanpc, in log format {version} after {VERSION}: upgrade adanpc"
+        )
+    found = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")]
+    if version < 1 or sorted(found) != sorted(SCHEMA):
+        raise LogError(f"{DATABASE} does not have the tables of log format {VERSION}; {ADVICE}")
+
+
+def _fill(folder: Path, state: State, recipe: dict[str, str]) -> None:
+    """Makes a log in an empty folder, all of it on the disk when it returns."""
+    position = state["document"]["position"]
+    seal = hashlib.sha256(f"adanpc-log {digest_of(state)}".encode()).digest()
+    (folder / SNAPSHOTS).mkdir()
+    write_state(state, recipe, folder / SNAPSHOTS / _snapshot_name(position, seal))
+    (folder / HEAD).write_bytes(Head(position, seal).line())
+    with closing(connect(folder / DATABASE, "rwc")) as connection:
+        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+        connection.execute("PRAGMA synchronous=FULL").fetchall()
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(f"PRAGMA application_id={APPLICATION}")
+        connection.execute(f"PRAGMA user_version={VERSION}")
+        for statement in SCHEMA:
+            connection.execute(statement)
+        connection.execute("INSERT INTO start VALUES (?, ?)", (position, seal))
+        connection.execute("COMMIT")
+    for name in (HEAD, DATABASE):
+        with (folder / name).open("rb+") as file:
+            os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def _snapshot_name(position: int, seal: bytes) -> str:
+    """The name of a snapshot, by which it is known to which log it belongs."""
+    return f"{position:018d}-{seal.hex()[:16]}.safetensors"
+
+
+def _next_seal(before: bytes, position: int, data: bytes) -> bytes:
+    """The seal of an entry that follows one with another seal."""
+    total = hashlib.sha256(before)
+    total.update(position.to_bytes(8, "little"))
+    total.update(data)
+    return total.digest()
+
+
+def _seal_of_answer(key: bytes, answer: bytes) -> bytes:
+    total = hashlib.sha256(len(key).to_bytes(8, "little"))
+    total.update(key)
+    total.update(answer)
+    return total.digest()
+
+
+def _bytes(value: Any) -> bytes:
+    """What a column of bytes holds; nothing, which has no seal, if somebody put another type there."""
+    return value if isinstance(value, bytes) else b""
+
+
+def _key(request: str) -> bytes:
+    """A request's id as bytes; texts of any kind have some."""
+    return request.encode("utf-8", "surrogatepass")
+
+
+def _short_hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _hash_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong, in a few words."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())

@@ -1,0 +1,103 @@
+"""Thumbnails: small pictures of queries, kept beside a durable bank for whoever looks at its rows.
+
+No answer depends on them, so they are not part of the log: they may be lost in a crash, they are forgotten after a
+while, and a damaged file of them is made anew.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from threading import Lock
+
+from adanpc import require
+from adanpc.errors import AdaNPCError
+from adanpc.store.file import Location
+from adanpc.store.sqlite import SQLITE_ERRORS, connect
+
+FILE = "thumbnails.sqlite"
+LARGEST = 2**16  # bytes of one picture
+MOST_BYTES = 100 * 2**20  # of all of them
+MOST_DAYS = 30.0
+TABLE = "CREATE TABLE IF NOT EXISTS picture (row INTEGER PRIMARY KEY, image BLOB NOT NULL, kept REAL NOT NULL)"
+
+
+class Thumbnails:
+    """Pictures by the id of the row that a query became, the newest within a size and an age.
+
+    Args:
+        folder: of the durable bank.
+        most_bytes: of all pictures; the oldest leave.
+        most_days: after which a picture is forgotten.
+    """
+
+    def __init__(self, folder: Location, *, most_bytes: int = MOST_BYTES, most_days: float = MOST_DAYS) -> None:
+        self._most_bytes = require.whole("most_bytes", most_bytes, least=LARGEST)
+        self._most_seconds = 24 * 3600 * require.positive("most_days", most_days)
+        self._path = Path(folder) / FILE
+        self._lock = Lock()
+        try:
+            self._connection = _opened(self._path)
+        except SQLITE_ERRORS:
+            self._path.unlink(missing_ok=True)
+            self._connection = _opened(self._path)
+        self._bytes = self._total()
+
+    def keep(self, row: int, image: bytes) -> None:
+        """Keeps the picture of a row, in whatever format, and forgets those that are too many or too old."""
+        if len(image) > LARGEST:
+            raise AdaNPCError(f"a thumbnail has at most {LARGEST:,} bytes, got {len(image):,}: make it smaller")
+        now = time.time()
+        with self._lock:
+            self._connection.execute("INSERT OR REPLACE INTO picture VALUES (?, ?, ?)", (row, image, now))
+            self._connection.execute("DELETE FROM picture WHERE kept < ?", (now - self._most_seconds,))
+            self._bytes += len(image)
+            if self._bytes > self._most_bytes:
+                self._make_room()
+
+    def find(self, row: int) -> bytes | None:
+        """The picture of a row, if there is one that is not too old."""
+        with self._lock:
+            query = "SELECT image FROM picture WHERE row = ? AND kept >= ?"
+            found = self._connection.execute(query, (row, time.time() - self._most_seconds)).fetchone()
+        return None if found is None else bytes(found[0])
+
+    def forget(self, rows: Iterable[int]) -> None:
+        """Removes the pictures of rows, of such as were deleted."""
+        with self._lock:
+            self._connection.executemany("DELETE FROM picture WHERE row = ?", [(row,) for row in rows])
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._connection.close()
+
+    def _make_room(self) -> None:
+        """Removes the oldest pictures until a tenth of the room is free, so that this is not done for each."""
+        self._bytes = self._total()
+        query = "SELECT row, length(image) FROM picture ORDER BY kept, row"
+        oldest = deque(self._connection.execute(query).fetchall())
+        while self._bytes > 0.9 * self._most_bytes:
+            row, size = oldest.popleft()
+            self._connection.execute("DELETE FROM picture WHERE row = ?", (row,))
+            self._bytes -= size
+
+    def _total(self) -> int:
+        (total,) = self._connection.execute("SELECT coalesce(sum(length(image)), 0) FROM picture").fetchone()
+        return int(total)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    connection = connect(path, "rwc")
+    try:
+        connection.execute("PRAGMA secure_delete=ON").fetchall()  # what is forgotten is overwritten
+        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+        connection.execute("PRAGMA synchronous=NORMAL").fetchall()
+        connection.execute(TABLE)
+        connection.execute("SELECT row, image, kept FROM picture LIMIT 1").fetchall()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
