@@ -1,0 +1,152 @@
+"""``adanpc serve``: a durable bank over HTTP; and ``adanpc token``: who may use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from adanpc.cli.app import app, one_sentence, print_json, printable
+from adanpc.cli.names import ENCODERS, completing
+from adanpc.errors import AdaNPCError
+
+if TYPE_CHECKING:
+    from adanpc.serve.encoding import Encoder
+    from adanpc.store import DurableBank
+
+PORT = 8080
+ROLES = ("predict", "expert", "admin")  # those of adanpc.serve.tokens, which takes long to import
+
+token = typer.Typer(no_args_is_help=True, help="Decide who may use a service, by tokens.")
+app.add_typer(token, name="token")
+
+TokenFile = Annotated[Path, typer.Argument(help="A file of tokens; it holds their hashes.")]
+TokenName = Annotated[str, typer.Argument(help="Whose token it is; changes are signed with this name.")]
+
+
+@app.command()
+def serve(
+    folder: Annotated[Path, typer.Argument(help="The folder of a durable bank; see adanpc bank create.")],
+    model: Annotated[Path | None, typer.Option(help="The run whose model makes features of images.")] = None,
+    which: Annotated[str, typer.Option(help="The best or the last model of the run.")] = "best",
+    encoder: Annotated[
+        str, typer.Option(help="Or an encoder, such as resnet-18 or timm:NAME.", autocompletion=completing(ENCODERS))
+    ] = "",
+    weights: Annotated[Path | None, typer.Option(help="The weights of the --encoder, as a file.")] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Or its published weights.")] = False,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="What the bank was created from, images or a run, to show the images of its source rows."),
+    ] = None,
+    thumbnails: Annotated[
+        bool, typer.Option("--thumbnails", help="Keep small pictures of queries that join beside the bank.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="The address to listen at; others than loopback need --tokens.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = PORT,
+    tokens: Annotated[Path | None, typer.Option(help="Who may do what: a file made by adanpc token add.")] = None,
+    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request, at most.")] = 32 * 2**20,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of an image, at most.")] = 50_000_000,
+    max_requests: Annotated[int, typer.Option(min=1, help="Requests that are answered at a time.")] = 256,
+    rate: Annotated[float, typer.Option(min=0.001, help="Requests a second of one caller, at most.")] = 2000.0,
+) -> None:
+    """Answer predictions over HTTP, adapt while doing so, and show experts why.
+
+    The page for experts is at the address that is printed. SIGTERM or Ctrl-C ends the service when it has answered
+    what it accepted. Logs go to the standard error stream, as lines of JSON.
+    """
+    with one_sentence():
+        from adanpc.require import library
+
+        for name in ("fastapi", "uvicorn", "prometheus_client", "PIL"):
+            library(name, "a service")
+        from adanpc.serve import Limits, Tokens, create, listening, run
+        from adanpc.serve.logs import log_to_stderr
+        from adanpc.serve.security import LOOPBACK
+        from adanpc.store import DurableBank, Thumbnails
+
+        known = None
+        if tokens is not None:
+            known = Tokens(tokens)
+        elif host not in LOOPBACK:
+            raise AdaNPCError(
+                f"whoever reaches {host} could change the bank: make a file by adanpc token add and give it as --tokens"
+            )
+        limits = Limits(body=max_body, pixels=max_pixels, requests=max_requests, rate=rate, burst=max(2 * rate, 1.0))
+        options: dict[str, Any] = {"limits": limits, "tokens": known}
+        if images is not None:
+            from adanpc.lab.serving import image_finder
+
+            options["image_of_key"] = image_finder(images)
+        log_to_stderr()
+        with listening(host, port) as opened, DurableBank.open(folder) as bank:
+            if model is not None or encoder:
+                options["encoder"] = _encoder(bank, model, which, encoder, weights, pretrained)
+            if thumbnails:
+                options["thumbnails"] = Thumbnails(folder)
+            for notice in bank.notices:
+                typer.echo(f"Note: {printable(notice)}.", err=True)
+            shown = f"[{host}]" if ":" in host else host
+            typer.echo(f"Serving {folder} at http://{shown}:{opened.getsockname()[1]}")
+            run(create(bank, **options), opened)
+
+
+def _encoder(
+    bank: DurableBank, model: Path | None, which: str, name: str, weights: Path | None, pretrained: bool
+) -> Encoder:
+    """What makes features of images, once it is known to be what made those of the bank."""
+    from adanpc.lab.serving import encoder_of_name, encoder_of_run, image_encoder
+
+    known = bank.contents.settings
+    if model is not None and name:
+        raise AdaNPCError("--model and --encoder both make features: give one of them")
+    if model is not None:
+        network = encoder_of_run(model, which)
+    else:
+        network = encoder_of_name(name, known.classes, weights=weights, pretrained=pretrained)
+    return image_encoder(network, bank.recipe, known.dim)
+
+
+@token.command("add")
+def add(
+    file: TokenFile,
+    name: TokenName,
+    role: Annotated[
+        str,
+        typer.Option(
+            help="What it allows: predict; expert, who also changes the bank; or admin.",
+            autocompletion=completing(ROLES),
+        ),
+    ] = "predict",
+) -> None:
+    """Make a token and print it, this once: the file keeps its hash."""
+    with one_sentence():
+        from adanpc.serve.tokens import add_token
+
+        typer.echo(add_token(file, name, role))
+
+
+@token.command("list")
+def list_tokens(file: TokenFile, json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List whose tokens there are, and what they allow."""
+    with one_sentence():
+        from adanpc.serve.tokens import read_tokens
+
+        entries = read_tokens(file)
+        if json:
+            print_json({"tokens": [{"name": entry.name, "role": entry.role} for entry in entries]})
+            return
+        for entry in entries:
+            typer.echo(f"{entry.role:8} {printable(entry.name)}")
+
+
+@token.command("remove")
+def remove(file: TokenFile, name: TokenName) -> None:
+    """Remove a token: a running service refuses it from then on."""
+    with one_sentence():
+        from adanpc.serve.tokens import remove_token
+
+        remove_token(file, name)
+        typer.echo(f"Removed: the token of {printable(name)} is refused from now on.")

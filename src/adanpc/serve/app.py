@@ -1,0 +1,73 @@
+"""The app: all routes over one bank, behind the checks that every request passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Response
+from fastapi.responses import FileResponse
+from fastapi.staticfiles import StaticFiles
+
+from adanpc.serve import v1_ask, v1_bank, v1_change, v2
+from adanpc.serve.errors import NotFoundError, answer_errors
+from adanpc.serve.limits import LimitRequests
+from adanpc.serve.logs import LogRequests
+from adanpc.serve.security import LOOPBACK, Gate, SafeHeaders
+from adanpc.serve.service import Here, Service
+from adanpc.serve.tokens import Tokens
+from adanpc.store import DurableBank
+from adanpc.version import __version__
+
+PAGE = Path(__file__).parent / "page"
+
+
+def create(
+    bank: DurableBank, *, tokens: Tokens | None = None, hosts: Iterable[str] = LOOPBACK, **options: Any
+) -> FastAPI:
+    """An app that answers for a bank, which it does not close; ``app.state.service`` is what stands behind it.
+
+    Args:
+        bank: open.
+        tokens: who may do what; without them, everybody who calls this host by one of its names may do everything.
+        hosts: these names.
+        **options: of ``Service``: encoder, thumbnails, image_of_key, limits.
+    """
+    service = Service(bank, **options)
+    app = FastAPI(
+        title="adanpc",
+        version=__version__,
+        docs_url=None,  # these pages load from other hosts
+        redoc_url=None,
+        telemetry={"tracing": False, "metrics": False},
+    )
+    app.state.service = service
+    answer_errors(app)
+    for module in (v1_ask, v1_bank, v1_change, v2):
+        app.include_router(module.routes)
+    app.add_api_route("/metrics", _metrics, tags=["look"])
+    _add_page(app)
+    # The last one that is added sees a request first.
+    app.add_middleware(LimitRequests, limits=service.limits)
+    app.add_middleware(Gate, tokens=tokens, hosts=hosts)
+    app.add_middleware(LogRequests, service=service)
+    app.add_middleware(SafeHeaders)
+    return app
+
+
+async def _metrics(service: Here) -> Response:
+    """Numbers for Prometheus."""
+    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_page(app: FastAPI) -> None:
+    """Serves the expert's page, if it is there."""
+    app.mount("/page", StaticFiles(directory=PAGE, check_dir=False), name="page")
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> FileResponse:
+        """The page."""
+        if not (PAGE / "index.html").is_file():
+            raise NotFoundError("this service has no page")
+        return FileResponse(PAGE / "index.html")

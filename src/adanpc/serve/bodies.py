@@ -1,0 +1,125 @@
+"""Bodies of requests: features as a .npy file or as JSON, read without believing what they claim."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import torch
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from adanpc.core.changes import LARGEST_ID
+from adanpc.serve.errors import RequestError
+from adanpc.store.durable import LONGEST_REQUEST
+
+LONGEST_REASON = 2000  # characters
+MOST_ROWS = 100_000  # that one change names
+NUMBERS = "fiu"  # kinds of NumPy's types that features may have
+
+Position = Annotated[int, Field(strict=True, ge=0, le=LARGEST_ID)]
+RowIds = Annotated[list[Position], Field(min_length=1, max_length=MOST_ROWS)]
+Reason = Annotated[str, Field(max_length=LONGEST_REASON)]
+Label = Annotated[int, Field(strict=True)] | str  # of a class: its number or its name
+Vector = Annotated[list[float], Field(min_length=1)]
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+class Body(BaseModel):
+    """A JSON object with the fields that are named, and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class PredictBody(Body):
+    """Queries, and perhaps an id of the request, so that it can be sent twice and counts once."""
+
+    features: Annotated[list[Vector], Field(min_length=1)] | Vector
+    request: Annotated[str, Field(max_length=LONGEST_REQUEST)] = ""
+
+
+class PreviewBody(Body):
+    """A query that was answered, or its features; and the rows that are left out."""
+
+    query: str = ""
+    features: Vector | None = None
+    without: Annotated[list[Position], Field(max_length=MOST_ROWS)] = []
+
+
+class RowsBody(Body):
+    """Rows, and for what reason something happens to them."""
+
+    rows: RowIds
+    why: Reason = ""
+
+
+class RelabelBody(RowsBody):
+    """Rows that get another label."""
+
+    label: Label
+
+
+class RollbackBody(Body):
+    """A position to return to, or to look at what that would change."""
+
+    to: Position
+    why: Reason = ""
+    preview: bool = False
+
+
+class UndoBody(Body):
+    """The position of a change that is taken back."""
+
+    position: Position
+    why: Reason = ""
+
+
+class FeedbackBody(Body):
+    """The true class of a query that was answered."""
+
+    query: str
+    label: Label
+    why: Reason = ""
+
+
+def read_json(content: bytes, kind: type[Document]) -> Document:
+    """A body of JSON."""
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
+
+
+def read_npy(content: bytes) -> Tensor:
+    """The features (B, D) of a .npy file; one vector is a batch of one."""
+    file = BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        read_header: Any = np.lib.format.read_array_header_2_0
+        if version == (1, 0):
+            read_header = np.lib.format.read_array_header_1_0
+        shape, fortran_order, dtype = read_header(file)
+    except Exception:  # the header is text that NumPy evaluates; whatever is wrong with it ends here
+        raise RequestError("the body is not a .npy file: write it by numpy.save") from None
+    if dtype.kind not in NUMBERS:
+        raise RequestError(f"features must be real numbers, and the .npy file holds {dtype}")
+    stated = dtype.itemsize
+    for side in shape:
+        stated *= side
+    numbers = content[file.tell() :]
+    if stated != len(numbers):
+        raise RequestError(f"the header of the .npy file announces {stated} bytes, and there are {len(numbers)}")
+    order: Any = "F" if fortran_order else "C"
+    return as_features(np.frombuffer(numbers, dtype).reshape(shape, order=order))
+
+
+def as_features(values: Any) -> Tensor:
+    """Numbers (B, D), or one vector (D,), as features (B, D) float32; too large a number becomes infinite."""
+    with np.errstate(over="ignore"):
+        features = np.array(values, dtype=np.float32)  # a copy in this machine's byte order
+    if features.ndim == 1:
+        features = features[None]
+    return torch.from_numpy(features)

@@ -1,0 +1,133 @@
+"""Refusals of requests, and the one shape in which every error leaves: a sentence and a code."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, ClassVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from adanpc.errors import AdaNPCError
+
+UNPROCESSABLE = 422  # for values that were read and cannot be used
+STATUS_OF_CODE = {  # errors of the library that are not the fault of a value
+    "unknown-row": 404,
+    "empty-bank": 409,
+    "bad-log": 503,
+    "log-not-written": 503,
+    "bank-in-use": 503,
+    "unavailable": 503,
+}
+CODE_OF_STATUS = {400: "bad-request", 404: "not-found", 405: "wrong-method", 413: "too-large"}
+
+logger = logging.getLogger("adanpc.serve")
+
+
+class RequestError(AdaNPCError):
+    """A request that cannot be read."""
+
+    code = "bad-request"
+    status: ClassVar[int] = 400
+    headers: ClassVar[dict[str, str]] = {}
+
+
+class UnauthorizedError(RequestError):
+    """A request without a token that is known."""
+
+    code = "unauthorized"
+    status = 401
+    headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": "Bearer"}
+
+
+class ForbiddenError(RequestError):
+    """A request that this caller may not make, or that comes from where none may come from."""
+
+    code = "forbidden"
+    status = 403
+
+
+class NotFoundError(RequestError):
+    """Something that is not there."""
+
+    code = "not-found"
+    status = 404
+
+
+class ConflictError(RequestError):
+    """A change that does not fit what has happened since."""
+
+    code = "conflict"
+    status = 409
+
+
+class TooLargeError(RequestError):
+    """More bytes, pixels or queries than one request may hold."""
+
+    code = "too-large"
+    status = 413
+
+
+class MediaTypeError(RequestError):
+    """A body of a type that is not read here."""
+
+    code = "unsupported-type"
+    status = 415
+
+
+class TooManyError(RequestError):
+    """More requests than this caller may send, or than are answered at the same time."""
+
+    code = "too-many-requests"
+    status = 429
+    headers: ClassVar[dict[str, str]] = {"Retry-After": "1"}
+
+
+def status_of(error: AdaNPCError) -> int:
+    """The HTTP status of an error."""
+    if isinstance(error, RequestError):
+        return error.status
+    return STATUS_OF_CODE.get(error.code, UNPROCESSABLE)
+
+
+def error_response(error: AdaNPCError) -> JSONResponse:
+    """An error as it is answered."""
+    headers = {}
+    if isinstance(error, RequestError):
+        headers = error.headers
+    return _response(status_of(error), str(error), error.code, headers)
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Lets an app answer all errors in one shape."""
+    app.add_exception_handler(AdaNPCError, _of_library)
+    app.add_exception_handler(HTTPException, _of_framework)
+    app.add_exception_handler(RequestValidationError, _of_validation)
+    app.add_exception_handler(Exception, _of_nobody)
+
+
+def _of_library(request: Request, error: Any) -> JSONResponse:
+    return error_response(error)
+
+
+def _of_framework(request: Request, error: Any) -> JSONResponse:
+    code = CODE_OF_STATUS.get(error.status_code, "bad-request")
+    return _response(error.status_code, str(error.detail), code, error.headers)
+
+
+def _of_validation(request: Request, error: Any) -> JSONResponse:
+    """What the first value at fault must be; the values themselves may be large, and are not repeated."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return _response(UNPROCESSABLE, f"{place}: {first['msg']}", AdaNPCError.code)
+
+
+def _of_nobody(request: Request, error: Exception) -> JSONResponse:
+    """An error that nobody foresaw; it has been logged, and its text may say too much."""
+    return _response(500, "something went wrong inside the service: see its log", "internal")
+
+
+def _response(status: int, sentence: str, code: str, headers: Any = None) -> JSONResponse:
+    return JSONResponse({"error": sentence, "code": code}, status, headers)

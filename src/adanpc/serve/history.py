@@ -1,0 +1,114 @@
+"""History: what has changed, told from the log, and how an expert's change is taken back."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import islice
+from typing import Any
+
+from adanpc.core import Append, Change, Contents, Judgment, Relabel, Restore, Rollback, Veto
+from adanpc.serve.errors import ConflictError, NotFoundError
+from adanpc.store import DurableBank
+
+SHOWN = 20  # ids of an entry
+SAME_MATTER = {"veto": ("veto", "restore"), "restore": ("veto", "restore"), "relabel": ("relabel",)}
+
+
+def log_documents(bank: DurableBank, before: int | None, limit: int) -> list[dict[str, Any]]:
+    """Entries of the log before a position, or the last ones; the newest first."""
+    end = bank.position
+    if before is not None:
+        end = min(end, before - 1)
+    start = max(bank.log.start, end - limit)
+    contents = bank.contents
+    documents = []
+    for position, change in enumerate(islice(bank.log.read(start), max(0, end - start)), start + 1):
+        documents.append(_entry(position, change, contents))
+    return documents[::-1]
+
+
+def change_at(bank: DurableBank, position: int) -> Change:
+    """The change that led to a position."""
+    if not bank.log.start < position <= bank.position:
+        first = bank.log.start + 1
+        raise NotFoundError(f"the log has no entry {position}: it has {first} … {bank.position}")
+    return next(iter(bank.log.read(position - 1)))
+
+
+def undoing(change: Change, contents: Contents, *, who: str, why: str) -> list[Change]:
+    """The changes that take an expert's change back, or a ConflictError.
+
+    A change can be taken back while it is the last word on each of its rows.
+    """
+    if not isinstance(change, Veto | Restore | Relabel):
+        kind = type(change).__name__.lower()
+        raise ConflictError(f"{kind} is no veto, restoration or correction: return to the position before it instead")
+    old_labels = defaultdict(list)
+    for row in change.ids:
+        judgment = _last_word(row, change, contents)
+        if judgment is None:
+            raise ConflictError(f"row {row} was judged again since, or has left: nothing is taken back")
+        old_labels[judgment.label].append(row)
+    if isinstance(change, Relabel):
+        return [Relabel(tuple(rows), label, who, why) for label, rows in sorted(old_labels.items())]
+    if isinstance(change, Veto):
+        return [Restore(change.ids, who, why)]
+    return [Veto(change.ids, who, why)]
+
+
+def judgment_documents(row: int, contents: Contents) -> list[dict[str, Any]]:
+    """What people decided about a row, oldest first."""
+    documents = []
+    for judgment in contents.judgments.get(row, ()):
+        document = judgment._asdict()
+        documents.append({"kind": document.pop("verdict"), **document})
+    return documents
+
+
+def _entry(position: int, change: Change, contents: Contents) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "position": position,
+        "kind": type(change).__name__.lower(),
+        "rows": _row_count(change),
+        "ids": list(getattr(change, "ids", ())[:SHOWN]),
+        "who": change.who,
+        "why": change.why,
+        "when": change.when,
+        "undoable": _is_undoable(change, contents),
+    }
+    for name in ("label", "to"):
+        if hasattr(change, name):
+            document[name] = getattr(change, name)
+    if isinstance(change, Append):
+        document["origin"] = change.origin.name.lower()
+    return document
+
+
+def _row_count(change: Change) -> int:
+    if isinstance(change, Append):
+        return len(change.features)
+    if isinstance(change, Rollback):
+        return len(change.removed) + len(change.rows["id"])
+    return len(getattr(change, "ids", ()))
+
+
+def _is_undoable(change: Change, contents: Contents) -> bool:
+    if not isinstance(change, Veto | Restore | Relabel):
+        return False
+    return all(_last_word(row, change, contents) is not None for row in change.ids)
+
+
+def _last_word(row: int, change: Veto | Restore | Relabel, contents: Contents) -> Judgment | None:
+    """The judgment that a change made of a row, if no later one is about the same matter."""
+    verdict = _verdict(change)
+    matters = SAME_MATTER[verdict]
+    judgments = [judgment for judgment in contents.judgments.get(row, ()) if judgment.verdict in matters]
+    if not judgments:
+        return None
+    last = judgments[-1]
+    same = (last.verdict, last.who, last.why, last.when) == (verdict, change.who, change.why, change.when)
+    return last if same else None
+
+
+def _verdict(change: Veto | Restore | Relabel) -> str:
+    return type(change).__name__.lower()

@@ -1,0 +1,107 @@
+"""One line of JSON for each request: who, what, how long, and how it ended; never what was sent."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from adanpc.serve.service import Service
+
+REQUEST_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
+STANDARD = frozenset(vars(logging.makeLogRecord({})))  # what every record of the logging module has
+
+logger = logging.getLogger("adanpc.serve")
+
+
+class LogRequests:
+    """Middleware that gives each request an id, and logs and counts it when it has been answered.
+
+    Args:
+        app: that answers.
+        service: whose metrics count.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._metrics = service.metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        request_id = _request_id(scope)
+        status = 500
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            logger.exception("an error that nobody foresaw", extra={"request": request_id})
+            raise
+        finally:
+            self._note(scope, request_id, status, time.perf_counter() - began)
+
+    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "other")  # of which there are few, whatever is asked for
+        self._metrics.requests.labels(route, status).inc()
+        self._metrics.seconds.labels(route).observe(seconds)
+        caller = scope.get("state", {}).get("caller")
+        extra = {
+            "request": request_id,
+            "method": scope["method"],
+            "route": route,
+            "status": status,
+            "seconds": round(seconds, 6),
+            "caller": getattr(caller, "name", ""),
+        }
+        logger.info("request", extra=extra)
+
+
+class JsonLines(logging.Formatter):
+    """A record as one line of JSON, with all that was given in ``extra``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        document = {"time": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
+        for name, value in vars(record).items():
+            if name not in STANDARD:
+                document[name] = value
+        if record.exc_info:
+            document["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(document, default=str)
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Sends what this package and uvicorn log to the standard error stream, as lines of JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name in ("adanpc.serve", "uvicorn"):
+        target = logging.getLogger(name)
+        target.handlers = [handler]
+        target.setLevel(level)
+        target.propagate = False
+
+
+def _request_id(scope: Scope) -> str:
+    """The id that the client gave to a request, if it is harmless in a log, or else a new one."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    if REQUEST_ID.fullmatch(given):
+        return given
+    return secrets.token_hex(8)

@@ -1,0 +1,101 @@
+"""Metrics: numbers about the service for Prometheus. Base units, names that begin with ``adanpc_``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from adanpc.core import Origin
+
+if TYPE_CHECKING:
+    from adanpc.serve.service import Service
+
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class Metrics:
+    """What is counted as it happens, and what is looked up when somebody asks.
+
+    Args:
+        service: that is measured.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._registry = CollectorRegistry()
+        self.queries = Counter("adanpc_queries", "Queries that were answered.", registry=self._registry)
+        self.joined = Counter("adanpc_joined", "Queries that joined the bank.", registry=self._registry)
+        self.changes = Counter("adanpc_changes", "Changes made by people.", ["kind"], registry=self._registry)
+        self.requests = Counter("adanpc_requests", "HTTP requests.", ["route", "status"], registry=self._registry)
+        self.seconds = Histogram(
+            "adanpc_request_seconds",
+            "Time from a request to the end of its answer.",
+            ["route"],
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        self._registry.register(State(service))
+
+    def text(self) -> bytes:
+        """All metrics as Prometheus reads them."""
+        return generate_latest(self._registry)
+
+
+class State:
+    """What the bank and its stream are like at the moment."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        """All gauges."""
+        bank = self._service.bank
+        contents = bank.contents
+        yield _gauge("adanpc_log_position", "Changes that the bank has gone through.", contents.position)
+        yield _gauge("adanpc_bank_bytes", "Memory of the rows.", contents.nbytes)
+        yield _gauge("adanpc_waiting_requests", "Requests that wait for the bank.", bank.waiting)
+        yield _gauge("adanpc_listeners", "Connections that follow the events.", len(self._service.events))
+        if self._service.encoder is not None:
+            yield _gauge("adanpc_waiting_images", "Images that wait for the encoder.", self._service.encoder.waiting)
+        yield self._rows()
+        yield self._shares()
+        yield from self._signs()
+
+    def _rows(self) -> Metric:
+        contents = self._service.bank.contents
+        family = GaugeMetricFamily("adanpc_bank_rows", "Rows by their origin.", labels=["origin"])
+        origins = contents.table("origin")["origin"]
+        for origin in Origin:
+            family.add_metric([origin.name.lower()], int((origins == origin).sum()))
+        vetoed = len(contents.vetoed)
+        family.add_metric(["vetoed"], vetoed)
+        return family
+
+    def _shares(self) -> Metric:
+        """How admitted rows are divided among the classes."""
+        admitted = self._service.bank.contents.admitted.tolist()
+        total = max(sum(admitted), 1)
+        family = GaugeMetricFamily("adanpc_class_ratio", "Share of a class in the admitted rows.", labels=["class"])
+        for name, count in zip(self._service.names, admitted, strict=True):
+            family.add_metric([name], count / total)
+        return family
+
+    def _signs(self) -> Iterator[Metric]:
+        signs = self._service.signs()
+        if signs is None:
+            return
+        yield _gauge("adanpc_trust_ratio", "How far adapted answers are trusted.", signs.trust)
+        yield _gauge("adanpc_alarm", "1 if answers were ever clearly worse than on the source.", float(signs.alarm))
+        family = GaugeMetricFamily(
+            "adanpc_estimated_accuracy_ratio", "Accuracy as it is estimated without labels.", labels=["answers", "end"]
+        )
+        for answers, accuracy in (("frozen", signs.frozen), ("given", signs.given)):
+            for end, value in accuracy._asdict().items():
+                family.add_metric([answers, end], value)
+        yield family
+
+
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, help_text, value)

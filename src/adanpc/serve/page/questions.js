@@ -1,0 +1,96 @@
+// The view of questions: the few recent queries whose labels would settle whether to adapt.
+
+import * as api from "./api.js";
+import { classNames, mark, tag } from "./classes.js";
+import { atMostEvery, element, fill, moveByArrows, showError } from "./dom.js";
+import { picture } from "./pictures.js";
+import { announce, mayChange } from "./session.js";
+
+const REASON = "Answered in the list of questions";
+
+/** Shows the view in a place of the page. */
+export function questionsView(place) {
+  const error = element("p", { class: "error", role: "alert", hidden: true });
+  const list = element("ul", { class: "questions" });
+  fill(
+    place,
+    element(
+      "section",
+      { class: "column" },
+      element("h1", {}, "Questions"),
+      element("p", { class: "hint" }, "Here the adapted and the frozen answer differ, so a label helps most: it tells the guard which of the two to trust."),
+      error,
+      list,
+    ),
+  );
+
+  const answered = new Set(); // what was answered here is not asked again
+  async function refresh() {
+    // A list that changes under the fingers invites wrong answers.
+    if (list.contains(document.activeElement)) return;
+    try {
+      const { questions } = await api.ask();
+      error.hidden = true;
+      draw(questions.filter((question) => !answered.has(question.query)));
+    } catch (problem) {
+      showError(error, problem);
+    }
+  }
+  function draw(questions) {
+    if (!questions.length) {
+      fill(list, element("li", { class: "empty" }, "No open questions: the adapted and the frozen answers agree on all recent queries, or all were answered."));
+      return;
+    }
+    fill(list, questions.map((question) => questionItem(question, done)));
+    for (const choices of list.querySelectorAll(".choices")) moveByArrows(choices, "button");
+  }
+  function done(question) {
+    answered.add(question.query);
+    const item = list.querySelector(`[data-query="${CSS.escape(question.query)}"]`);
+    const next = item.nextElementSibling ?? item.previousElementSibling;
+    item.remove();
+    const focus = next?.querySelector("button");
+    if (focus) focus.focus();
+    else refresh();
+  }
+  const refreshSoon = atMostEvery(2000, refresh);
+  refresh();
+  return {
+    hear() {
+      refreshSoon();
+    },
+    leave() {},
+  };
+}
+
+function questionItem(question, done) {
+  const problem = element("p", { class: "error", role: "alert", hidden: true });
+  const answers = element(
+    "dl",
+    { class: "facts" },
+    element("div", {}, element("dt", {}, "Adapted"), element("dd", {}, tag(question.adapted_label))),
+    element("div", {}, element("dt", {}, "Frozen"), element("dd", {}, tag(question.frozen_label))),
+  );
+  const link = element(
+    "a",
+    { href: `#/answers/${encodeURIComponent(question.query)}`, "aria-label": `Open ${question.query}` },
+    picture(question.picture, "", question.query, question.adapted_label),
+  );
+  const text = element("div", { class: "question-text" }, element("h2", { id: `what-${question.query}` }, "What is it?"), answers);
+  if (mayChange()) text.append(choicesOf(question, done, problem));
+  return element("li", { "data-query": question.query }, link, text, problem);
+}
+
+function choicesOf(question, done, problem) {
+  async function say(label) {
+    try {
+      const { position } = await api.feedback(question.query, label, REASON);
+      announce(`Noted: ${question.query} is ${classNames()[label]}.`, position);
+      done(question);
+    } catch (refusal) {
+      showError(problem, refusal);
+    }
+  }
+  const buttons = classNames().map((name, label) => element("button", { type: "button", onclick: () => say(label) }, mark(label), name));
+  return element("div", { class: "choices", role: "group", "aria-labelledby": `what-${question.query}` }, buttons);
+}

@@ -1,0 +1,94 @@
+"""Running an app: until a signal ends it, or in a thread beside its caller."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any
+
+from fastapi import FastAPI
+from uvicorn import Config, Server
+
+from adanpc.errors import UnavailableError
+
+BACKLOG = 2048  # connections that wait to be accepted
+PATIENCE = 30  # seconds that accepted requests get to be answered when the service ends
+
+
+class GracefulServer(Server):
+    """A server that lets listeners go when it ends: they would stay forever."""
+
+    def __init__(self, app: FastAPI, connections: int) -> None:
+        config = Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=connections,
+            timeout_graceful_shutdown=PATIENCE,
+            ws="none",
+        )
+        super().__init__(config)
+        self._service = app.state.service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answers what was accepted, and no more."""
+        self._service.events.close()
+        await super().shutdown(sockets)
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that accepts connections; port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        opened.bind((host, port))
+        opened.listen(BACKLOG)
+    except OSError as error:
+        opened.close()
+        raise UnavailableError(f"cannot listen at {host}, port {port}: {error.strerror}; choose another port") from None
+    return opened
+
+
+def run(app: FastAPI, opened: socket.socket, *, connections: int = 1000) -> None:
+    """Answers until SIGTERM or Ctrl-C, and then what was accepted before.
+
+    Args:
+        app: that ``create`` made.
+        opened: where connections are accepted.
+        connections: at most so many at a time.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)  # uvicorn has handlers of its own, and calls these when it has ended
+    server = GracefulServer(app, connections)
+    try:
+        server.run([opened])
+    finally:
+        app.state.service.close()
+
+
+@contextmanager
+def serving(app: FastAPI, host: str = "127.0.0.1", *, connections: int = 1000) -> Iterator[str]:
+    """Answers in a thread while the block runs; gives the address, such as http://127.0.0.1:34567."""
+    opened = listening(host, 0)
+    server = GracefulServer(app, connections)
+    thread = Thread(target=server.run, args=([opened],), name="adanpc-serve")
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            time.sleep(0.01)
+        yield f"http://{host}:{opened.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        app.state.service.close()
+
+
+def _end(number: int, frame: Any) -> None:
+    raise SystemExit(0)

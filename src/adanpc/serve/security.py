@@ -1,0 +1,137 @@
+"""Who comes in: requests to this host, from its own page, with a token that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+from urllib.parse import unquote, urlsplit
+
+from fastapi import Depends, Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from adanpc.serve.errors import ForbiddenError, RequestError, UnauthorizedError, error_response
+from adanpc.serve.tokens import LONGEST_NAME, Caller, Tokens
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+OPEN_TO_ALL = ("/", "/favicon.ico", "/v2/health/live", "/v2/health/ready")  # without a token; they tell nothing
+OPEN_FOLDER = "/page/"  # the page itself, which then asks for a token
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; "
+    "base-uri 'none'; form-action 'none'; object-src 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class SafeHeaders:
+    """Middleware that tells browsers to keep to this host, and to store no answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on, and its answer back with headers."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class Gate:
+    """Middleware that knows who makes a request, and refuses those that may make none.
+
+    Without tokens, everybody who reaches this host by its own name may do everything. A web page elsewhere that makes
+    a browser call here is refused: by the name that it calls the host (rebinding of names), or by its origin.
+
+    Args:
+        app: that is guarded.
+        tokens: who may come in; None for everybody.
+        hosts: the names by which this host is called.
+    """
+
+    def __init__(self, app: ASGIApp, tokens: Tokens | None, hosts: Iterable[str] = LOOPBACK) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._hosts = frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on with its caller, or answers why not."""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            try:
+                self._check_origin(headers)
+                caller = self._caller(scope["path"], headers)
+            except RequestError as error:
+                await error_response(error)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["caller"] = caller
+        await self._app(scope, receive, send)
+
+    def _check_origin(self, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if self._tokens is None and _name(host) not in self._hosts:
+            raise ForbiddenError(
+                f"this service answers to {', '.join(sorted(self._hosts))} only: configure tokens to reach it otherwise"
+            )
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            raise ForbiddenError("pages of other hosts may not use this service")
+
+    def _caller(self, path: str, headers: Headers) -> Caller:
+        if self._tokens is None:
+            return Caller(_expert(headers))
+        if path in OPEN_TO_ALL or path.startswith(OPEN_FOLDER):
+            return Caller(role="predict")
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not token:
+            raise UnauthorizedError("a token is needed: send the header Authorization: Bearer TOKEN")
+        caller = self._tokens.caller(token.strip())
+        if caller is None:
+            raise UnauthorizedError("the token is not known: ask for another one")
+        return caller
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without the port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _expert(headers: Headers) -> str:
+    """How a caller without a token names itself; browsers send other letters than ASCII as %C3%A9."""
+    name = unquote(headers.get("x-expert", "")).strip()
+    if not name.isprintable() or len(name) > LONGEST_NAME:
+        raise RequestError(f"the header X-Expert must be at most {LONGEST_NAME} printable characters")
+    return name
+
+
+def caller_of(request: Request) -> Caller:
+    """Who makes a request."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+async def _expert_only(request: Request) -> Caller:
+    return _with_role(request, "expert")
+
+
+def _with_role(request: Request, role: str) -> Caller:
+    caller = caller_of(request)
+    if not caller.may(role):
+        raise ForbiddenError(f"this needs a token with the role {role}, and {caller.name!r} has {caller.role}")
+    return caller
+
+
+Expert = Annotated[Caller, Depends(_expert_only)]

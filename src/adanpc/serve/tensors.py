@@ -1,0 +1,92 @@
+"""Tensors of the Open Inference Protocol: numbers in JSON, or as bytes behind it (Triton's binary extension)."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from adanpc.serve.errors import RequestError
+
+TYPES = {
+    "FP16": "<f2", "FP32": "<f4", "FP64": "<f8", "INT8": "<i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
+    "UINT8": "<u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8",
+}  # fmt: skip
+NAMES = {np.dtype(code): name for name, code in TYPES.items()}
+
+
+def split_body(content: bytes, stated: str | None) -> tuple[dict[str, Any], bytes]:
+    """The JSON object of a request, and the bytes behind it.
+
+    Args:
+        content: the body.
+        stated: the length of the JSON object, from a header; all of the body if there is none.
+    """
+    length = len(content)
+    if stated is not None:
+        if not stated.isdecimal() or int(stated) > length:
+            raise RequestError("the header Inference-Header-Content-Length must be at most the length of the body")
+        length = int(stated)
+    try:
+        document = json.loads(content[:length])
+    except (ValueError, RecursionError):
+        raise RequestError("the body does not begin with a JSON object") from None
+    if not isinstance(document, dict):
+        raise RequestError("the body must be a JSON object")
+    return document, content[length:]
+
+
+def read_tensor(described: Any, binary: bytes) -> Any:
+    """The array of the one input of a request, whose binary data, if it has any, are all bytes behind the JSON."""
+    if not isinstance(described, dict):
+        raise RequestError("an input must be a JSON object with name, shape, datatype and data")
+    kind = described.get("datatype")
+    shape: Any = described.get("shape")
+    if not isinstance(kind, str) or kind not in TYPES:
+        raise RequestError(f"datatype must be one of {', '.join(TYPES)}")
+    sides = isinstance(shape, list) and all(type(side) is int and 0 <= side < 2**31 for side in shape)
+    if not sides or len(shape) > 8:
+        raise RequestError("shape must be a list of at most 8 sizes")
+    dtype = np.dtype(TYPES[kind])
+    size = parameters_of(described).get("binary_data_size")
+    if size is None:
+        values = _from_json(described.get("data"), dtype)
+    else:
+        if type(size) is not int or size != len(binary) or size != prod(shape) * dtype.itemsize:
+            raise RequestError(f"{len(binary)} bytes of binary data do not fit shape {shape} and binary_data_size")
+        values = np.frombuffer(binary, dtype)
+    if values.size != prod(shape):
+        raise RequestError(f"data has {values.size} numbers, and shape {shape} takes {prod(shape)}")
+    return values.reshape(shape)
+
+
+def parameters_of(described: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of a request or a tensor."""
+    parameters = described.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise RequestError("parameters must be a JSON object")
+    return parameters
+
+
+def write_tensor(name: str, values: Any, binary: bool) -> tuple[dict[str, Any], bytes]:
+    """An output, and the bytes that come behind the JSON for it."""
+    array = np.ascontiguousarray(values)
+    document: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": NAMES[array.dtype]}
+    if not binary:
+        document["data"] = array.ravel().tolist()
+        return document, b""
+    data = array.tobytes()
+    document["parameters"] = {"binary_data_size": len(data)}
+    return document, data
+
+
+def _from_json(data: Any, dtype: np.dtype[Any]) -> Any:
+    """Numbers that are given as a list, which may be nested as the tensor is."""
+    try:
+        with np.errstate(over="ignore"):
+            values = np.array(data, dtype)
+    except (TypeError, ValueError, OverflowError):
+        raise RequestError("data must be a list of numbers") from None
+    return values

@@ -1,0 +1,112 @@
+"""/v1 for whoever asks: predictions, the latest queries, previews, and pictures of queries."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+from fastapi import APIRouter, Query, Request, Response
+from torch import Tensor
+
+from adanpc.serve.bodies import PredictBody, PreviewBody, as_features, read_json, read_npy
+from adanpc.serve.errors import MediaTypeError, NotFoundError, RequestError
+from adanpc.serve.service import Here, Service
+
+NPY = "application/x-npy"
+JSON = "application/json"
+ARRAY_BODY = {"schema": {"type": "string", "format": "binary"}}
+PREDICT_BODIES = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "image/*": ARRAY_BODY,
+            NPY: ARRAY_BODY,
+            JSON: {"schema": PredictBody.model_json_schema()},
+        },
+    }
+}
+
+
+class Asked(NamedTuple):
+    """Queries of a request."""
+
+    features: Tensor  # (B, D)
+    request: str = ""  # its id
+    pictures: list[bytes | None] | None = None  # of the queries
+
+
+routes = APIRouter(prefix="/v1", tags=["ask"])
+
+
+@routes.post("/predict", openapi_extra=PREDICT_BODIES)
+async def predict(service: Here, request: Request, adapt: bool = True) -> dict[str, Any]:
+    """Answers an image or features; unless adapt is false, the bank learns from them."""
+    asked = await _read(service, request)
+    if adapt:
+        _, answered = await service.classify(asked.features, request=asked.request, pictures=asked.pictures)
+    else:
+        _, answered = await service.predict(asked.features, pictures=asked.pictures)
+    answers = [service.document(query) for query in answered]
+    return {"position": service.bank.position, "answers": answers}
+
+
+@routes.get("/queries")
+async def queries(
+    service: Here,
+    order: Literal["latest", "uncertain"] = "latest",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+) -> dict[str, Any]:
+    """The latest queries, or the least certain of them."""
+    listed = service.queries.listed(order, limit)
+    return {"queries": [service.document(query, with_neighbors=False) for query in listed]}
+
+
+@routes.get("/queries/{name}")
+async def query(service: Here, name: str) -> dict[str, Any]:
+    """A query with the answer that it got, and the rows that voted."""
+    return service.document(service.queries.find(name))
+
+
+@routes.get("/queries/{name}/picture")
+async def picture(service: Here, name: str) -> Response:
+    """A small picture of a query that was an image."""
+    found = service.queries.find(name).picture
+    if found is None:
+        raise NotFoundError("the query was not an image")
+    return Response(found, media_type="image/jpeg")
+
+
+@routes.post("/preview")
+async def preview(service: Here, body: PreviewBody) -> dict[str, Any]:
+    """The answer as it would be now without some rows; nothing changes."""
+    if bool(body.query) == (body.features is not None):
+        raise RequestError("give either a query or features")
+    if body.query:
+        features: Tensor = service.queries.find(body.query).features[None]
+    else:
+        features = as_features(body.features)
+    prediction = await service.preview(features, body.without)
+    return {"query": body.query or None, **service.answer(prediction, 0)}
+
+
+async def _read(service: Service, request: Request) -> Asked:
+    """What the body of a request asks."""
+    content = await request.body()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind.startswith("image/"):
+        features, picture = await service.encode(content)
+        return Asked(features, pictures=[picture])
+    if kind == NPY:
+        return Asked(read_npy(content))
+    if kind == JSON:
+        body = read_json(content, PredictBody)
+        return Asked(_from_lists(body.features), request=body.request)
+    raise MediaTypeError(f"the body must be an image, {NPY} or {JSON}, got {kind[:50]!r}")
+
+
+def _from_lists(given: list[list[float]] | list[float]) -> Tensor:
+    """Features from lists of numbers, which must be of one length."""
+    if isinstance(given[0], list):
+        lengths = {len(row) for row in given if isinstance(row, list)}
+        if len(lengths) > 1:
+            raise RequestError(f"features must be lists of one length, got lengths {sorted(lengths)[:5]}")
+    return as_features(given)

@@ -1,0 +1,132 @@
+"""/v1 for experts: vetoes, corrections, the way back, and labels that decide whether to adapt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
+
+from adanpc.core import Relabel, Restore, Veto
+from adanpc.errors import LabelError
+from adanpc.serve.bodies import FeedbackBody, RelabelBody, RollbackBody, RowsBody, UndoBody
+from adanpc.serve.errors import ConflictError
+from adanpc.serve.history import change_at, undoing
+from adanpc.serve.security import Expert
+from adanpc.serve.service import Here, Service
+
+MOST_QUESTIONS = 20
+
+
+routes = APIRouter(prefix="/v1", tags=["change"])
+
+
+@routes.post("/veto")
+async def veto(service: Here, body: RowsBody, expert: Expert) -> dict[str, Any]:
+    """Silences rows: they may no longer vote."""
+    return {"position": await service.apply(Veto(tuple(body.rows), expert.name, body.why))}
+
+
+@routes.post("/restore")
+async def restore(service: Here, body: RowsBody, expert: Expert) -> dict[str, Any]:
+    """Lets rows that were vetoed vote again."""
+    return {"position": await service.apply(Restore(tuple(body.rows), expert.name, body.why))}
+
+
+@routes.post("/relabel")
+async def relabel(service: Here, body: RelabelBody, expert: Expert) -> dict[str, Any]:
+    """Corrects the label of rows."""
+    label = label_of(body.label, service.names)
+    return {"position": await service.apply(Relabel(tuple(body.rows), label, expert.name, body.why))}
+
+
+@routes.post("/rollback")
+async def rollback(service: Here, body: RollbackBody, expert: Expert) -> dict[str, Any]:
+    """Returns to an earlier position, or tells what that would change."""
+    if body.preview:
+        return await run_in_threadpool(_preview_of_rollback, service, body.to)
+    return {"position": await service.rollback(body.to, who=expert.name, why=body.why)}
+
+
+@routes.post("/undo")
+async def undo(service: Here, body: UndoBody, expert: Expert) -> dict[str, Any]:
+    """Takes one expert's change back."""
+    change = await run_in_threadpool(change_at, service.bank, body.position)
+    position = service.bank.position
+    for opposite in undoing(change, service.bank.contents, who=expert.name, why=body.why or f"undo of {body.position}"):
+        position = await service.apply(opposite)
+    return {"position": position}
+
+
+@routes.get("/ask")
+async def ask(service: Here) -> dict[str, Any]:
+    """The kept queries whose labels would say most about whether to adapt."""
+    return {"questions": await run_in_threadpool(_questions, service)}
+
+
+@routes.post("/feedback")
+async def feedback(service: Here, body: FeedbackBody, expert: Expert) -> dict[str, Any]:
+    """Takes an expert's label of a query to which the frozen and the adapted answer differ."""
+    label = label_of(body.label, service.names)
+    features = service.queries.find(body.query).features[None]
+    questions = await run_in_threadpool(service.bank.ask, features, most=1)
+    if not questions:
+        raise ConflictError("the frozen and the adapted answer to this query agree by now: a label decides nothing")
+    return {"position": await service.apply(questions[0].answered(label, who=expert.name, why=body.why))}
+
+
+def label_of(given: int | str, names: Sequence[str]) -> int:
+    """The number of a class that was given by its number or its name."""
+    if isinstance(given, str):
+        if given not in names:
+            raise LabelError(f"label must be one of {', '.join(names[:20])}, got {given[:50]!r}")
+        return names.index(given)
+    if not 0 <= given < len(names):
+        raise LabelError(f"label must be from 0 to {len(names) - 1}, got {given}")
+    return given
+
+
+def _questions(service: Service) -> list[dict[str, Any]]:
+    queries = list(service.queries)
+    if not queries:
+        return []
+    features = torch.stack([query.features for query in queries])
+    documents = []
+    for question in service.bank.ask(features, most=MOST_QUESTIONS):
+        document = service.document(queries[question.query], with_neighbors=False)
+        kept = {name: document[name] for name in ("query", "probs", "frozen", "picture")}
+        documents.append({**kept, "frozen_label": question.frozen, "adapted_label": question.adapted})
+    return documents
+
+
+def _preview_of_rollback(service: Service, to: int) -> dict[str, Any]:
+    """What would be different after a return to an earlier position."""
+    bank = service.bank
+    now = bank.contents
+    earlier = bank.at(to)
+    before = earlier.bank.contents.table("id", "label")
+    present = now.table("id", "label")
+    deleted = torch.tensor(sorted(now.deleted), dtype=torch.int64)
+    returning = ~torch.isin(before["id"], present["id"]) & ~torch.isin(before["id"], deleted)
+    staying = torch.isin(present["id"], before["id"])
+    places = torch.searchsorted(before["id"], present["id"][staying])
+    relabeled = before["label"][places] != present["label"][staying]
+    changed = []
+    queries = list(service.queries)
+    if queries:
+        features = torch.stack([query.features for query in queries])
+        labels = bank.predict(features).labels.tolist()
+        earlier_labels = earlier.predict(features).labels.tolist()
+        for query, label, earlier_label in zip(queries, labels, earlier_labels, strict=True):
+            if label != earlier_label:
+                changed.append({"query": query.name, "before": label, "after": earlier_label})
+    return {
+        "to": to,
+        "changes": now.position - to,
+        "rows_leaving": int((~staying).sum()),
+        "rows_returning": int(returning.sum()),
+        "labels_changing": int(relabeled.sum()),
+        "queries": changed,
+    }

@@ -1,0 +1,135 @@
+"""/v2: the Open Inference Protocol, for clients such as tritonclient."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+
+from adanpc.core import Prediction
+from adanpc.serve.bodies import as_features
+from adanpc.serve.errors import MediaTypeError, NotFoundError, RequestError
+from adanpc.serve.service import Here, Service
+from adanpc.serve.tensors import parameters_of, read_tensor, split_body, write_tensor
+from adanpc.version import __version__
+
+MODEL = "adanpc"
+INPUT = "features"
+LENGTH = "Inference-Header-Content-Length"
+GIVEN = ("labels", "probs", "joined")  # outputs of an answer unless others are asked for
+EXTRA = ("neighbor_ids", "neighbor_labels", "neighbor_origins", "neighbor_similarities", "neighbor_shares")
+KINDS = {
+    "labels": "INT64", "probs": "FP32", "joined": "INT64", "neighbor_ids": "INT64", "neighbor_labels": "INT64",
+    "neighbor_origins": "INT8", "neighbor_similarities": "FP64", "neighbor_shares": "FP32",
+}  # fmt: skip
+ORIGINS = {"source": 0, "admitted": 1, "expert": 2, "left": -1}
+
+routes = APIRouter(prefix="/v2", tags=["inference"])
+
+
+@routes.get("")
+async def server() -> dict[str, Any]:
+    """What answers here."""
+    return {"name": "adanpc", "version": __version__, "extensions": ["binary_tensor_data"]}
+
+
+@routes.get("/health/live")
+@routes.get("/health/ready")
+async def health() -> Response:
+    """Nothing, if the service answers."""
+    return Response()
+
+
+@routes.get("/models/{model}/ready")
+async def model_ready(model: str) -> Response:
+    """Nothing, if there is such a model."""
+    _check_model(model)
+    return Response()
+
+
+@routes.get("/models/{model}")
+async def describe_model(service: Here, model: str) -> dict[str, Any]:
+    """What the model takes and gives."""
+    _check_model(model)
+    known = service.bank.contents.settings
+    outputs = []
+    for name in (*GIVEN, *EXTRA):
+        shape = [-1, -1]
+        if name in ("labels", "joined"):
+            shape = [-1]
+        if name == "probs":
+            shape = [-1, known.classes]
+        outputs.append({"name": name, "datatype": KINDS[name], "shape": shape})
+    inputs = [{"name": INPUT, "datatype": "FP32", "shape": [-1, known.dim]}]
+    return {"name": MODEL, "versions": ["1"], "platform": "adanpc", "inputs": inputs, "outputs": outputs}
+
+
+@routes.post("/models/{model}/infer")
+async def infer(service: Here, model: str, request: Request) -> Response:
+    """Answers features and learns from them; the id of a request makes it count once, however often it is sent."""
+    _check_model(model)
+    if "content-encoding" in request.headers:
+        raise MediaTypeError("compressed requests are not read: send it as it is")
+    document, binary = split_body(await request.body(), request.headers.get(LENGTH))
+    given = document.get("inputs")
+    if not isinstance(given, list) or len(given) != 1:
+        raise RequestError(f"inputs must be a list of one tensor, {INPUT}")
+    request_id = document.get("id", "")
+    if not isinstance(request_id, str):
+        raise RequestError("id must be a text")
+    wanted = _wanted(document)
+    features = as_features(read_tensor(given[0], binary))
+    prediction, _ = await service.classify(features, request=request_id)
+    answer: dict[str, Any] = {"model_name": MODEL, "model_version": "1", "outputs": []}
+    if request_id:
+        answer["id"] = request_id
+    parts = []
+    for name, as_bytes in wanted.items():
+        tensor, data = write_tensor(name, _values(service, prediction, name), as_bytes)
+        answer["outputs"].append(tensor)
+        parts.append(data)
+    text = json.dumps(answer).encode()
+    if not any(wanted.values()):
+        return Response(text, media_type="application/json")
+    return Response(text + b"".join(parts), headers={LENGTH: str(len(text))}, media_type="application/octet-stream")
+
+
+def _check_model(name: str) -> None:
+    if name != MODEL:
+        raise NotFoundError(f"there is no model {name[:50]!r}: the model is {MODEL!r}")
+
+
+def _wanted(document: dict[str, Any]) -> dict[str, bool]:
+    """The names of the outputs that are asked for, and whether each is wanted as bytes."""
+    by_default = parameters_of(document).get("binary_data_output") is True
+    asked = document.get("outputs")
+    if not asked:
+        return dict.fromkeys(GIVEN, by_default)
+    if not isinstance(asked, list):
+        raise RequestError("outputs must be a list")
+    wanted = {}
+    for output in asked:
+        if not isinstance(output, dict) or not isinstance(output.get("name"), str) or output["name"] not in KINDS:
+            raise RequestError(f"an output must have one of the names {', '.join(KINDS)}")
+        wanted[output["name"]] = parameters_of(output).get("binary_data", by_default) is True
+    return wanted
+
+
+def _values(service: Service, prediction: Prediction, name: str) -> Any:
+    """An output as an array; absent neighbors have id, label and origin -1, similarity -2 and share 0."""
+    near = prediction.neighbors
+    if name in GIVEN:
+        return getattr(prediction, name).cpu().numpy()
+    if name == "neighbor_ids":
+        return near.ids.cpu().numpy()
+    if name == "neighbor_labels":
+        return near.labels.cpu().numpy()
+    if name == "neighbor_similarities":
+        return near.similarity.clamp(min=-2).cpu().numpy()  # JSON has no infinity
+    if name == "neighbor_shares":
+        return prediction.weights.cpu().numpy()
+    facts = service.facts.of(near.ids.flatten().tolist(), service.bank.contents)
+    origins = [ORIGINS[fact.origin] for fact in facts]
+    return np.array(origins, np.int8).reshape(tuple(near.ids.shape))
