@@ -18,7 +18,7 @@ from adanpc import cli, progress
 from adanpc.cli.app import printable, with_flags
 from adanpc.errors import AdaNPCError
 from adanpc.lab.data import Domain, rotated_digits
-from adanpc.lab.demo import METHODS, OnSource, Result, Settings, Stage
+from adanpc.lab.demo import ADAPTED, METHODS, PAPER, OnSource, Result, Settings, Stage
 from adanpc.progress import track
 from adanpc.version import __version__
 
@@ -30,7 +30,8 @@ PROGRAM = (sys.executable, "-m", "adanpc")
 def perfect() -> Result:
     """The widest result there is: every number has four digits."""
     source = dict.fromkeys(METHODS, OnSource(100.0, 100.0, 100.0))
-    stages = (Stage(angle.rstrip("°"), dict.fromkeys(METHODS, 100.0), source, 667) for angle in ANGLES)
+    rows = {PAPER: 667, ADAPTED: 4834}
+    stages = (Stage(angle.rstrip("°"), dict.fromkeys(METHODS, 100.0), source, rows) for angle in ANGLES)
     return Result(Settings(), tuple(stages))
 
 

@@ -82,6 +82,12 @@ def test_adapt_prints_a_table_and_keeps_records(folder: Path) -> None:
     assert f"{records[1]['average']:.1f}" in rows[1]
 
 
+def test_without_a_method_the_default_of_the_library_is_run(folder: Path) -> None:
+    done = run("adapt", folder, "--images", "5")
+    assert done.exit_code == 0, done.output
+    assert json.loads((folder / "adapt.jsonl").read_text().splitlines()[-1])["method"] == "adanpc-safe"
+
+
 def test_settings_of_methods(folder: Path) -> None:
     done = run("adapt", folder, "--method", "adanpc", "--set", "adanpc.k=1", "--images", "5")
     assert done.exit_code == 0, done.output
@@ -93,12 +99,12 @@ def test_settings_of_methods(folder: Path) -> None:
 
 def test_what_is_wrong_is_said_in_one_sentence(folder: Path, data_dir: Path, tmp_path: Path) -> None:
     cases = {
-        ("adapt", folder, "--method", "magic"): "there is no method 'magic'; there are: source",
-        ("adapt", folder, "--method", "adanpc", "--stream", "river"): "there is no stream 'river'; there are: iid",
+        ("adapt", folder, "--method", "magic"): "unknown method 'magic'; available: source",
+        ("adapt", folder, "--method", "adanpc", "--stream", "river"): "unknown stream 'river'; available: iid",
         ("adapt", folder, "--method", "t3a", "--set", "t3a.k=1"): "t3a has no setting 'k'; it has: keep",
         ("adapt", tmp_path, "--method", "adanpc"): "is not a run of adanpc train",
-        ("train", "--data", "nothing", "--target", "x"): "unknown data set 'nothing'; there are: rotated-mnist",
-        ("train", "--data", "folder", "--data-dir", data_dir, "--algorithm", "luck"): "there is no algorithm 'luck'",
+        ("train", "--data", "nothing", "--target", "x"): "unknown data set 'nothing'; available: rotated-mnist",
+        ("train", "--data", "folder", "--data-dir", data_dir, "--algorithm", "luck"): "unknown algorithm 'luck'",
         ("train", "--data", "folder", "--data-dir", data_dir, "--out", folder): "already holds a run",
         ("train", "--resume", tmp_path): "is not a run of adanpc train",
         ("train", "--data", "folder", "--set", "lr"): "--set takes name=value, got 'lr'",
@@ -118,10 +124,10 @@ def test_what_is_wrong_is_said_in_one_sentence(folder: Path, data_dir: Path, tmp
         (("--set", "lr=true"), "lr of erm must be a number, got True"),
         (("--algorithm", "knn", "--set", "k=0"), "k must be at least 1, got 0"),
         (("--algorithm", "knn", "--set", "k=2.5"), "k of knn must be a whole number, got 2.5"),
-        (("--encoder", "nope"), "there is no encoder 'nope'"),
+        (("--encoder", "nope"), "unknown encoder 'nope'"),
         (("--weights", "nofile"), "there is no file of weights at nofile"),
-        (("--device", "tpu"), "there is no device 'tpu' here, take cpu"),
-        (("--device", "cuda:99"), "there is no device 'cuda:99' here, take cpu"),
+        (("--device", "tpu"), "device 'tpu' is not available here: use cpu"),
+        (("--device", "cuda:99"), "device 'cuda:99' is not available here: use cpu"),
         (("--target", "dim"), "no source domain is left"),
     ],
 )

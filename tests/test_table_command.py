@@ -62,6 +62,7 @@ def test_a_table_its_files_and_the_report(tmp_path: Path) -> None:
             ("table", "loss-rotated-mnist", "--scale", "least", "--only", "nobody"),
             "has no row called 'nobody'; it has: erm, knn",
         ),
+        (("table", "loss-rotated-mnist", "--scale", "least", "--only", "emr"), "; did you mean 'erm'?"),
         (("table", "theory", "--scale", "least", "--only", "1"), "it is always made as a whole: omit --only"),
         (("report", "nowhere"), "nowhere holds no tables: make one with adanpc table NAME"),
     ],

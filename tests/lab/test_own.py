@@ -111,7 +111,7 @@ def test_a_file_is_run_once_and_is_not_needed_again(here: Path) -> None:
 
 
 CASES = {
-    "emr": "there is no algorithm 'emr'; there are: erm, .*, or module:Class; did you mean 'erm'?",
+    "emr": "unknown algorithm 'emr'; available: erm, .*, or module:Class; did you mean 'erm'?",
     "own_absent:Doubled": "there is no module 'own_absent' in .* or among installed packages",
     "absent.py:Doubled": "there is no file .*absent.py",
     "given.py:Double": "given.py has no class 'Double'; training algorithms in it: Doubled; did you mean 'Doubled'?",
@@ -137,7 +137,7 @@ def test_what_is_wrong_with_a_name_is_one_sentence(here: Path, name: str) -> Non
 def test_settings_of_ones_own_algorithm_are_checked(here: Path) -> None:
     (here / "given.py").write_text(ALGORITHM)
     spec = Spec("folder", ("bright",), "given.py:Doubled", hyper={"factor": 3.0, "lr": 0.1})
-    assert spec.complete().hyper == {"factor": 3.0, "lr": 0.1}
+    assert spec.complete().hyper == {"factor": 3.0, "lr": 0.1, "weight_decay": 0.0}
     with pytest.raises(ValueError, match="given.py:Doubled has no setting 'fctor'; .*did you mean 'factor'"):
         Spec("folder", ("bright",), "given.py:Doubled", hyper={"fctor": 3.0})
 
@@ -258,7 +258,7 @@ def test_another_algorithm_than_that_of_the_run_is_refused(data_dir: Path) -> No
 
 def test_what_cannot_be_found_leaves_no_folder(here: Path, data_dir: Path) -> None:
     assert_one_sentence(command(*options(data_dir, "--algorithm", "absent.py:Doubled")), "there is no file")
-    assert_one_sentence(command(*options(data_dir, "--algorithm", "")), "there is no algorithm ''")
+    assert_one_sentence(command(*options(data_dir, "--algorithm", "")), "unknown algorithm ''")
     assert not (here / "runs").exists()
 
 

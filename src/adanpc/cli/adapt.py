@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from adanpc.lab.sweep.meeting import Meeting
 
 ALL = "all"
+DEFAULT = "adanpc-safe"  # learns as a wrapped model does
 COLUMNS = 120  # the table needs them, whatever the terminal says
 LEGEND = (
     "Accuracy on each domain as its samples arrive; source: on held-out source images afterwards (before); "
@@ -31,16 +32,19 @@ LEGEND = (
 
 @app.command()
 def adapt(
+    run: Annotated[
+        Path | None, typer.Argument(help="The folder of a trained run; alternatively, pass --model.")
+    ] = None,
     method: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
-            help="One or several, such as adanpc t3a; all; or your own, as module:Class or file.py:Class.",
+            help="One or several, such as adanpc-safe t3a; all; or your own, as module:Class or file.py:Class. By "
+            "default adanpc-safe, which learns as the library does; adanpc is the paper's rule.",
             autocompletion=completing([*METHODS, ALL]),
         ),
-    ],
-    run: Annotated[Path | None, typer.Argument(help="The folder of a trained run; or give a --model.")] = None,
+    ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Instead of a run, a file of weights: the state_dict of the --encoder.")
+        Path | None, typer.Option(help="A file of weights instead of a run: the state_dict of the --encoder.")
     ] = None,
     encoder: Annotated[
         str,
@@ -56,42 +60,44 @@ def adapt(
         Path | None,
         typer.Option(
             help="The images to adapt to: a folder <class>/<image> or <domain>/<class>/<image>, or a CSV or Parquet "
-            "file with path, label and perhaps domain. By default the target domains of the run."
+            "file with path, label and perhaps domain. Default: the target domains of the run."
         ),
     ] = None,
     skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read, and count them.")
+        bool, typer.Option("--skip-unreadable", help="Skip images that cannot be read, and report how many.")
     ] = False,
     stream: Annotated[
         str, typer.Option(help="How samples arrive: " + ", ".join(STREAMS) + ".", autocompletion=completing(STREAMS))
     ] = "successive",
-    batch_size: Annotated[list[int] | None, typer.Option(min=1, help="One or several; 32 by default.")] = None,
-    images: Annotated[int | None, typer.Option(min=1, help="How many of each target domain at most.")] = None,
+    batch_size: Annotated[list[int] | None, typer.Option(min=1, help="One or several. Default: 32.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="The most images to use from each target domain.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of a method, as method.name=value; may be repeated.")
     ] = None,
     algorithm: Annotated[
         str | None,
-        typer.Option(help="The run's algorithm, if it is your own: a run does not decide which code is executed."),
+        typer.Option(help="The run's algorithm if it is your own: a run never decides which code is executed."),
     ] = None,
-    which: Annotated[str, typer.Option(help="The best or the last model of the run.")] = "best",
-    seed: Annotated[int, typer.Option(min=0, help="Of the order of arrival, and of what methods draw.")] = 0,
+    which: Annotated[str, typer.Option(help="Which model of the run to use: best or last.")] = "best",
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for the order of arrival and for the methods.")] = 0,
     device: Annotated[str, typer.Option(help="Where to compute, such as cpu or cuda.")] = "cpu",
     out: Annotated[
-        Path | None, typer.Option(help="Where records of a --model are kept; by default a folder below runs/.")
+        Path | None, typer.Option(help="Where to keep the records of a --model. Default: a folder below runs/.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Run test-time methods on images that a model was not trained on, and compare them.
 
-    Each sample is answered as it arrives; labels are used only for counting. A fifth of each target is held back to
-    select settings by, as in training. What was measured before is taken from the records.
+    Each sample is answered as it arrives; labels are used only to score the answers. A fifth of each target domain is
+    held back for selecting settings, as in training. Results that were measured before are reused.
     """
-    stopped = "Stopped; the same command continues after the methods that are finished."
-    with one_sentence(stopped, disk_full="give the same command again"):
+    stopped = "Stopped; run the same command again to continue after the methods that are finished."
+    with one_sentence(stopped, disk_full="run the same command again"):
         from adanpc.lab.train.process_group import known_device
 
-        names = list(METHODS) if ALL in method else method
+        names = method or [DEFAULT]
+        if ALL in names:
+            names = list(METHODS)
         sizes = batch_size or [32]
         # All that was typed is checked before any image is encoded, which may take minutes.
         own_settings = _settings_by_method(set_ or [], names)
@@ -101,7 +107,7 @@ def adapt(
             _refuse_together("a run", encoder=encoder, source=source, out=out)
             meeting = _with_run(run, algorithm, on, which, images, place, skip_unreadable)
         else:
-            _refuse_together("a --model", run=run, algorithm=algorithm)
+            _refuse_together("--model", run=run, algorithm=algorithm)
             meeting = _with_weights(model, encoder, source, on, out, images, place, skip_unreadable)
 
         questions = []
@@ -149,7 +155,7 @@ def _stream(name: str, seed: int) -> Stream:
 
     if name not in streams.STREAMS:
         hint = did_you_mean(name, STREAMS)
-        raise AdaNPCError(f"there is no stream {name!r}; there are: {', '.join(STREAMS)}{hint}")
+        raise AdaNPCError(f"unknown stream {name!r}; available: {', '.join(STREAMS)}{hint}")
     return streams.STREAMS[name](seed=seed)
 
 
@@ -158,7 +164,7 @@ def _refuse_together(with_what: str, **others: object) -> None:
     for name, value in others.items():
         if value:
             shown = "a run" if name == "run" else f"--{name}"
-            raise AdaNPCError(f"{with_what} is given, so {shown} has no use: omit one of them")
+            raise AdaNPCError(f"{shown} has no effect together with {with_what}: omit one of them")
 
 
 def _with_run(
@@ -176,7 +182,7 @@ def _with_run(
     from adanpc.lab.train.run import Run
 
     if folder is None:
-        raise AdaNPCError("there is nothing to adapt: give the folder of a run, or a file of weights as --model")
+        raise AdaNPCError("there is nothing to adapt: pass the folder of a run, or a file of weights as --model")
     others = None
     if on is not None:
         others = read_images(on, skip_unreadable=skip_unreadable)
@@ -200,8 +206,8 @@ def _with_weights(
 
     if not encoder or source is None or on is None:
         raise AdaNPCError(
-            "a --model needs its --encoder, the images that it was trained on as --source, and those to adapt to as "
-            "--on"
+            "--model also needs --encoder, --source with the images that it was trained on, and --on with the images "
+            "to adapt to"
         )
     known = read_images(source, skip_unreadable=skip_unreadable)
     met = read_images(on, skip_unreadable=skip_unreadable)

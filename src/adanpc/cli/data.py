@@ -25,8 +25,8 @@ def data(
         typer.Argument(help="One of: " + ", ".join(DATA_SETS) + ".", autocompletion=completing(DATA_SETS)),
     ],
     data_dir: Annotated[Path, typer.Option(help="The folder that holds the data set.")] = Path("data"),
-    check: Annotated[bool, typer.Option(help="Also decode every image, and name those that cannot be read.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Decides which digit gets which angle, and makes corruptions.")] = 0,
+    check: Annotated[bool, typer.Option(help="Also decode every image, and list those that cannot be read.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for the angles of digits and for corruptions.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show a data set: its domains, classes and sizes."""

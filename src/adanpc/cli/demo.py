@@ -24,13 +24,13 @@ MIN_COLUMNS = 80  # the table needs them, whatever the terminal says
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where to write the figure: a .png, .pdf or .svg file.")] = Path("demo.png"),
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Decides every random choice.")] = DEMO_SEED,
-    epochs: Annotated[int, typer.Option(min=1, help="How long the network is trained.")] = DEMO_EPOCHS,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed.")] = DEMO_SEED,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs to train the network.")] = DEMO_EPOCHS,
 ) -> None:
     """Train on upright digits, then adapt to digits that are rotated further and further: about 90 seconds.
 
-    A table and a figure compare a linear head, a frozen k-NN vote and AdaNPC on each rotation, and show what is still
-    known of the upright digits afterwards.
+    A table and a figure compare a linear head, a frozen k-NN vote, the paper's rule and AdaNPC, which is the library's
+    default, on each rotation, and show what is still known of the upright digits afterwards.
     """
     with one_sentence():
         from adanpc.lab.data.digits import rotated_digits
@@ -50,10 +50,11 @@ def _show(result: Result, seconds: float) -> None:
     console = Console(highlight=False)
     console.width = max(console.width, MIN_COLUMNS)
     console.print(_table(result))
-    source_rows = result.stages[0].rows
-    admitted_rows = result.stages[-1].rows - source_rows
+    before = result.stages[0].rows
+    after = result.stages[-1].rows
+    joined = [f"{after[method] - before[method]:,} joined by {method}" for method in after]
     settings = [f"{name.replace('_', ' ')} {value}" for name, value in asdict(result.settings).items()]
-    console.print(f"Bank: {source_rows:,} source rows, {admitted_rows:,} admitted. Time: {seconds:.0f} s.")
+    console.print(f"Bank: {min(before.values()):,} source rows; {', '.join(joined)}. Time: {seconds:.0f} s.")
     console.print(f"Settings: {', '.join(settings)}.")
 
 
@@ -67,7 +68,7 @@ def _table(result: Result) -> Table:
     caption = (
         f"{first} … {last}: each domain as it is met ({first}: held-out digits); mean: of the rotated ones. "
         f"Source: after {last}, on the training digits, on the same when a digit's own row may not vote, and on "
-        "held-out digits. Only AdaNPC adapts, so the other two rows are also the source before."
+        "held-out digits. Only the paper's rule and AdaNPC learn, so the other two rows are also the source before."
     )
     table = Table(
         title="Accuracy (%)",

@@ -1,6 +1,6 @@
 """Names that the command line completes and shows in its help.
 
-They stand here a second time because the modules that define them import torch, which takes seconds, and TAB must
+They are repeated here because the modules that define them import torch, which takes seconds, and TAB must
 answer at once. A test compares them with the registries.
 """
 
@@ -23,23 +23,26 @@ ENCODERS = (
 )  # fmt: skip
 METHODS = (
     "source", "knn", "adanpc", "adanpc-safe", "adanpc-published", "adanpc-bn", "adanpc-bn-published", "adanpc-tent",
-    "adanpc-eta",
-    "t3a", "t3a-published", "tast", "lame", "neo", "bn-adapt", "tent", "tent-clf", "tent-prebn", "pl-clf", "pl-full",
-    "shot", "shot-im", "eta", "eata", "sar", "deyo", "cotta", "roid", "note", "rotta", "ttaug", "memo", "ttt",
-    "ttt-online",
+    "adanpc-eta", "adanpc-reset", "adanpc-asr", "adanpc-petta", "t3a", "t3a-published", "tast", "lame", "zero-shot",
+    "tda", "tda-published", "boost-adapter", "dmn-zs", "oga", "oga-published", "stat-a", "neo", "bn-adapt", "tent",
+    "tent-clf", "tent-prebn", "pl-clf", "pl-full", "shot", "shot-im", "eta", "eata", "sar", "sar-published", "deyo",
+    "deyo-published", "tent-come", "eata-come", "sar-come", "rdumb", "asr", "rpl", "cotta", "roid", "roid-published",
+    "cmf", "note", "rotta", "petta", "ttaug", "memo", "ttt", "ttt-online",
 )  # fmt: skip
-STREAMS = ("iid", "successive", "mixed", "gradual", "label_shift", "correlated")
+STREAMS = (
+    "iid", "successive", "mixed", "recurring", "gradual", "label_shift", "correlated", "sorted", "one_class",
+)  # fmt: skip
 TABLES = (
     "ood", "ood-rotated-mnist", "ood-vlcs", "ood-pacs", "ood-domain-net", "ood-terra-incognita", "backbones",
     "loss-pacs", "loss-rotated-mnist", "convergence", "frozen-pacs", "k-pacs", "share-pacs", "frozen-rotated-mnist",
     "k-rotated-mnist", "share-rotated-mnist", "adaptation", "adaptation-rotated-mnist", "adaptation-pacs",
     "adaptation-vlcs", "adaptation-domain-net", "successive-rotated-mnist", "successive-vlcs", "successive-pacs",
     "successive-terra-incognita", "successive-domain-net", "inference-time", "cifar-10-c-5", "cifar-10-c-1",
-    "imagenet-c", "gallery-pacs", "gallery-rotated-mnist", "theory", "split",
+    "imagenet-c", "gallery-pacs", "gallery-rotated-mnist", "theory", "split", "safety",
 )  # fmt: skip
 SCALES = ("full", "large", "medium", "small", "tiny", "least")
+PRESETS = ("paper", "safe")
 STEPS = 5000
-EVERY = 300
 DEMO_SEED = 0
 DEMO_EPOCHS = 20
 

@@ -28,34 +28,47 @@ LONG = 3600.0  # seconds; whoever has named no size is asked before work that ta
 
 @app.command()
 def table(
-    name: Annotated[str, typer.Argument(help="Which; --list names them.", autocompletion=completing(TABLES))] = "",
-    list_: Annotated[bool, typer.Option("--list", help="Name every table and figure.")] = False,
+    name: Annotated[
+        str,
+        typer.Argument(help="The table or figure to make; --list shows the names.", autocompletion=completing(TABLES)),
+    ] = "",
+    list_: Annotated[bool, typer.Option("--list", help="List every table and figure.")] = False,
     data_dir: Annotated[Path, typer.Option(help="The folder that holds the data sets.")] = Path("data"),
     out: Annotated[Path, typer.Option(help="Where records, models and results are kept.")] = OUT,
-    budget: Annotated[str, typer.Option(help="Take the largest scale that fits, such as 30m or 2h.")] = "",
+    budget: Annotated[
+        str, typer.Option(help="Time allowed, such as 30m or 2h: the largest scale that fits is used.")
+    ] = "",
     scale: Annotated[
-        str, typer.Option(help="Instead of a budget: " + ", ".join(SCALES) + ".", autocompletion=completing(SCALES))
+        str,
+        typer.Option(
+            help="Size of the experiment, instead of --budget: " + ", ".join(SCALES) + ".",
+            autocompletion=completing(SCALES),
+        ),
     ] = "",
     encoder: Annotated[
-        str, typer.Option(help="Instead of the paper's, for photos.", autocompletion=completing(ENCODERS))
+        str, typer.Option(help="Encoder for photos, instead of the paper's.", autocompletion=completing(ENCODERS))
     ] = "",
-    only: Annotated[list[str] | None, typer.Option(help="Only these rows; may be repeated.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of training, instead of the scale's.")] = None,
-    images: Annotated[int | None, typer.Option(min=5, help="Of each domain at most, instead of the scale's.")] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Settings to select from, instead of the scale's.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions, instead of the scale's.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each core.")] = None,
-    device: Annotated[str, typer.Option(help="Such as cpu or cuda; take one of the --workers for each.")] = "cpu",
+    only: Annotated[list[str] | None, typer.Option(help="Make only these rows; may be repeated.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps, overriding the scale.")] = None,
+    images: Annotated[int | None, typer.Option(min=5, help="The most images per domain, overriding the scale.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Hyperparameter settings to select from, overriding the scale.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many random seeds to run, overriding the scale.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: one per core.")] = None,
+    device: Annotated[str, typer.Option(help="Where to compute, such as cpu or cuda; use one worker per GPU.")] = "cpu",
     ray: Annotated[str, typer.Option(help="The address of a Ray cluster to run on, such as auto.")] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Start without a question, however long it takes.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Start without asking, however long it takes.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Make a table or figure of the paper, ours beside the paper's.
+    """Reproduce a table or figure of the paper, with our numbers beside the paper's.
 
     Ctrl-C loses nothing that was finished: the same command continues. Without --budget or --scale it has the paper's
-    size, which takes weeks on two cores; the estimate is printed first, and you are asked before more than an hour.
+    size, which takes weeks on two cores; the estimate is printed first, and work of more than an hour is confirmed.
     """
-    with one_sentence("Stopped; the same command continues where it was.", disk_full="give the same command again"):
+    with one_sentence("Stopped; the same command continues where it was.", disk_full="run the same command again"):
         from adanpc.lab.show.report import write
         from adanpc.lab.tables import make
 
@@ -97,10 +110,10 @@ def table(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="What adanpc table was given as --out.")] = OUT,
+    folder: Annotated[Path, typer.Argument(help="The folder that was passed to adanpc table as --out.")] = OUT,
     data_dir: Annotated[
         Path | None,
-        typer.Option(help="The folder that holds the data sets, if it is no longer where the tables were made from."),
+        typer.Option(help="The folder that holds the data sets, if they have moved since the tables were made."),
     ] = None,
 ) -> None:
     """Write one self-contained page with every table and figure that a folder holds."""
@@ -120,7 +133,7 @@ def _ask(name: str, estimate: Estimate) -> None:
     if not sys.stdin.isatty():
         raise AdaNPCError(
             f"{name} at the paper's size takes about {length(estimate.seconds)}: choose a `scale` or a `budget`, or "
-            "start it with --yes"
+            "pass --yes to start anyway"
         )
     if not typer.confirm("That is the paper's size; --scale and --budget choose another. Start?", err=True):
         raise typer.Exit(REFUSED)

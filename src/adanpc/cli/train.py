@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adanpc.cli.app import STOPPED, app, one_sentence, print_json, settings
-from adanpc.cli.names import ALGORITHMS, DATA_SETS, ENCODERS, EVERY, STEPS, completing
+from adanpc.cli.names import ALGORITHMS, DATA_SETS, ENCODERS, STEPS, completing
 from adanpc.errors import AdaNPCError
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def train(
     data: Annotated[
         str, typer.Option(help="One of: " + ", ".join(DATA_SETS) + ".", autocompletion=completing(DATA_SETS))
     ] = "",
-    target: Annotated[list[str] | None, typer.Option(help="A domain not to train on; may be repeated.")] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(help="A domain to hold out from training; may be repeated.")
+    ] = None,
     algorithm: Annotated[
         str | None,
         typer.Option(
@@ -39,35 +41,44 @@ def train(
     encoder: Annotated[
         str,
         typer.Option(
-            help="Such as convnet, or timm:NAME; by default what is usual for the data.",
+            help="The network, such as convnet or timm:NAME. Default: the usual one for the data set.",
             autocompletion=completing(ENCODERS),
         ),
     ] = "",
     data_dir: Annotated[Path, typer.Option(help="The folder that holds the data set.")] = Path("data"),
-    out: Annotated[Path | None, typer.Option(help="The run's folder; by default a new one below runs/.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Updates.")] = STEPS,
-    batch_size: Annotated[int, typer.Option(min=0, help="Rows of each domain in a step; 0: what is usual.")] = 0,
-    every: Annotated[int, typer.Option(min=1, help="Evaluate and save after this many steps.")] = EVERY,
-    seed: Annotated[int, typer.Option(min=0, help="Decides every random choice.")] = 0,
-    trial: Annotated[int, typer.Option(min=0, help="Draws settings from the search space; 0: defaults.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The run's folder. Default: a new one below runs/.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = STEPS,
+    batch_size: Annotated[
+        int, typer.Option(min=0, help="Samples per domain in each step; 0 uses the usual number.")
+    ] = 0,
+    every: Annotated[
+        int, typer.Option(min=0, help="Evaluate and save after this many steps; 0 uses the usual number.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    trial: Annotated[
+        int, typer.Option(min=0, help="Which random draw of hyperparameters to use; 0 uses the defaults.")
+    ] = 0,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the algorithm, as name=value; may be repeated.")
     ] = None,
     pretrained: Annotated[bool | None, typer.Option(help="Start from published weights.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A file of weights to start from.")] = None,
-    norm: Annotated[bool, typer.Option(help="A BatchNorm between encoder and head.")] = False,
-    dropout: Annotated[float, typer.Option(min=0, max=1, help="Of the features.")] = 0.0,
-    frozen_batchnorm: Annotated[bool, typer.Option(help="Keep the statistics of the encoder.")] = False,
-    augment: Annotated[bool | None, typer.Option(help="Random crops, flips and colors.")] = None,
+    norm: Annotated[bool, typer.Option(help="Put a BatchNorm between encoder and head.")] = False,
+    dropout: Annotated[float, typer.Option(min=0, max=1, help="Dropout rate of the features.")] = 0.0,
+    frozen_batchnorm: Annotated[bool, typer.Option(help="Keep the BatchNorm statistics of the encoder fixed.")] = False,
+    straight_resize: Annotated[
+        bool, typer.Option("--straight-resize", help="Resize images to a square without cropping, as DomainBed does.")
+    ] = False,
+    augment: Annotated[bool | None, typer.Option(help="Augment with random crops, flips and colors.")] = None,
     skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read, and count them.")
+        bool, typer.Option("--skip-unreadable", help="Skip images that cannot be read, and report how many.")
     ] = False,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Continue this run with its own settings. Repeat an --algorithm of your own."),
+        typer.Option(help="Continue this run with its own settings; pass --algorithm again if it is your own."),
     ] = None,
-    device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes that read images.")] = None,
+    device: Annotated[str, typer.Option(help="Where to train, such as cpu or cuda.")] = "cpu",
+    workers: Annotated[int | None, typer.Option(min=0, help="Number of processes that read images.")] = None,
     tensorboard: Annotated[bool, typer.Option(help="Also write scalars for TensorBoard.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -108,6 +119,7 @@ def train(
                     norm=norm,
                     dropout=dropout,
                     frozen_batchnorm=frozen_batchnorm,
+                    straight_resize=straight_resize,
                     augment=augment,
                 )
                 check_vacant(folder)
@@ -124,7 +136,8 @@ def train(
                 try:
                     record = train_run(run, group, prepared=prepared, workers=workers, tensorboard=tensorboard)
                 except SavedInterrupt:
-                    typer.echo(f"Stopped and saved; continue with: {command}", err=True)
+                    if group.rank == 0:
+                        typer.echo(f"Stopped and saved; continue with: {command}", err=True)
                     raise typer.Exit(STOPPED) from None
             if group.rank == 0:
                 _show(run, record, as_json=json)
@@ -177,14 +190,30 @@ def _show(run: Run, record: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _table(run: Run, record: dict[str, Any]) -> Table:
+    by_head = "held_out_by_head" in record  # beside the vote that the run is judged by
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, title="Accuracy (%)", title_justify="left")
     table.add_column("domain")
     table.add_column("")
-    table.add_column("held out", justify="right")
-    table.add_column("rest", justify="right")
-    for name, held_out in record["held_out"].items():
-        if name in run.spec.targets:
-            table.add_row(name, "target", f"{held_out:.1f}", f"{record['target'][name]:.1f}")
-        else:
-            table.add_row(name, "source", f"{held_out:.1f}", "")
+    judges = [""]
+    if by_head:
+        judges = ["vote, ", "head, "]
+    for part in ("held out", "rest"):
+        for judge in judges:
+            table.add_column(judge + part, justify="right")
+    for name in record["held_out"]:
+        kind = "target" if name in run.spec.targets else "source"
+        cells = [_percent(record["held_out"], name)]
+        if by_head:
+            cells.append(_percent(record["held_out_by_head"], name))
+        cells.append(_percent(record["target"], name))
+        if by_head:
+            cells.append(_percent(record["target_by_head"], name))
+        table.add_row(name, kind, *cells)
     return table
+
+
+def _percent(accuracies: dict[str, float], name: str) -> str:
+    """The accuracy of a domain, or nothing if it was not measured."""
+    if name not in accuracies:
+        return ""
+    return f"{accuracies[name]:.1f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from inspect import signature
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -42,14 +43,20 @@ def _annotated_types(takers: Collection[Callable[..., Any]], ignored: Collection
     """Returns the annotation of every setting; Any where there is none."""
     types: dict[str, Any] = {}
     for taker in takers:
-        try:
-            hints = get_type_hints(getattr(taker, "__init__", taker))
-        except NameError:  # an annotation that is only imported for type checkers
-            hints = {}
-        for parameter in signature(taker).parameters:
+        for parameter, annotation in _parameters(taker):
             if parameter not in ignored:
-                types.setdefault(parameter, hints.get(parameter, Any))
+                types.setdefault(parameter, annotation)
     return types
+
+
+@cache  # a plan of a table checks the settings of thousands of runs, which a few classes take
+def _parameters(taker: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
+    """Returns every parameter of a constructor with its annotation."""
+    try:
+        hints = get_type_hints(getattr(taker, "__init__", taker))
+    except NameError:  # an annotation that is only imported for type checkers
+        hints = {}
+    return tuple((name, hints.get(name, Any)) for name in signature(taker).parameters)
 
 
 def _members(annotation: Any) -> set[Any]:

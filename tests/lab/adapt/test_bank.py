@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import e, inf, log
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,7 +151,10 @@ def test_the_encoder_moves_as_tent_moves_it_and_the_bank_answers() -> None:
 @pytest.mark.parametrize("kind", [AdaNPCTent, AdaNPCETA])
 def test_stale_rows_stay_unless_refreshed(kind: Kind) -> None:
     source, batches = toy_source(), toy_stream(kind, 4)
-    stale, fresh = kind(source, min_confidence=0.0, alpha=3.0), kind(source, min_confidence=0.0, alpha=3.0, refresh=2)
+    settings: dict[str, Any] = {"min_confidence": 0.0, "alpha": 3.0}
+    if kind is AdaNPCETA:
+        settings = {"min_confidence": 0.0, "lr": 0.03}
+    stale, fresh = kind(source, **settings), kind(source, **settings, refresh=2)
     run(stale, batches)
     run(fresh, batches)
     ids = torch.arange(len(source.labels))

@@ -47,7 +47,7 @@ class ETAOnAnotherVote(Adapter):
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
-        self.eta = ETA(source, margin=1.0, similarity=1.1, alpha=10.0)
+        self.eta = ETA(source, margin=1.0, similarity=1.1, lr=0.1)
         means = torch.stack([source.features[source.labels == label].mean(0) for label in range(3)])
         self.register_buffer("means", means)
 
@@ -95,7 +95,9 @@ def test_settings_that_make_no_sense_are_named(chosen: dict[str, Any], message: 
 
 
 def test_a_part_that_is_not_there_is_named() -> None:
-    with pytest.raises(AdaNPCError, match="trains must be one of norm, head, new norm, got 'all'"):
+    with pytest.raises(
+        AdaNPCError, match="trains must be one of norm, norm but the last block, head, new norm, got 'all'"
+    ):
         ETA(toy_source(), trains="all")
 
 
@@ -109,7 +111,7 @@ def test_a_model_without_scale_and_shift_is_refused_with_a_remedy(layer: nn.Modu
 def test_a_loss_that_is_not_finite_moves_nothing_and_is_named() -> None:
     adapter = Tent(toy_source())
     before = [value.detach().clone() for value in adapter.trained]
-    with pytest.raises(AdaNPCError, match="Tent: the loss is nan: reset, and use a smaller alpha"):
+    with pytest.raises(AdaNPCError, match="Tent: the loss is nan: reset, and use a smaller learning rate"):
         adapter.descend(adapter.trained[0].sum() * torch.nan)
     assert all(torch.equal(now, then) for now, then in zip(adapter.trained, before, strict=True))
 
@@ -152,4 +154,4 @@ def test_an_encoder_moved_by_another_vote_makes_that_vote_surer() -> None:
 
 def test_the_class_itself_is_abstract() -> None:
     with pytest.raises(TypeError, match="abstract"):
-        EntropyDescent(toy_source(), trains="norm", alpha=1.0, optimizer="adam", steps=1)  # type: ignore[abstract]
+        EntropyDescent(toy_source(), trains="norm", lr=1.0, optimizer="adam", steps=1)  # type: ignore[abstract]

@@ -16,14 +16,18 @@ from torch.nn.functional import cross_entropy
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Adapter
 from adanpc.lab.adapt.entropy import EntropyDescent
-from adanpc.lab.adapt.filtered import EATA, ETA, Selection, usual_similarity
+from adanpc.lab.adapt.filtered import EATA, ETA, Selection, usual_similarity, usual_weight
 from adanpc.lab.networks.source import SourceModel
 from adanpc.testing import check_adapter
 from adanpc.testing.adapters import toy_source
 
 RATE = 1e-2
 CLASSES = 3
-MILD: dict[str, Any] = {"margin": 0.8, "similarity": 0.9}  # keeps some of a batch of mixtures, and not others
+MILD: dict[str, Any] = {
+    "margin": 0.8,
+    "similarity": 0.9,
+    "lr": RATE,
+}  # keeps some of a batch of mixtures, and not others
 
 
 def chosen_by_loop(
@@ -264,6 +268,18 @@ def test_eata_says_that_it_needs_source_images() -> None:
 
 
 @pytest.mark.parametrize("kind", [ETA, EATA])
-@pytest.mark.parametrize("chosen", [{}, MILD, {"optimizer": "adam", "alpha": 10.0}, {"trains": "head", **MILD}])
-def test_contract(kind: type[Adapter], chosen: dict[str, Any]) -> None:
+@pytest.mark.parametrize("chosen", [MILD, {"optimizer": "adam", "lr": 0.1}, {"trains": "head", **MILD}])
+def test_contract_with_other_settings(kind: type[Adapter], chosen: dict[str, Any]) -> None:
     check_adapter(kind, **chosen)
+
+
+def test_rates_and_the_weight_of_the_penalty_are_the_published_ones() -> None:
+    """2.5e-4 with SGD on ImageNet; the weight is 1 for CIFAR-10 and 2,000 for ImageNet."""
+    source = toy_source()
+    for kind in (ETA, EATA):
+        for optimizer, rate in (("sgd", 2.5e-4), ("adam", 1e-3)):
+            adapter = kind(source, optimizer=optimizer)
+            assert adapter.optimizers["entropy"].param_groups[0]["lr"] == rate
+    assert usual_weight(10) == pytest.approx(1)
+    assert usual_weight(1000) == pytest.approx(2000)
+    assert EATA(source).weight == usual_weight(3)

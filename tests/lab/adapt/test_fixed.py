@@ -19,11 +19,11 @@ from adanpc.testing.adapters import ADAPTER_CHECKS
 
 DIM, CLASSES = 5, 3
 METHODS: list[tuple[type[Adapter], dict[str, Any]]] = [
-    (Linear, {}),
     (FrozenKNN, {"k": 3}),
-    (LAME, {}),
     (LAME, {"k": 1}),
     (LAME, {"k": 50}),
+    (LAME, {"kernel": "rbf"}),
+    (LAME, {"kernel": "linear"}),
 ]
 
 
@@ -79,9 +79,39 @@ def test_lame_is_the_fixed_point_of_its_equation(k: int, count: int) -> None:
     np.testing.assert_allclose(LAME(start, k=k).step(batch), expected, atol=1e-5)
 
 
-def test_lame_leaves_a_batch_of_one_to_the_head() -> None:
+def published_affinity(batch: torch.Tensor, kernel: str, k: int) -> np.ndarray[Any, Any]:
+    """As in src/adaptation/lame.py of fiveai/LAME at d2e5f63, row by row."""
+    rows = batch.double().numpy()
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    if kernel == "linear":
+        return np.array([[one @ other for other in rows] for one in rows])
+    distances = np.array([[np.linalg.norm(one - other) for other in rows] for one in rows])
+    width = np.mean([sorted(line)[min(k, len(rows)) - 1] for line in distances])
+    gaussian: np.ndarray[Any, Any] = np.exp(-(distances**2) / (2 * width**2))
+    return gaussian
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "linear"])
+@pytest.mark.parametrize(("k", "count"), [(3, 2), (5, 9)])
+def test_lame_has_the_published_kernels(kernel: str, k: int, count: int) -> None:
+    start, batch = source(), features(count, count)
+    unary = log_softmax(logits(start, batch), 1)
+    weights = published_affinity(batch, kernel, k)
+    probs = np.exp(unary)
+    for _ in range(100):
+        probs = softmax(unary + weights @ probs, 1)
+    np.testing.assert_allclose(LAME(start, kernel=kernel, k=k).step(batch), probs, atol=1e-4)
+
+
+def test_lame_knows_no_other_kernel() -> None:
+    with pytest.raises(AdaNPCError, match="kernel must be one of knn, rbf, linear, got 'cosine'"):
+        LAME(source(), kernel="cosine")
+
+
+@pytest.mark.parametrize("kernel", ["knn", "rbf", "linear"])
+def test_lame_leaves_a_batch_of_one_to_the_head(kernel: str) -> None:
     batch = features(1, 3)
-    torch.testing.assert_close(LAME(source()).step(batch), Linear(source()).step(batch).detach())
+    torch.testing.assert_close(LAME(source(), kernel=kernel).step(batch), Linear(source()).step(batch).detach())
 
 
 def test_lame_rows_do_not_listen_to_themselves_though_others_are_equal() -> None:
@@ -119,5 +149,5 @@ def test_lame_refuses_to_ask_nobody() -> None:
 
 @pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize(("kind", "hypers"), METHODS, ids=str)
-def test_contract(kind: type[Adapter], hypers: dict[str, Any], check: Callable[..., None]) -> None:
+def test_contract_with_other_settings(kind: type[Adapter], hypers: dict[str, Any], check: Callable[..., None]) -> None:
     check(kind, **hypers)

@@ -22,10 +22,8 @@ from adanpc.testing.adapters import ADAPTER_CHECKS
 DIM = 6
 CLASSES = 4
 METHODS: list[tuple[type[Adapter], dict[str, Any]]] = [
-    (T3A, {}),
     (T3A, {"keep": 1}),
     (T3A, {"keep": None}),
-    (T3APublished, {}),
 ]
 
 
@@ -194,5 +192,5 @@ def test_keep_below_one_is_refused(keep: int) -> None:
 
 @pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize(("kind", "hypers"), METHODS, ids=str)
-def test_contract(kind: type[Adapter], hypers: dict[str, Any], check: Callable[..., None]) -> None:
+def test_contract_with_other_settings(kind: type[Adapter], hypers: dict[str, Any], check: Callable[..., None]) -> None:
     check(kind, **hypers)

@@ -101,8 +101,8 @@ def test_every_method_names_its_paper(name: str) -> None:
 
 
 CASES = {
-    "tnet": "there is no method 'tnet'; there are: source, .*, or module:Class; did you mean 'tent'?",
-    "wholly-unlike": "there is no method 'wholly-unlike'; .*, or module:Class",
+    "tnet": "unknown method 'tnet'; available: source, .*, or module:Class; did you mean 'tent'?",
+    "wholly-unlike": "unknown method 'wholly-unlike'; .*, or module:Class",
     "registry_absent:Scaled": "there is no module 'registry_absent' in .* or among installed packages",
     "registry_absent.inner:Scaled": "there is no module 'registry_absent.inner' in .* or among installed packages",
     "absent.py:Scaled": "there is no file .*absent.py",

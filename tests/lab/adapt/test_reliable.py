@@ -14,8 +14,8 @@ from lab.adapt.mixtures import mixtures, stream
 from torch import Tensor, nn
 
 from adanpc.errors import AdaNPCError
-from adanpc.lab.adapt.adapter import Adapter, BatchError
-from adanpc.lab.adapt.reliable import SAR, DeYO, climbed, shuffled_patches
+from adanpc.lab.adapt.adapter import Adapter, BatchError, Source
+from adanpc.lab.adapt.reliable import SAR, DeYO, DeYOPublished, SARPublished, climbed, shuffled_patches
 from adanpc.lab.networks.source import SourceModel
 from adanpc.testing import check_adapter
 from adanpc.testing.adapters import toy_source
@@ -65,7 +65,7 @@ def test_a_climb_is_undone_after_an_error_and_stays_where_nothing_rises() -> Non
 
 
 def test_sar_steps_by_the_gradient_at_the_top_of_the_climb() -> None:
-    adapter = SAR(toy_source(), margin=0.6, radius=0.2, floor=0.0)
+    adapter = SAR(toy_source(), margin=0.6, radius=0.2, floor=0.0, lr=RATE)
     model = by_the_batch()
     margin = 0.6 * log(CLASSES)
     average = None
@@ -104,7 +104,7 @@ def test_sar_without_sure_answers_here_or_there_moves_nothing(chosen: dict[str, 
 
 
 def test_sar_recovers_when_its_average_loss_is_too_low() -> None:
-    adapter = SAR(toy_source(), margin=1.0, floor=0.0, alpha=10.0)
+    adapter = SAR(toy_source(), margin=1.0, floor=0.0, lr=0.1)
     batches = stream(3)
     for batch in batches:
         adapter.step(batch)
@@ -115,8 +115,48 @@ def test_sar_recovers_when_its_average_loss_is_too_low() -> None:
     assert all(torch.equal(now, start) for now, start in zip(adapter.trained, adapter.start, strict=True))
     assert adapter.average is None
     adapter.floor = 0.0
-    fresh = SAR(toy_source(), margin=1.0, floor=0.0, alpha=10.0)
+    fresh = SAR(toy_source(), margin=1.0, floor=0.0, lr=0.1)
     assert all(torch.equal(adapter.step(batch), fresh.step(batch)) for batch in batches)
+
+
+def test_the_published_sar_keeps_momentum_and_average_when_it_recovers() -> None:
+    adapter = SARPublished(toy_source(), margin=1.0, floor=0.0, lr=0.1)
+    batches = stream(3)
+    for batch in batches:
+        adapter.step(batch)
+    assert adapter.average is not None
+    adapter.floor = adapter.average + 10
+    adapter.step(batches[0])
+    assert all(torch.equal(now, start) for now, start in zip(adapter.trained, adapter.start, strict=True))
+    assert adapter.average is not None
+    momenta = [state["momentum_buffer"] for state in adapter.optimizers["entropy"].state.values()]
+    assert momenta
+    assert all(momentum.any() for momentum in momenta)
+
+
+def named_source(names: list[str]) -> Source:
+    """A model whose encoder has BatchNorm layers of these names, one after another."""
+    encoder = nn.Sequential()
+    for name in names:
+        encoder.add_module(name, nn.Sequential(nn.BatchNorm2d(1)))
+    encoder.add_module("flat", nn.Flatten())
+    return Source(SourceModel(encoder, 64, CLASSES).eval(), torch.randn(6, 64), torch.arange(6) % CLASSES)
+
+
+@pytest.mark.parametrize("kind", [SARPublished, DeYOPublished])
+@pytest.mark.parametrize(
+    ("names", "trained_layers"),
+    [
+        (["layer1", "layer2", "layer3", "layer4"], ["layer1", "layer2", "layer3"]),  # a ResNet
+        (["one", "two", "three", "four", "five"], ["one", "two", "three", "four"]),  # the last quarter
+        (["one", "two", "three"], ["one", "two", "three"]),
+    ],
+)
+def test_the_last_block_is_not_trained_as_published(
+    kind: type[SAR | DeYO], names: list[str], trained_layers: list[str]
+) -> None:
+    moving = kind(named_source(names)).moving()
+    assert {name.split(".")[2] for name in moving} == set(trained_layers)
 
 
 def patches_by_loop(image: Tensor, grid: int) -> list[Tensor]:
@@ -169,7 +209,7 @@ def test_what_has_no_patches_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_deyo_is_sgd_on_sure_answers_that_fall_under_shuffling() -> None:
-    adapter = DeYO(toy_source(), margin=0.9, drop=0.3)
+    adapter = DeYO(toy_source(), margin=0.9, drop=0.3, lr=RATE)
     model = by_the_batch()
     speed = [torch.zeros(8), torch.zeros(8)]
     kept = 0
@@ -224,13 +264,11 @@ def test_settings_that_make_no_sense_are_named(kind: type[Adapter], chosen: dict
 @pytest.mark.parametrize(
     ("kind", "chosen"),
     [
-        (SAR, {}),
-        (SAR, {"margin": 1.0, "floor": 0.0, "alpha": 10.0}),
+        (SAR, {"margin": 1.0, "floor": 0.0, "lr": 0.1}),
         (SAR, {"optimizer": "adam", "floor": 0.0}),
-        (DeYO, {}),
-        (DeYO, {"margin": 1.0, "drop": -1.0, "alpha": 10.0}),
+        (DeYO, {"margin": 1.0, "drop": -1.0, "lr": 0.1}),
         (DeYO, {"optimizer": "adam", "patches": 2}),
     ],
 )
-def test_contract(kind: type[Adapter], chosen: dict[str, Any]) -> None:
+def test_contract_with_other_settings(kind: type[Adapter], chosen: dict[str, Any]) -> None:
     check_adapter(kind, **chosen)

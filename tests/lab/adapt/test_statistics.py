@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from adanpc.errors import AdaNPCError
-from adanpc.lab.adapt.adapter import Adapter, BatchError, Source
+from adanpc.lab.adapt.adapter import BatchError, Source
 from adanpc.lab.adapt.statistics import NEO, BNAdapt, affine, mixed_statistics, norm_layers, use_batch_statistics
 from adanpc.lab.networks.convnet import ConvNet
 from adanpc.lab.networks.source import SourceModel
@@ -57,7 +57,7 @@ def source_of(encoder: nn.Module, dim: int, norm: bool = False) -> Source:
 
 
 def numpy_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor, prior: float) -> np.ndarray[Any, Any]:
-    """Schneider's formula, channel by channel."""
+    """Schneider's formula, channel by channel; without a prior the variance is torch's own, which is not corrected."""
     values = inputs.double().numpy()
     outputs = np.empty(inputs.shape)
     assert layer.running_mean is not None
@@ -66,7 +66,7 @@ def numpy_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor, prior: fl
     for channel in range(values.shape[1]):
         seen = values[:, channel]
         mean = (prior * layer.running_mean[channel].item() + n * seen.mean()) / (prior + n)
-        variance = (prior * layer.running_var[channel].item() + n * seen.var()) / (prior + n)
+        variance = (prior * layer.running_var[channel].item() + n * seen.var(ddof=int(prior > 0))) / (prior + n)
         scale = layer.weight[channel].item()
         shift = layer.bias[channel].item()
         outputs[:, channel] = (seen - mean) / np.sqrt(variance + layer.eps) * scale + shift
@@ -105,7 +105,7 @@ def test_mixed_statistics_are_weighted_means_by_rows(shape: list[int], prior: fl
     axes = tuple(axis for axis in range(len(shape)) if axis != 1)
     for got, source, batch in (
         (mixed[0], mean, inputs.numpy().mean(axes)),
-        (mixed[1], variance, inputs.numpy().var(axes)),
+        (mixed[1], variance, inputs.numpy().var(axes, ddof=min(1, inputs[:, 0].numel() - 1))),
     ):
         expected = (prior * source.numpy() + shape[0] * batch) / (prior + shape[0])
         np.testing.assert_allclose(got.numpy(), expected, atol=1e-12)
@@ -167,7 +167,7 @@ def test_a_single_image_has_statistics_but_a_single_vector_has_none() -> None:
     source = source_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), 4, norm=True)
     adapter = BNAdapt(source, prior=0)
     image = toy_images(1, seed=5)[0]
-    with pytest.raises(BatchError, match="BatchNorm1d gets one value for each channel"):
+    with pytest.raises(BatchError, match="BatchNorm1d gets one value per channel"):
         adapter.step(image)
     two = toy_images(2, seed=5)[0]
     assert torch.equal(adapter.step(two), BNAdapt(source, prior=0).step(two))
@@ -294,9 +294,6 @@ def test_neo_undoes_a_shift_of_all_features() -> None:
         assert torch.allclose(still.step(batch), moved.step(batch + 100), atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("kind", "chosen"),
-    [(BNAdapt, {}), (BNAdapt, {"prior": 0}), (BNAdapt, {"prior": 256}), (NEO, {})],
-)
-def test_contract(kind: type[Adapter], chosen: dict[str, Any]) -> None:
-    check_adapter(kind, **chosen)
+@pytest.mark.parametrize("prior", [0, 256])
+def test_contract_with_other_settings(prior: int) -> None:
+    check_adapter(BNAdapt, prior=prior)

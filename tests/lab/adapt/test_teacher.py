@@ -143,7 +143,7 @@ def test_one_row_without_statistics_is_refused_by_name_and_changes_nothing() -> 
     batch = sources.images(9)
     adapter = CoTTA(source)
     expected = CoTTA(source)
-    with pytest.raises(BatchError, match="wait for more rows"):
+    with pytest.raises(BatchError, match="use larger batches"):
         adapter.step(batch[:1])
     for one in (adapter, expected):
         torch.manual_seed(0)

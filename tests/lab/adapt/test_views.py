@@ -42,7 +42,7 @@ class Mixed(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         channels = inputs.detach().transpose(0, 1).flatten(1)
         mean = (16 * self.mean + channels.mean(1)) / 17
-        variance = (16 * self.variance + channels.var(1, correction=0)) / 17
+        variance = (16 * self.variance + channels.var(1)) / 17
         scale = self.weight / (variance + self.eps).sqrt()
         return inputs * scale[:, None, None] + (self.bias - mean * scale)[:, None, None]
 

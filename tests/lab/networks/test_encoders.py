@@ -140,7 +140,7 @@ def test_the_seed_decides_random_weights() -> None:
 
 def test_an_unknown_name_is_told_the_known_ones() -> None:
     with pytest.raises(
-        AdaNPCError, match="no encoder 'resnet18'; known are convnet, .*efficientnet-lite2, and timm:NAME"
+        AdaNPCError, match="unknown encoder 'resnet18'; available: convnet, .*efficientnet-lite2, and timm:NAME"
     ):
         build("resnet18", 7)
 
@@ -149,6 +149,11 @@ def test_an_unknown_name_is_told_the_known_ones() -> None:
 def test_an_unknown_name_of_timm_is_refused(name: str) -> None:
     with pytest.raises(AdaNPCError, match=f"timm has no model '{name[5:]}'; timm.list_models"):
         build(name, 7)
+
+
+def test_a_misspelled_name_of_timm_comes_with_the_right_one() -> None:
+    with pytest.raises(AdaNPCError, match="did you mean 'convnext_atto'?"):
+        build("timm:convnext_ato", 7)
 
 
 def test_weights_come_from_one_place(tmp_path: Path) -> None:

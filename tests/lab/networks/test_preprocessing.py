@@ -132,3 +132,13 @@ def test_it_is_a_value() -> None:
     assert one == same
     assert describe(one) == describe(same) == repr(one)
     assert describe(Preprocessing(225)) != describe(Preprocessing(224))
+
+
+def test_a_straight_resize_is_that_of_domainbed(picture: Image.Image) -> None:
+    """``transforms.Resize((224, 224))``: the whole picture becomes the square, and nothing is cropped."""
+    cropping = Preprocessing(224, crop=0.875, squash=False, interpolation="bilinear", mean=MEAN, std=STD)
+    made = cropping.straight()(as_tensor(picture))
+    resized = as_tensor(picture.resize((224, 224), Image.Resampling.BILINEAR))
+    expected = (resized - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    assert (made - expected).abs().max() < 1.5 / 255 / min(STD)  # PIL rounds to bytes
+    assert not torch.allclose(made, cropping(as_tensor(picture)), atol=0.1)

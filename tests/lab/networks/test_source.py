@@ -151,7 +151,11 @@ def test_a_linear_layer_that_is_used_twice_is_refused() -> None:
     [
         (nn.Linear(3, 2), torch.randn(4, 3), "got a Linear alone"),
         (nn.Sequential(nn.ReLU(), nn.Linear(3, 2)), torch.randn(4, 5, 3), "got a Sequential that makes other outputs"),
-        (nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)), torch.randn(4, 3), "no linear layer makes the model's output"),
+        (
+            nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)),
+            torch.randn(4, 3),
+            "no linear layer returns exactly what the model returns",
+        ),
     ],
 )
 def test_what_cannot_be_split_is_refused(model: nn.Module, inputs: Tensor, message: str) -> None:

@@ -273,7 +273,7 @@ def test_refuses_another_ending(tmp_path: Path) -> None:
 
 def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draw, "Figure", None)
-    with pytest.raises(AdaNPCError, match=r"matplotlib.*pip install 'adanpc\[bench\]'"):
+    with pytest.raises(AdaNPCError, match=r"matplotlib.*pip install 'adanpc\[demo\]'"):
         draw.figure(PARTS["bars"])
 
 

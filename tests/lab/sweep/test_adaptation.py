@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from adanpc.errors import AdaNPCError
-from adanpc.lab.adapt import ADAPTERS
-from adanpc.lab.data.streams import STREAMS, Iid, Successive
+from adanpc.lab.adapt import ADAPTERS, Adapter
+from adanpc.lab.data.domain import Domain
+from adanpc.lab.data.streams import STREAMS, Iid, Recurring, Successive, fetch, labels_of
+from adanpc.lab.networks import features as network_features
 from adanpc.lab.networks.features import features
+from adanpc.lab.sweep import adaptation
 from adanpc.lab.sweep.adaptation import adapt, extra_bytes
 from adanpc.lab.sweep.scene import Scene, scene_of
 from adanpc.lab.train.assemble import start
@@ -98,6 +105,54 @@ def test_the_record_counts_what_a_hand_would(scene: Scene) -> None:
     assert record["stream"] == Successive().describe()
 
 
+@pytest.mark.parametrize("name", ["adanpc", "adanpc-safe"])
+def test_rows_that_join_are_counted_with_their_labels(scene: Scene, name: str) -> None:
+    record = adapt(scene, name, Successive(), 7)
+    adapter = ADAPTERS[name](scene.source)
+    targets = [scene.seen(domain, "features") for domain in scene.targets]
+    rows = 0
+    wrong = 0
+    frozen = 0
+    for arrival in Successive().batches(targets, 1):
+        adapter.step(fetch(targets, arrival))
+        truth = int(labels_of(targets, arrival))
+        answer = adapter.latest
+        assert answer is not None
+        if answer.frozen is not None:
+            frozen += int(answer.frozen.argmax()) == truth
+        if int(answer.joined) >= 0:
+            table = adapter.banks["bank"].table("id", "label")
+            rows += 1
+            wrong += int(table["label"][table["id"] == answer.joined]) != truth
+    assert record["joined"] == {"rows": rows, "wrong": wrong}
+    assert rows > 0
+    if name == "adanpc":
+        assert record["frozen"] is None
+    else:
+        assert record["frozen"] == pytest.approx(100 * frozen / 48)
+
+
+def test_heads_have_no_rows_that_join(scene: Scene) -> None:
+    record = adapt(scene, "source", Successive(), 7)
+    assert record["joined"] is None
+    assert record["frozen"] is None
+    assert 0 <= record["calibration_error"] <= 100
+    assert record["worst_tenth"] == pytest.approx(sum(record["domains"].values()) / 2)  # fewer than a hundred answers
+
+
+def test_the_source_is_asked_again_once_a_domain_comes_no_more(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def recall(adapter: Adapter, domains: Sequence[Domain], size: int) -> float:
+        asked.append(size)
+        return 0.0
+
+    monkeypatch.setattr(adaptation, "recall", recall)
+    record = adapt(scene, "source", Recurring(visits=3), 4)
+    assert list(record["source"]["after"]) == ["plain", "bright"]
+    assert len(asked) == 1 + 2 + 1  # before the stream, after each domain, and to select by
+
+
 def test_answers_of_adanpc_do_not_depend_on_the_batch_size(scene: Scene) -> None:
     records = [adapt(scene, "adanpc", Successive(), size) for size in (1, 7, 30)]
     assert len({str(record["domains"]) for record in records}) == 1
@@ -131,10 +186,28 @@ def test_the_bank_is_what_adanpc_holds_beyond_the_model(scene: Scene) -> None:
     assert extra_bytes(ADAPTERS["source"](scene.source)) == 0
 
 
+def test_one_computes_features_and_the_others_wait(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = network_features._encode
+    computed = []
+
+    def counted(*arguments: Any) -> Tensor:
+        computed.append(1)
+        return encode(*arguments)
+
+    monkeypatch.setattr(network_features, "_encode", counted)
+    with ThreadPoolExecutor(3) as pool:
+        wanted = [pool.submit(features, scene.source.model, scene.targets[0], cache=tmp_path) for _ in range(3)]
+        made = [future.result() for future in wanted]
+    assert len(computed) == 1
+    assert all(torch.equal(each, made[0]) for each in made)
+
+
 def test_features_are_computed_once(scene: Scene, trained: Run, tmp_path: Path) -> None:
     domain = scene.targets[0]
     first = features(scene.source.model, domain, cache=tmp_path)
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.glob("*.safetensors")
     stamp = file.stat().st_mtime_ns
     assert torch.equal(features(scene.source.model, domain, cache=tmp_path), first)
     assert file.stat().st_mtime_ns == stamp
@@ -143,13 +216,13 @@ def test_features_are_computed_once(scene: Scene, trained: Run, tmp_path: Path) 
     with torch.no_grad():
         other.head.weight.add_(1)  # type: ignore[operator]
     assert torch.equal(features(other, domain, cache=tmp_path), first)
-    assert len(list(tmp_path.iterdir())) == 2  # the head makes no features
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2  # the head makes no features
     with torch.no_grad():
         next(other.encoder.parameters()).add_(1)
     assert not torch.equal(features(other, domain, cache=tmp_path), first)
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
 
 
 def test_unknown_methods_list_those_there_are(scene: Scene) -> None:
-    with pytest.raises(AdaNPCError, match="there is no method 'magic'; there are: source, knn, adanpc"):
+    with pytest.raises(AdaNPCError, match="unknown method 'magic'; available: source, knn, adanpc"):
         adapt(scene, "magic", Successive(), 1)

@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from adanpc.lab.adapt.prototypes import head_rows
+from adanpc.lab.data.streams import Iid
 from adanpc.lab.networks import build
 from adanpc.lab.sweep import subjects
+from adanpc.lab.sweep.adaptation import adapt
 from adanpc.lab.sweep.subjects import Extent, Frozen, Trained, Workspace, fitted, subject_of
 from adanpc.lab.train.process_group import ProcessGroup
 from adanpc.lab.train.run import Run
@@ -98,6 +101,50 @@ def test_source_rows_come_from_the_training_part_of_source_domains_alone(workspa
     assert not any(torch.equal(one, other) for one in held for other in known)
     again = frozen(tmp_path).scene(workspace, Extent())
     assert torch.equal(again.source.features, scene.source.features)
+
+
+def test_a_whole_target_is_met_with_features_that_other_scenes_share(workspace: Workspace, tmp_path: Path) -> None:
+    subject = frozen(tmp_path, head="untrained")
+    scene = subject.scene(workspace, Extent(whole=True))
+    (target,) = scene.targets
+    everything = workspace.data("folder", 0)["bright"]
+    assert len(target) == len(everything)
+    assert target.labels.bincount().equal(everything.labels.bincount())
+    assert scene.held == ()
+    seen = scene.seen(target, "features")
+    with torch.no_grad():
+        made = scene.source.model.features(target.take(range(len(target))))
+    assert torch.allclose(torch.as_tensor(seen.images), made, atol=1e-5)
+    files = set((workspace.folder / "features").iterdir())
+    other = subject.scene(workspace, Extent())
+    for domain in (*other.targets, *other.held):
+        other.seen(domain, "features")
+    assert set((workspace.folder / "features").iterdir()) == files
+    few = subject.scene(workspace, Extent(images=5, whole=True))
+    assert len(few.seen(few.targets[0], "features")) == 5
+
+
+def test_extents_without_a_whole_target_are_written_as_before_there_were_any() -> None:
+    assert Extent(5).document() == {"images": 5, "rows": None, "recalled": 1000}
+    assert Extent(5, whole=True).document()["whole"] is True
+
+
+def test_without_the_source_the_rows_of_the_head_are_known(workspace: Workspace, tmp_path: Path) -> None:
+    subject = frozen(tmp_path, head="own", known=("folder", "train"))
+    scene = subject.scene(workspace, Extent(images=5, recalled=3))
+    assert scene.source.prototypes
+    assert torch.equal(scene.source.features, head_rows(scene.source.model))
+    assert scene.source.labels.tolist() == [0, 1, 2]
+    assert scene.source.images is None
+    assert sum(map(len, scene.recalled)) >= 3  # of the other domains there
+    record = adapt(scene, "adanpc", Iid(seed=0), 5)
+    assert record["prototypes"] is True
+    assert subject.missing(workspace) == []
+
+
+def test_domains_that_a_copy_of_the_data_lacks_are_named(workspace: Workspace, tmp_path: Path) -> None:
+    subject = replace(frozen(tmp_path, known=("folder", "train")), targets=("bright", "fog-5"))
+    assert subject.missing(workspace) == ["fog-5 of folder", "train of folder"]
 
 
 def test_a_share_of_the_source(workspace: Workspace, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_the_spec_of_a_trial() -> None:
     small = replace(SCALES["small"], encoder="efficientnet-lite0")
     photo, digit = small.spec("pacs", ("photo",), "erm", 2, 0), small.spec("rotated-mnist", ("0",), "knn")
     assert (photo.encoder, photo.pretrained, photo.seed, photo.images) == ("efficientnet-lite0", True, 2, 2000)
-    assert (digit.encoder, digit.complete().encoder, digit.steps, digit.every) == ("", "convnet", 300, 300)
+    assert (digit.encoder, digit.complete().encoder, digit.steps, digit.complete().every) == ("", "convnet", 300, 100)
     assert SCALES["full"].spec("pacs", ("photo",), "erm").complete().encoder == "resnet-50"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from inspect import Parameter, signature
 from random import Random
 from typing import Any
 
@@ -64,6 +66,45 @@ def test_completing_twice_changes_nothing_and_what_is_given_stays(algorithm: str
     assert Spec.of(complete.document()) == complete
 
 
+def default_values(algorithm: str) -> dict[str, Any]:
+    """The settings of an algorithm and their defaults, read from the constructors."""
+    values = {"lr": 1e-3, "weight_decay": 0.0}
+    for name, parameter in signature(ALGORITHMS[algorithm].__init__).parameters.items():
+        if parameter.default is not Parameter.empty:
+            values[name] = parameter.default
+    return values
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_complete_spec_holds_every_default_of_its_algorithm(algorithm: str) -> None:
+    hyper = Spec("rotated-mnist", ("0",), algorithm).complete().hyper
+    assert hyper == default_values(algorithm)
+    assert json.loads(json.dumps(hyper)) == hyper
+
+
+def test_defaults_and_spaces_are_the_published_ones() -> None:
+    """As in domainbed/hparams_registry.py and datasets.py at b93c22a, and in the same file of AdaNPC at 29fe27a."""
+    arm = {data: Spec(data, ("x",), "arm") for data in ("rotated-mnist", "pacs")}
+    assert (arm["rotated-mnist"].complete().batch, arm["pacs"].complete().batch) == (64, 8)
+    assert {replace(arm["pacs"], trial=trial).complete().batch for trial in range(1, 9)} == {8}
+    assert len({replace(arm["rotated-mnist"], trial=trial).complete().batch for trial in range(1, 9)}) > 4
+    assert [Spec(data, ("x",)).complete().every for data in ("rotated-mnist", "pacs", "domain-net")] == [100, 300, 1000]
+    batches = [Spec("domain-net", ("x",), trial=trial).complete().batch for trial in range(1, 60)]
+    assert 8 <= min(batches) <= 9
+    assert 29 <= max(batches) < 32
+    knn = Spec("pacs", ("x",), "knn").complete().hyper
+    assert (knn["lr"], knn["k"], knn["size"]) == (1e-4, 150, 3500)
+    drawn = [Spec("pacs", ("x",), "knn", trial=trial).complete().hyper for trial in range(1, 60)]
+    assert {hyper["k"] for hyper in drawn} == {25, 50, 75, 100, 125, 150, 200, 500}
+    assert {hyper["size"] for hyper in drawn} == {1000, 1500, 2000, 2500, 3500, 5000}
+    for algorithm in ("dann", "cdann"):
+        for data, low, high in (("rotated-mnist", -4.5, -2.5), ("pacs", -5, -3.5)):
+            drawn = [Spec(data, ("x",), algorithm, trial=trial).complete().hyper for trial in range(1, 9)]
+            assert all(10**low <= hyper["lr_d"] <= 10**high for hyper in drawn)
+            assert all(hyper["lr_d"] != hyper["lr"] for hyper in drawn)
+        assert Spec("pacs", ("x",), algorithm).complete().hyper["lr_d"] is None  # the same as lr
+
+
 def test_defaults_follow_the_data() -> None:
     digits, photos = (Spec(name, ("x",)).complete() for name in ("rotated-mnist", "pacs"))
     assert (digits.encoder, digits.batch, digits.pretrained, digits.augment) == ("convnet", 64, False, False)
@@ -83,9 +124,9 @@ def test_a_penalty_begins_after_the_same_part_of_any_training(algorithm: str, us
 
 
 def test_bad_specs_are_refused_by_name() -> None:
-    with pytest.raises(AdaNPCError, match="there is no algorithm 'best'; there are: erm"):
+    with pytest.raises(AdaNPCError, match="unknown algorithm 'best'; available: erm"):
         Spec("pacs", ("photo",), "best")
-    bad: list[dict[str, Any]] = [{"steps": 0}, {"every": 0}, {"batch": -1}, {"seed": -1}, {"trial": -1}]
+    bad: list[dict[str, Any]] = [{"steps": 0}, {"every": -1}, {"batch": -1}, {"seed": -1}, {"trial": -1}]
     for given in bad:
         with pytest.raises(AdaNPCError, match=f"{next(iter(given))} must be at least"):
             Spec("pacs", ("photo",), **given)

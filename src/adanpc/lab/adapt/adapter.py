@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adanpc.core import Contents, MemoryBank
+from adanpc.core import Contents, MemoryBank, Prediction
 from adanpc.errors import AdaNPCError
 from adanpc.lab.networks.source import SourceModel
 
@@ -23,27 +23,45 @@ class BatchError(AdaNPCError):
     code = "bad-batch"
 
 
+NOTHING = torch.zeros(0)  # stands for features and labels that are not given
+
+
 @dataclass(frozen=True)
 class Source:
     """What is known before the stream begins.
 
     Args:
         model: the trained model; adapters copy it and never change it.
-        features: (n, D) of the source training samples, made by the model in evaluation mode.
+        features: (n, D) of the source training samples, made by the model in evaluation mode; by default none are
+            known, which is enough for methods without a bank, such as Tent.
         labels: (n,) of these samples.
         domains: (n,) which source domain each sample is from; by default all are from one.
         images: returns these samples by row, as inputs of the model; for methods that look at source images again.
         lr: the learning rate of source training; some methods scale it.
         rotation_head: maps features to four logits, if the model was trained with rotations.
+        prototypes: the features are no samples but one row for each class, such as the rows of the head: what is known
+            where there are no training samples.
     """
 
     model: SourceModel
-    features: Tensor
-    labels: Tensor
+    features: Tensor = NOTHING
+    labels: Tensor = NOTHING
     domains: Tensor | None = None
     images: Callable[[Tensor], Tensor] | None = None
     lr: float = 1e-3
     rotation_head: nn.Module | None = None
+    prototypes: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, SourceModel):
+            name = type(self.model).__name__
+            raise AdaNPCError(
+                f"model must be a SourceModel, which knows its encoder and its head, got a {name}: "
+                "use SourceModel.of(model, a_batch_of_inputs)"
+            )
+        if self.features is NOTHING:
+            object.__setattr__(self, "features", torch.zeros(0, self.model.dim))
+            object.__setattr__(self, "labels", torch.zeros(0, dtype=torch.int64))
 
     def mixed(self, count: int | None = None) -> Tensor:
         """Row numbers (n,) in a fixed random order, at most ``count``: for batches with the statistics of the source.
@@ -78,10 +96,14 @@ class Adapter(nn.Module, ABC):
     def __init__(self, source: Source) -> None:
         super().__init__()
         if torch.is_inference_mode_enabled():
-            raise AdaNPCError("an adapter made inside torch.inference_mode() could never learn: make it outside")
+            raise AdaNPCError("an adapter made inside torch.inference_mode() could never learn: create it outside")
         self.model = deepcopy(source.model).eval().requires_grad_(False)
         self.optimizers: dict[str, Optimizer] = {}
         self.banks: dict[str, MemoryBank] = {}
+        # The latest answer in full, of methods that answer by the bank called "bank"; it is no part of the state.
+        self.latest: Prediction | None = None
+        self.reset_every: int | None = None  # samples, after which the next batch starts afresh; by default never
+        self._since_reset = 0  # samples
         self._start: _Snapshot | None = None
 
     @abstractmethod
@@ -112,6 +134,9 @@ class Adapter(nn.Module, ABC):
         if len(batch) == 0:
             return torch.zeros(0, self.model.classes, device=self.model.device)
         self._check(batch)
+        if self.reset_every is not None and self._since_reset >= self.reset_every:
+            self.reset()
+        self._since_reset += len(batch)
         batch = batch.detach().to(self.model.device)
         if batch.is_inference():
             batch = batch.clone()
@@ -148,7 +173,7 @@ class Adapter(nn.Module, ABC):
         """Returns the optimizers, the banks and what the method adds, for ``state_dict``."""
         optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
         banks = {name: bank.state() for name, bank in self.banks.items()}
-        return {"optimizers": optimizers, "banks": banks, "extra": self.extra()}
+        return {"optimizers": optimizers, "banks": banks, "extra": self.extra(), "since_reset": self._since_reset}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what ``get_extra_state`` returned, for ``load_state_dict``."""
@@ -157,6 +182,7 @@ class Adapter(nn.Module, ABC):
         for name, bank_state in state["banks"].items():
             bank = self.banks[name]
             bank.revert(MemoryBank.load(bank_state, device=bank.device).contents)
+        self._since_reset = state["since_reset"]
         self.take_extra(state["extra"])
 
     def forward(self, batch: Tensor) -> Tensor:
@@ -171,7 +197,9 @@ class Adapter(nn.Module, ABC):
         """Raises BatchError if the batch is too small, or not finite."""
         if len(batch) < self.least:
             name = type(self).__name__
-            raise BatchError(f"{name} needs batches of at least {self.least} rows, got {len(batch)}: wait for more")
+            raise BatchError(
+                f"{name} needs batches of at least {self.least} rows, got {len(batch)}: use larger batches"
+            )
         wrong = int((~batch.isfinite()).sum())
         if wrong:
             raise BatchError(f"the batch holds NaN or infinite values, in {wrong} places")
@@ -195,7 +223,7 @@ class Adapter(nn.Module, ABC):
             if module is not self and type(module).get_extra_state is not nn.Module.get_extra_state:
                 extras[name] = deepcopy(module.get_extra_state())
         optimizers = {name: deepcopy(optimizer.state_dict()) for name, optimizer in self.optimizers.items()}
-        extras[""] = {"optimizers": optimizers, "banks": {}, "extra": self.extra()}
+        extras[""] = {"optimizers": optimizers, "banks": {}, "extra": self.extra(), "since_reset": self._since_reset}
         return _Snapshot(tensors, extras, {name: bank.contents for name, bank in self.banks.items()})
 
     def _return_to(self, snapshot: _Snapshot) -> None:

@@ -46,6 +46,28 @@ def shift(images: Tensor, share: float = 1 / 8) -> Tensor:
     return moved.permute(0, 3, 1, 2).contiguous()
 
 
+def crop(images: Tensor, least: float = 0.08) -> Tensor:
+    """Returns a random part of each image, in the size of the whole.
+
+    Args:
+        images: (B, C, H, W).
+        least: the smallest part, as a share of the area; its sides are to each other as those of the image, times a
+            factor from 3/4 to 4/3.
+    """
+    count = _count(images)
+    areas = least + (1 - least) * torch.rand(count)
+    factors = (_signed(count) * math.log(4 / 3)).exp()
+    widths = (areas * factors).sqrt().clamp(max=1)  # as shares of the side
+    heights = (areas / factors).sqrt().clamp(max=1)
+    matrices = torch.zeros(count, 2, 3)
+    matrices[:, 0, 0] = widths
+    matrices[:, 1, 1] = heights
+    matrices[:, 0, 2] = (1 - widths) * _signed(count)  # the grid counts from -1 to 1
+    matrices[:, 1, 2] = (1 - heights) * _signed(count)
+    grid = affine_grid(matrices.to(images), list(images.shape), align_corners=False)
+    return grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
 def warp(images: Tensor, degrees: float = 15.0, move: float = 1 / 16, zoom: float = 0.1) -> Tensor:
     """Returns images turned, moved and zoomed about their center.
 

@@ -61,7 +61,8 @@ class AdaNPC(Adapter):
 
     def answer(self, batch: Tensor) -> Tensor:
         """The vote on features (B, D)."""
-        return self.classifier.step(batch).probs.to(batch.dtype)
+        self.latest = self.classifier.step(batch)
+        return self.latest.probs.to(batch.dtype)
 
 
 class AdaNPCSafe(Adapter):
@@ -89,7 +90,8 @@ class AdaNPCSafe(Adapter):
 
     def answer(self, batch: Tensor) -> Tensor:
         """The answer to features (B, D)."""
-        return self.classifier.step(batch).probs.to(batch.dtype)
+        self.latest = self.classifier.step(batch)
+        return self.latest.probs.to(batch.dtype)
 
 
 def _domains(source: Source) -> Tensor:

@@ -15,7 +15,7 @@ from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Adapter, Source
 from adanpc.lab.adapt.bank import KS
 from adanpc.lab.adapt.entropy import EntropyDescent
-from adanpc.lab.adapt.filtered import ETA
+from adanpc.lab.adapt.filtered import ETA, GRID
 from adanpc.lab.adapt.tent import Tent
 
 ROWS = 64  # source images encoded at once: with the statistics of a batch, part of the result
@@ -36,8 +36,6 @@ class Combined(Adapter, ABC):
         refresh: batches between two renewals of the source rows; None: never.
     """
 
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"k": KS, "alpha": (0.1, 1.0, 10.0)}
-
     def __init__(
         self,
         source: Source,
@@ -51,6 +49,8 @@ class Combined(Adapter, ABC):
         super().__init__(source)
         if refresh is not None and refresh < 1:
             raise AdaNPCError(f"refresh must be at least 1 batch, got {refresh}")
+        if source.prototypes:
+            refresh = None  # rows of the head are the same, however the encoder moves
         if refresh is not None and source.images is None:
             raise AdaNPCError("refresh encodes source images again: give Source(images=…), or leave refresh out")
         self.mover = mover
@@ -122,6 +122,8 @@ class AdaNPCTent(Combined):
         alpha, optimizer: of ``Tent``.
     """
 
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"k": KS, "alpha": (0.1, 1.0, 10.0)}
+
     def __init__(
         self,
         source: Source,
@@ -144,8 +146,10 @@ class AdaNPCETA(Combined):
 
     Args:
         k, temperature, min_confidence, refresh: see ``Combined``.
-        alpha, optimizer: of ``ETA``.
+        lr, optimizer: of ``ETA``.
     """
+
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"k": KS, "lr": GRID["lr"]}
 
     def __init__(
         self,
@@ -155,8 +159,8 @@ class AdaNPCETA(Combined):
         temperature: float = 0.1,
         min_confidence: float = 0.9,
         refresh: int | None = None,
-        alpha: float = 1.0,
+        lr: float | None = None,
         optimizer: str = "sgd",
     ) -> None:
-        mover = ETA(source, alpha=alpha, optimizer=optimizer)
+        mover = ETA(source, lr=lr, optimizer=optimizer)
         super().__init__(source, mover, k=k, temperature=temperature, min_confidence=min_confidence, refresh=refresh)

@@ -14,10 +14,14 @@ from torch.optim import SGD, Adam, Optimizer
 from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Adapter, Source
-from adanpc.lab.adapt.statistics import affine, use_batch_statistics
+from adanpc.lab.adapt.statistics import NORMS, affine, use_batch_statistics
 from adanpc.lab.networks.source import SourceModel
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "sgd": partial(SGD, momentum=0.9)}
+# Learning rates of ETA, EATA, SAR and DeYO: those of their authors on ImageNet, and of later comparisons on CIFAR.
+RATES: dict[str, float] = {"sgd": 2.5e-4, "adam": 1e-3}
+# The last blocks of ResNets and of ViT-B in the code of SAR and DeYO, by parts of the names of their layers.
+LAST_BLOCKS = ("layer4", "blocks.9", "blocks.10", "blocks.11", "norm.")
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -32,6 +36,28 @@ def train_norms(model: SourceModel) -> list[nn.Parameter]:
     """Returns the scales and shifts of all normalization layers, which use the statistics of the batch from now on."""
     use_batch_statistics(model)
     return affine(model)
+
+
+def train_norms_but_last_block(model: SourceModel) -> list[nn.Parameter]:
+    """Returns what ``train_norms`` does, without the last block, where features are most easily spoiled.
+
+    It is the block that the authors of SAR leave out in a ResNet or a ViT; in other networks, the last quarter of the
+    normalization layers.
+    """
+    use_batch_statistics(model)
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, NORMS)]
+    earlier = [layer for name, layer in layers if not _is_in_last_block(name)]
+    if len(earlier) == len(layers):
+        earlier = [layer for _, layer in layers[: len(layers) - len(layers) // 4]]
+    parameters: list[nn.Parameter] = []
+    for layer in earlier:
+        parameters.extend(layer.parameters(recurse=False))
+    return parameters
+
+
+def _is_in_last_block(name: str) -> bool:
+    """Returns whether the layer of this name is one that the authors of SAR leave out."""
+    return any(part in f"{name}." for part in LAST_BLOCKS)
 
 
 def train_head(model: SourceModel) -> list[nn.Parameter]:
@@ -50,6 +76,7 @@ def train_new_norm(model: SourceModel) -> list[nn.Parameter]:
 # Each prepares a model, in place, and returns the parameters to train.
 PARTS: dict[str, Callable[[SourceModel], list[nn.Parameter]]] = {
     "norm": train_norms,
+    "norm but the last block": train_norms_but_last_block,
     "head": train_head,
     "new norm": train_new_norm,
 }
@@ -62,17 +89,19 @@ class EntropyDescent(Adapter, ABC):
     were computed with ``model``, and updates it.
 
     Args:
-        trains: the part of the model that is trained: norm, or head.
-        alpha: the learning rate, as a multiple of the source's.
+        trains: the part of the model that is trained: norm, norm but the last block, or head.
+        lr: the learning rate; by default that of ``RATES`` for the optimizer.
         optimizer: adam, or sgd with momentum 0.9.
         steps: how many are made on each batch.
     """
 
-    def __init__(self, source: Source, *, trains: str, alpha: float, optimizer: str, steps: int) -> None:
-        require.positive("alpha", alpha)
+    def __init__(self, source: Source, *, trains: str, lr: float | None, optimizer: str, steps: int) -> None:
         require.whole("steps", steps, least=1)
         prepare = PARTS[require.one_of("trains", trains, PARTS)]
         make_optimizer = OPTIMIZERS[require.one_of("optimizer", optimizer, OPTIMIZERS)]
+        if lr is None:
+            lr = RATES[optimizer]
+        require.positive("lr", lr)
         super().__init__(source)
         self.steps = steps
         self.trained = prepare(self.model)
@@ -83,7 +112,7 @@ class EntropyDescent(Adapter, ABC):
             )
         for parameter in self.trained:
             parameter.requires_grad_(True)
-        self.optimizers["entropy"] = make_optimizer(self.trained, lr=source.lr * alpha)
+        self.optimizers["entropy"] = make_optimizer(self.trained, lr=lr)
         # For recover(), which starts anew from here.
         self.start = [parameter.detach().clone() for parameter in self.trained]
         self._new_optimizer_state = deepcopy(self.optimizers["entropy"].state_dict())
@@ -104,6 +133,10 @@ class EntropyDescent(Adapter, ABC):
                 self.learn(batch, logits)
         return logits.detach().softmax(1)
 
+    def uncertainty(self, logits: Tensor) -> Tensor:
+        """Returns what is minimized (B,) for logits (B, C): the entropy of their softmax, or a measure of its own."""
+        return entropy(logits)
+
     def look(self, batch: Tensor) -> Tensor:
         """Returns the logits (B, C) of images or features, by the model as it is now."""
         classify = self.model if self.sees == "images" else self.model.head
@@ -118,7 +151,7 @@ class EntropyDescent(Adapter, ABC):
         """Returns the gradient of a loss () for each trained parameter; zero where the loss does not depend on it."""
         if not bool(loss.isfinite()):
             value = float(loss.detach())
-            raise AdaNPCError(f"{type(self).__name__}: the loss is {value}: reset, and use a smaller alpha")
+            raise AdaNPCError(f"{type(self).__name__}: the loss is {value}: reset, and use a smaller learning rate")
         return torch.autograd.grad(loss, self.trained, allow_unused=True, materialize_grads=True)
 
     def move(self, gradients: Sequence[Tensor]) -> None:
@@ -131,6 +164,11 @@ class EntropyDescent(Adapter, ABC):
     @torch.no_grad()
     def recover(self) -> None:
         """Sets the trained parameters back to those of the source model, and starts the optimizer anew."""
+        self.recover_parameters()
+        self.optimizers["entropy"].load_state_dict(deepcopy(self._new_optimizer_state))
+
+    @torch.no_grad()
+    def recover_parameters(self) -> None:
+        """Sets the trained parameters back to those of the source model; the optimizer keeps its momentum."""
         for parameter, start in zip(self.trained, self.start, strict=True):
             parameter.copy_(start)
-        self.optimizers["entropy"].load_state_dict(deepcopy(self._new_optimizer_state))

@@ -15,7 +15,8 @@ from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Source
 from adanpc.lab.adapt.entropy import EntropyDescent, entropy
 
-GRID: Mapping[str, Sequence[Any]] = {"alpha": (0.1, 1.0, 10.0), "optimizer": ("sgd", "adam")}
+# No search is published: a decade to each side of the published rate.
+GRID: Mapping[str, Sequence[Any]] = {"lr": (2.5e-5, 2.5e-4, 2.5e-3), "optimizer": ("sgd", "adam")}
 FISHER_BATCH = 64  # source images in a batch, as published: the Fisher weights depend on it
 
 
@@ -28,6 +29,15 @@ def usual_similarity(classes: int) -> float:
     """
     exponent = log(8) / log(100)
     return float(0.4 * (10 / classes) ** exponent)
+
+
+def usual_weight(classes: int) -> float:
+    """Returns the weight of EATA's penalty, by the number of classes.
+
+    This is the power of C through both published values, 1 for 10 classes and 2,000 for 1,000.
+    """
+    exponent = log(2000) / log(100)
+    return float((classes / 10) ** exponent)
 
 
 class Selection(nn.Module):
@@ -50,9 +60,15 @@ class Selection(nn.Module):
         self.similarity = similarity
         self.register_buffer("average", torch.zeros(classes))  # (C,), zero until there is one
 
-    def loss(self, logits: Tensor) -> Tensor | None:
-        """Returns the weighted mean entropy () of the selected rows of logits (B, C), or None if none is selected."""
-        uncertainty = entropy(logits)
+    def loss(self, logits: Tensor, uncertainty: Tensor | None = None) -> Tensor | None:
+        """Returns the weighted mean entropy () of the selected rows of logits (B, C), or None if none is selected.
+
+        Args:
+            logits: (B, C).
+            uncertainty: (B,) what to use for the entropy; by default that of the softmax.
+        """
+        if uncertainty is None:
+            uncertainty = entropy(logits)
         probs = logits.detach().softmax(1)
         selected = uncertainty < self.margin
         if self.average.any():
@@ -77,14 +93,13 @@ class ETA(EntropyDescent):
         Niu et al., Efficient Test-Time Model Adaptation without Forgetting, ICML 2022, without its penalty.
 
     Differs from the published code:
-        The limits depend on the number of classes, and are those published for 10 and 1,000. The learning rate is the
-        source's times alpha, there 2.5e-4.
+        The limits depend on the number of classes, and are those published for 10 and 1,000.
 
     Args:
         margin: the largest entropy of an answer to learn from, as a share of ln C; E0 in the paper.
         similarity: the largest cosine to the average answer; by default it depends on the number of classes.
         trains: norm, or head with all statistics of the source.
-        alpha: the learning rate, as a multiple of the source's.
+        lr: the learning rate; by default 2.5e-4 with sgd and 1e-3 with adam.
         optimizer: sgd with momentum 0.9, or adam.
     """
 
@@ -97,10 +112,10 @@ class ETA(EntropyDescent):
         margin: float = 0.4,
         similarity: float | None = None,
         trains: str = "norm",
-        alpha: float = 1.0,
+        lr: float | None = None,
         optimizer: str = "sgd",
     ) -> None:
-        super().__init__(source, trains=trains, alpha=alpha, optimizer=optimizer, steps=1)
+        super().__init__(source, trains=trains, lr=lr, optimizer=optimizer, steps=1)
         self.selection = Selection(self.model.classes, margin, similarity).to(self.model.device)
 
     def moving(self) -> set[str]:
@@ -109,7 +124,7 @@ class ETA(EntropyDescent):
 
     def learn(self, batch: Tensor, logits: Tensor) -> None:
         """Makes one step on the weighted mean entropy of the selected answers, if there are any."""
-        loss = self.selection.loss(logits)
+        loss = self.selection.loss(logits, self.uncertainty(logits))
         if loss is not None:
             self.descend(self.objective(loss))
 
@@ -125,11 +140,11 @@ class EATA(ETA):
         Niu et al., Efficient Test-Time Model Adaptation without Forgetting, ICML 2022.
 
     Differs from the published code:
-        In the same ways as ETA.
+        In the same way as ETA, the weight of the penalty included.
 
     Args:
-        margin, similarity, trains, alpha, optimizer: see ``ETA``.
-        weight: of the penalty; 2000 is published for ImageNet, 1 for CIFAR-10.
+        margin, similarity, trains, lr, optimizer: see ``ETA``.
+        weight: of the penalty; by default it depends on the number of classes.
         samples: how many source images the Fisher weights are computed from; all, if there are fewer.
     """
 
@@ -139,16 +154,18 @@ class EATA(ETA):
         *,
         margin: float = 0.4,
         similarity: float | None = None,
-        weight: float = 2000.0,
+        weight: float | None = None,
         samples: int = 2000,
         trains: str = "norm",
-        alpha: float = 1.0,
+        lr: float | None = None,
         optimizer: str = "sgd",
     ) -> None:
+        if weight is None:
+            weight = usual_weight(source.model.classes)
         if not weight >= 0:
             raise AdaNPCError(f"weight must be 0 or more, got {weight}")
         require.whole("samples", samples, least=1)
-        super().__init__(source, margin=margin, similarity=similarity, trains=trains, alpha=alpha, optimizer=optimizer)
+        super().__init__(source, margin=margin, similarity=similarity, trains=trains, lr=lr, optimizer=optimizer)
         self.weight = weight
         self.fisher = self._fisher(source, samples)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from adanpc import require
 from adanpc.core import AdaNPC, MemoryBank, nobody
-from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Adapter, Source
 
 ROUNDS, SETTLED = 100, 1e-6  # of LAME: the most, and the change of a probability that ends them
@@ -54,44 +54,76 @@ class FrozenKNN(Adapter):
         return self.classifier.predict(batch).probs.to(batch.dtype)
 
 
-class LAME(Adapter):
-    """The head's probabilities, drawn toward those of the nearest rows of the same batch, until they agree.
+def nearest_affinity(rows: Tensor, k: int) -> Tensor:
+    """1 for the k nearest other rows of each of some unit rows (B, D), 0 for all else (B, B)."""
+    similarity = (rows @ rows.T).fill_diagonal_(-torch.inf)
+    near = similarity.topk(min(k, len(rows) - 1), 1).indices
+    return torch.zeros_like(similarity).scatter_(1, near, 1.0)
 
-    Rounds of ``probs = softmax(log p + sum of the probs of the k nearest)``, 100 at most. Nothing is kept from batch to
-    batch, and a batch of one gets the head's answer.
+
+def gaussian_affinity(rows: Tensor, k: int) -> Tensor:
+    """A Gaussian of the distances between unit rows (B, B), as wide as the mean distance to the k-th nearest.
+
+    The row itself is the first of the nearest. A batch of one has no other row, and listens to nobody.
+    """
+    if len(rows) == 1:
+        return rows.new_zeros(1, 1)
+    distance = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    width = distance.topk(min(k, len(rows)), largest=False).values[:, -1].mean().clamp(min=1e-12)
+    affinity: Tensor = (-(distance / width).square() / 2).exp()
+    return affinity
+
+
+def linear_affinity(rows: Tensor, k: int) -> Tensor:
+    """The cosines of unit rows (B, B). A batch of one has no other row, and listens to nobody."""
+    if len(rows) == 1:
+        return rows.new_zeros(1, 1)
+    return rows @ rows.T
+
+
+KERNELS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
+    "knn": nearest_affinity,
+    "rbf": gaussian_affinity,
+    "linear": linear_affinity,
+}
+
+
+class LAME(Adapter):
+    """The head's probabilities, drawn toward those of similar rows of the same batch, until they agree.
+
+    Rounds of ``probs = softmax(log p + W probs)``, 100 at most, where W (B, B) says how much rows listen to each other.
+    Nothing is kept from batch to batch, and a batch of one gets the head's answer.
 
     Args:
-        k: how many rows each row listens to, by the cosine of features.
+        kernel: what W is. With ``knn`` a row listens to its k nearest alike; with ``rbf`` to all, as a Gaussian of
+            their distance says that is as wide as the mean distance to the k-th nearest, the row itself being the
+            first; with ``linear`` to all, as their cosine says. With the last two it listens to itself, too.
+        k: see there; ``linear`` has none.
 
-    Paper: Boudiaf et al., Parameter-free Online Test-time Adaptation, CVPR 2022 (its k-NN affinity).
+    Paper: Boudiaf et al., Parameter-free Online Test-time Adaptation, CVPR 2022.
 
-    Differs from the published code: a row never listens to itself, there it may if rows are equal; the rounds end when
-    no probability changes by more than 1e-6, there when the energy does not.
+    Differs from the published code: with ``knn`` a row never listens to itself, there it may if rows are equal; the
+    rounds end when no probability changes by more than 1e-6, there when the energy does not. Where the Gaussian has no
+    width, because rows are equal, equal rows listen to each other; there NaN.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"k": (1, 3, 5)}
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"kernel": ("knn", "rbf", "linear"), "k": (1, 3, 5)}
 
-    def __init__(self, source: Source, *, k: int = 5) -> None:
+    def __init__(self, source: Source, *, kernel: str = "knn", k: int = 5) -> None:
         super().__init__(source)
-        if k < 1:
-            raise AdaNPCError(f"k must be at least 1, got {k}")
-        self.k = k
+        self.k = require.whole("k", k, least=1)
+        self.affinity = KERNELS[require.one_of("kernel", kernel, KERNELS)]
 
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
         """Probabilities of features (B, D) that agree with those of their neighbors."""
         logs = self.model.head(batch).double().log_softmax(1)  # (B, C)
-        near = self._near(batch.double())  # (B, k)
+        affinity = self.affinity(normalize(batch.double(), dim=1), self.k)  # (B, B)
         probs: Tensor = logs.exp()
         for _ in range(ROUNDS):
-            before, probs = probs, (logs + probs[near].sum(1)).softmax(1)
+            before = probs
+            probs = (logs + affinity @ probs).softmax(1)
             if bool(((probs - before).abs() <= SETTLED).all()):
                 break
         return probs.to(batch.dtype)
-
-    def _near(self, batch: Tensor) -> Tensor:
-        """Which other rows (B, k) are nearest to each; fewer in a small batch."""
-        rows = normalize(batch, dim=1)
-        similarity = (rows @ rows.T).fill_diagonal_(-torch.inf)
-        return similarity.topk(min(self.k, len(batch) - 1), 1).indices

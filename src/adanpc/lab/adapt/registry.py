@@ -5,21 +5,30 @@ from __future__ import annotations
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Adapter
 from adanpc.lab.adapt.bank import AdaNPC, AdaNPCPublished, AdaNPCSafe
+from adanpc.lab.adapt.caches import DMN, TDA, BoostAdapter, TDAPublished
+from adanpc.lab.adapt.cmf import CMF
 from adanpc.lab.adapt.combined import AdaNPCETA, AdaNPCTent
+from adanpc.lab.adapt.come import EATACOME, SARCOME, TentCOME
 from adanpc.lab.adapt.filtered import EATA, ETA
 from adanpc.lab.adapt.fixed import LAME, FrozenKNN, Linear
+from adanpc.lab.adapt.gaussians import OGA, OGAPublished, StatA
 from adanpc.lab.adapt.memory import NOTE, RoTTA
+from adanpc.lab.adapt.petta import PeTTA
 from adanpc.lab.adapt.prototypes import T3A, T3APublished
 from adanpc.lab.adapt.pseudo import SHOT, SHOTIM, PLClf, PLFull
-from adanpc.lab.adapt.reliable import SAR, DeYO
+from adanpc.lab.adapt.reliable import SAR, DeYO, DeYOPublished, SARPublished
+from adanpc.lab.adapt.resetting import ASR, RDumb
 from adanpc.lab.adapt.retrained import AdaNPCBN, AdaNPCBNPublished
-from adanpc.lab.adapt.roid import ROID
+from adanpc.lab.adapt.returning import AdaNPCASR, AdaNPCPeTTA, AdaNPCReset
+from adanpc.lab.adapt.robust_labels import RPL
+from adanpc.lab.adapt.roid import ROID, ROIDPublished
 from adanpc.lab.adapt.rotation import TTT, TTTOnline
 from adanpc.lab.adapt.statistics import NEO, BNAdapt
 from adanpc.lab.adapt.tast import TAST
 from adanpc.lab.adapt.teacher import CoTTA
 from adanpc.lab.adapt.tent import Tent, TentClf, TentPreBN
 from adanpc.lab.adapt.views import MEMO, TTAug
+from adanpc.lab.adapt.zero_shot import ZeroShot
 from adanpc.lab.own import is_own, own_class
 from adanpc.require import did_you_mean
 
@@ -33,10 +42,21 @@ ADAPTERS: dict[str, type[Adapter]] = {
     "adanpc-bn-published": AdaNPCBNPublished,
     "adanpc-tent": AdaNPCTent,
     "adanpc-eta": AdaNPCETA,
+    "adanpc-reset": AdaNPCReset,
+    "adanpc-asr": AdaNPCASR,
+    "adanpc-petta": AdaNPCPeTTA,
     "t3a": T3A,
     "t3a-published": T3APublished,
     "tast": TAST,
     "lame": LAME,
+    "zero-shot": ZeroShot,
+    "tda": TDA,
+    "tda-published": TDAPublished,
+    "boost-adapter": BoostAdapter,
+    "dmn-zs": DMN,
+    "oga": OGA,
+    "oga-published": OGAPublished,
+    "stat-a": StatA,
     "neo": NEO,
     "bn-adapt": BNAdapt,
     "tent": Tent,
@@ -49,11 +69,22 @@ ADAPTERS: dict[str, type[Adapter]] = {
     "eta": ETA,
     "eata": EATA,
     "sar": SAR,
+    "sar-published": SARPublished,
     "deyo": DeYO,
+    "deyo-published": DeYOPublished,
+    "tent-come": TentCOME,
+    "eata-come": EATACOME,
+    "sar-come": SARCOME,
+    "rdumb": RDumb,
+    "asr": ASR,
+    "rpl": RPL,
     "cotta": CoTTA,
     "roid": ROID,
+    "roid-published": ROIDPublished,
+    "cmf": CMF,
     "note": NOTE,
     "rotta": RoTTA,
+    "petta": PeTTA,
     "ttaug": TTAug,
     "memo": MEMO,
     "ttt": TTT,
@@ -78,5 +109,5 @@ def find(name: str) -> type[Adapter]:
         return own_class(name, Adapter, "test-time method", MethodError)
     if name not in ADAPTERS:
         hint = did_you_mean(name, ADAPTERS)
-        raise MethodError(f"there is no method {name!r}; there are: {', '.join(ADAPTERS)}, or module:Class{hint}")
+        raise MethodError(f"unknown method {name!r}; available: {', '.join(ADAPTERS)}, or module:Class{hint}")
     return ADAPTERS[name]

@@ -43,19 +43,21 @@ class SAR(EntropyDescent):
         Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023.
 
     Differs from the published code:
-        All normalization layers are trained, there not those of the last block. The average loss is forgotten with all
-        else when the model recovers; there it stays, and makes the model recover again at the next batches. The margin
-        scales with ln C. The learning rate is the source's times alpha, there 2.5e-4.
+        All normalization layers are trained, there not those of the last block. The average loss and the momentum are
+        forgotten with all else when the model recovers; there they stay, and make the model recover again at the next
+        batches. ``SARPublished`` does all that as there. The margin scales with ln C. A batch without a sure answer
+        changes nothing; there its loss is NaN.
 
     Args:
         margin: the largest entropy of an answer to learn from, as a share of ln C.
         radius: how far the weights are moved to look for a higher entropy.
         floor: the model recovers when the average loss falls below this, in nats.
-        alpha: the learning rate, as a multiple of the source's.
+        lr: the learning rate; by default 2.5e-4 with sgd and 1e-3 with adam.
         optimizer: sgd with momentum 0.9, or adam.
     """
 
     grid: ClassVar[Mapping[str, Sequence[Any]]] = GRID
+    trained_part: ClassVar[str] = "norm"
 
     def __init__(
         self,
@@ -64,12 +66,12 @@ class SAR(EntropyDescent):
         margin: float = 0.4,
         radius: float = 0.05,
         floor: float = 0.2,
-        alpha: float = 1.0,
+        lr: float | None = None,
         optimizer: str = "sgd",
     ) -> None:
         require.positive("margin", margin)
         require.positive("radius", radius)
-        super().__init__(source, trains="norm", alpha=alpha, optimizer=optimizer, steps=1)
+        super().__init__(source, trains=self.trained_part, lr=lr, optimizer=optimizer, steps=1)
         self.margin = margin * log(self.model.classes)
         self.radius = radius
         self.floor = floor
@@ -85,12 +87,12 @@ class SAR(EntropyDescent):
 
     def learn(self, batch: Tensor, logits: Tensor) -> None:
         """Makes one step with the gradient at the moved weights, if any answer is sure both before and after."""
-        here = entropy(logits)
+        here = self.uncertainty(logits)
         sure = here < self.margin
         if not sure.any():
             return
         with climbed(self.trained, self.gradients(here[sure].mean()), self.radius):
-            there = entropy(self.look(batch))
+            there = self.uncertainty(self.look(batch))
             sure = sure & (there < self.margin)
             if not sure.any():
                 return
@@ -106,8 +108,35 @@ class SAR(EntropyDescent):
         else:
             self.average = 0.9 * self.average + 0.1 * loss
         if self.average < self.floor:
-            self.recover()
-            self.average = None
+            self.start_anew()
+
+    def start_anew(self) -> None:
+        """Recovers, and forgets the average loss."""
+        self.recover()
+        self.average = None
+
+
+class SARPublished(SAR):
+    """Does what the public code of SAR does: the last block is not trained, and recovering forgets weights alone.
+
+    Momentum and average loss stay, so that a model that recovers once does so again at the next batches.
+
+    Paper:
+        Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023.
+
+    Differs from the published code:
+        The margin scales with ln C. In networks other than ResNets and ViTs the last block is the last quarter of the
+        normalization layers. A batch without a sure answer changes nothing; there its loss is NaN.
+
+    Args:
+        margin, radius, floor, lr, optimizer: see ``SAR``.
+    """
+
+    trained_part: ClassVar[str] = "norm but the last block"
+
+    def start_anew(self) -> None:
+        """Sets the trained parameters back, and nothing else."""
+        self.recover_parameters()
 
 
 def shuffled_patches(images: Tensor, grid: int) -> Tensor:
@@ -144,17 +173,18 @@ class DeYO(EntropyDescent):
     Differs from the published code:
         The whole batch is shuffled, there only the sure images, so that the statistics are those of as many images. A
         side that the grid does not divide is not resized. All normalization layers are trained, there not those of the
-        last block. The learning rate is the source's times alpha, there 2.5e-4.
+        last block, and not by ``DeYOPublished``. The margin scales with ln C.
 
     Args:
         margin: the largest entropy of an answer to learn from, as a share of ln C.
         drop: how much probability an answer must lose by shuffling, at least.
         patches: how many along each side.
-        alpha: the learning rate, as a multiple of the source's.
+        lr: the learning rate; by default 2.5e-4 with sgd and 1e-3 with adam.
         optimizer: sgd with momentum 0.9, or adam.
     """
 
     grid: ClassVar[Mapping[str, Sequence[Any]]] = GRID
+    trained_part: ClassVar[str] = "norm"
 
     def __init__(
         self,
@@ -163,12 +193,12 @@ class DeYO(EntropyDescent):
         margin: float = 0.5,
         drop: float = 0.2,
         patches: int = 4,
-        alpha: float = 1.0,
+        lr: float | None = None,
         optimizer: str = "sgd",
     ) -> None:
         require.positive("margin", margin)
         require.whole("patches", patches, least=2)
-        super().__init__(source, trains="norm", alpha=alpha, optimizer=optimizer, steps=1)
+        super().__init__(source, trains=self.trained_part, lr=lr, optimizer=optimizer, steps=1)
         self.margin = margin * log(self.model.classes)
         self.pivot = PIVOT * log(self.model.classes)
         self.drop = drop
@@ -190,3 +220,22 @@ class DeYO(EntropyDescent):
         shuffled = self.look(shuffled_patches(batch, self.patches)).softmax(1)
         answers = probs.argmax(1, keepdim=True)
         return (probs - shuffled).gather(1, answers)[:, 0]
+
+
+class DeYOPublished(DeYO):
+    """Does what DeYO does, without training the last block, as in the public code.
+
+    Paper:
+        Lee et al., Entropy Is Not Enough for Test-Time Adaptation: From the Perspective of Disentangled Factors,
+        ICLR 2024.
+
+    Differs from the published code:
+        The whole batch is shuffled, there only the sure images. A side that the grid does not divide is not resized.
+        The margin scales with ln C. In networks other than ResNets and ViTs the last block is the last quarter of the
+        normalization layers.
+
+    Args:
+        margin, drop, patches, lr, optimizer: see ``DeYO``.
+    """
+
+    trained_part: ClassVar[str] = "norm but the last block"

@@ -155,10 +155,10 @@ class AdaNPCBNPublished(Adapter):
         source: Source,
         *,
         k: int = 100,
-        temperature: float = 0.1,
+        temperature: float = 0.01,
         threshold: float = 0.1,
-        alpha: float = 1.0,
-        steps: int = 1,
+        alpha: float = 0.01,
+        steps: int = 3,
     ) -> None:
         super().__init__(source)
         self.k = k
@@ -166,12 +166,13 @@ class AdaNPCBNPublished(Adapter):
         self.threshold = threshold
         self.steps = steps
         self.layer = nn.BatchNorm1d(self.model.dim).eval().to(self.model.device)
-        # The published bank starts with one random row of class 0.
+        # The published bank starts with one random row of class 0, which alone is not normalized.
         first_row = torch.rand(1, self.model.dim, generator=torch.Generator().manual_seed(0)) * 2 - 1
+        first_row = first_row * (3 / self.model.dim) ** 0.5
         first_label = source.labels.new_zeros(1)
-        rows = torch.cat([first_row, source.features])
+        rows = torch.cat([first_row, normalize(source.features)])
         labels = torch.cat([first_label, source.labels])
-        self.bank = Rows(normalize(rows), labels).to(self.model.device)
+        self.bank = Rows(rows, labels).to(self.model.device)
         self.optimizers["layer"] = Adam(self.layer.parameters(), lr=source.lr * alpha)
 
     def moving(self) -> set[str]:

@@ -28,7 +28,8 @@ class ROID(Adapter):
         Prior Correction, WACV 2024.
 
     Differs from the published code:
-        The prior multiplies probabilities, as Bayes' rule requires; there it multiplies logits. Views are those of
+        The prior multiplies probabilities, as Bayes' rule requires; there it multiplies logits, see
+        ``ROIDPublished``. Views are those of
         ``CoTTA``. Where all rows are alike, as in a batch of one, they weigh 1; there NaN. The loss is divided by the
         rows of this batch, not by the usual number. On ImageNet theirs uses SGD at 2.5e-4.
 
@@ -85,8 +86,35 @@ class ROID(Adapter):
         losses = likelihood_ratio(logits[kept]) + symmetric_cross_entropy(views, logits[kept])
         loss = (weights[kept] * losses).sum() / len(batch)
         descend(loss, self.optimizers["adam"])
+        self.settle()
+        return self.corrected(logits.detach())
+
+    def corrected(self, logits: Tensor) -> Tensor:
+        """Returns the answers (B, C), given the logits of a batch, corrected by its classes."""
+        return prior_corrected(logits.softmax(1))
+
+    def settle(self) -> None:
+        """Moves the trained weights toward those of the source, after a step."""
         approach(self.trained, self.anchor, 1 - self.momentum)
-        return prior_corrected(probs)
+
+
+class ROIDPublished(ROID):
+    """Does what ROID does, but the prior multiplies logits, as in the public code.
+
+    Paper:
+        Marsden, Döbler and Yang, Universal Test-Time Adaptation through Weight Ensembling, Diversity Weighting, and
+        Prior Correction, WACV 2024.
+
+    Differs from the published code:
+        In the same ways as ROID, apart from the prior.
+
+    Args:
+        lr, momentum, trend_momentum, temperature: see ``ROID``.
+    """
+
+    def corrected(self, logits: Tensor) -> Tensor:
+        """Returns the softmax of the logits (B, C), each times the smoothed share of its class in the batch."""
+        return (logits * smoothed_prior(logits.softmax(1))).softmax(1)
 
 
 def diversity_weights(logits: Tensor, trend: Tensor, temperature: float) -> Tensor:
@@ -119,11 +147,16 @@ def symmetric_cross_entropy(one: Tensor, other: Tensor) -> Tensor:
 
 def prior_corrected(probs: Tensor) -> Tensor:
     """Returns answers (B, C) times the smoothed share that each class has in the batch, with sums of 1."""
+    corrected = probs * smoothed_prior(probs)
+    return corrected / corrected.sum(1, keepdim=True)
+
+
+def smoothed_prior(probs: Tensor) -> Tensor:
+    """Returns the share (C,) that each class has in the answers (B, C) of a batch, drawn toward equal shares."""
     rows, classes = probs.shape
     prior = probs.mean(0)
     smooth = max(1 / rows, 1 / classes) / prior.max()
-    corrected = probs * (prior + smooth) / (1 + smooth * classes)
-    return corrected / corrected.sum(1, keepdim=True)
+    return (prior + smooth) / (1 + smooth * classes)
 
 
 def _scaled(values: Tensor) -> Tensor:

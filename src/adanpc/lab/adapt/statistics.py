@@ -50,10 +50,13 @@ def use_batch_statistics(module: nn.Module, prior: float = 0.0) -> int:
 def mixed_statistics(inputs: Tensor, mean: Tensor, variance: Tensor, prior: float) -> tuple[Tensor, Tensor]:
     """Returns the mean and variance (C,) of inputs (n, C, …), mixed with given ones that count for ``prior`` rows.
 
-    The variance of the batch is the one by which BatchNorm divides in training: the mean square, not corrected for n.
+    The variance of the batch is the one that BatchNorm keeps in training, corrected for the number of values, as in the
+    code of BN adaptation and of MEMO. A single value has none: it counts as 0.
     """
     all_but_channels = [axis for axis in range(inputs.ndim) if axis != 1]
-    batch_variance, batch_mean = torch.var_mean(inputs.detach().to(mean.dtype), all_but_channels, correction=0)
+    values = inputs.detach().to(mean.dtype)
+    correction = 1 if values[:, 0].numel() > 1 else 0
+    batch_variance, batch_mean = torch.var_mean(values, all_but_channels, correction=correction)
     share = len(inputs) / (prior + len(inputs))
     return mean.lerp(batch_mean, share), variance.lerp(batch_variance, share)
 
@@ -92,7 +95,7 @@ class _Exchange:
             new_mean, new_variance = mixed_statistics(batch, mean, variance, self.prior)
         elif batch.numel() == batch.shape[1]:
             name = type(layer).__name__
-            raise BatchError(f"{name} gets one value for each channel, which has no statistics: wait for more rows")
+            raise BatchError(f"{name} gets one value per channel, too few for statistics: use larger batches")
         self.kept = (mean, variance)
         layer.running_mean = new_mean
         layer.running_var = new_variance

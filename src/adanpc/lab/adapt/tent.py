@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from adanpc import require
 from adanpc.lab.adapt.adapter import Source
 from adanpc.lab.adapt.entropy import EntropyDescent, entropy
 
@@ -44,7 +45,8 @@ class Tent(EntropyDescent):
         optimizer: str = "adam",
         episodic: bool = False,
     ) -> None:
-        super().__init__(source, trains="norm", alpha=alpha, optimizer=optimizer, steps=steps)
+        rate = source.lr * require.positive("alpha", alpha)
+        super().__init__(source, trains="norm", lr=rate, optimizer=optimizer, steps=steps)
         self.episodic = episodic
 
     def answer(self, batch: Tensor) -> Tensor:
@@ -58,7 +60,7 @@ class Tent(EntropyDescent):
 
     def learn(self, batch: Tensor, logits: Tensor) -> None:
         """Makes one step on the mean entropy."""
-        self.descend(entropy(logits).mean())
+        self.descend(self.uncertainty(logits).mean())
 
 
 class TentClf(EntropyDescent):
@@ -78,7 +80,8 @@ class TentClf(EntropyDescent):
     grid: ClassVar[Mapping[str, Sequence[Any]]] = GRID
 
     def __init__(self, source: Source, *, alpha: float = 1.0, steps: int = 1) -> None:
-        super().__init__(source, trains="head", alpha=alpha, optimizer="adam", steps=steps)
+        rate = source.lr * require.positive("alpha", alpha)
+        super().__init__(source, trains="head", lr=rate, optimizer="adam", steps=steps)
 
     def learn(self, batch: Tensor, logits: Tensor) -> None:
         """Makes one step on the mean entropy."""
@@ -102,7 +105,8 @@ class TentPreBN(EntropyDescent):
     least: ClassVar[int] = 2  # one row has no statistics
 
     def __init__(self, source: Source, *, alpha: float = 1.0, steps: int = 1) -> None:
-        super().__init__(source, trains="new norm", alpha=alpha, optimizer="adam", steps=steps)
+        rate = source.lr * require.positive("alpha", alpha)
+        super().__init__(source, trains="new norm", lr=rate, optimizer="adam", steps=steps)
 
     def learn(self, batch: Tensor, logits: Tensor) -> None:
         """Makes one step on the mean entropy."""

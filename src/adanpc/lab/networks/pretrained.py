@@ -17,6 +17,7 @@ from adanpc.errors import AdaNPCError
 from adanpc.lab.networks.preprocessing import Preprocessing
 from adanpc.lab.networks.vision import vision
 from adanpc.lab.networks.weights import State, WeightsError, brief, read
+from adanpc.require import did_you_mean
 
 HUB_FILE = "model.safetensors"  # what timm downloads
 HUB_TIMEOUT = 5.0  # seconds for the server of the weights to answer at all
@@ -106,7 +107,8 @@ def _config(name: str) -> Any:
         with suppress(RuntimeError):  # the model has no weights of this tag
             config = models.get_pretrained_cfg(name)
     if config is None:
-        raise AdaNPCError(f"timm has no model {name!r}; timm.list_models(pretrained=True) names those it has")
+        hint = did_you_mean(name, vision().list_models())
+        raise AdaNPCError(f"timm has no model {name!r}; timm.list_models(pretrained=True) lists them{hint}")
     return config
 
 
@@ -132,7 +134,7 @@ def _check_reachable(name: str, config: Any) -> None:
     except OSError as error:
         raise WeightsError(
             f"the weights of {name} would be downloaded from {address}, which cannot be reached ({brief(error)}); "
-            "give such a file with weights=PATH, or take efficientnet-lite0, 1 or 2, which need no network"
+            "pass such a file as weights=PATH, or use efficientnet-lite0, 1 or 2, which need no network"
         ) from None
 
 

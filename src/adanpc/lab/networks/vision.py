@@ -19,7 +19,7 @@ def vision() -> ModuleType:
         return import_module("timm")
     except ModuleNotFoundError as error:
         remedy = "pip install 'adanpc[vision]', then pip install --no-deps timm torchvision, which keeps your torch"
-        raise UnavailableError(f"this encoder is one of timm's, and {error}: {remedy}") from None
+        raise UnavailableError(f"this encoder comes from timm, but {error}: {remedy}") from None
 
 
 def _import_torchvision() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
@@ -82,7 +83,7 @@ def forms(part: Chart | Gallery) -> tuple[Form, ...]:
 def figure(part: Chart | Gallery) -> Figure:
     """The part as a matplotlib figure, on white."""
     if Figure is None:
-        raise AdaNPCError("figures are drawn by matplotlib, which is not installed: pip install 'adanpc[bench]'")
+        raise AdaNPCError("figures are drawn by matplotlib, which is not installed: pip install 'adanpc[demo]'")
     with style.context(["default", STYLE]):
         if isinstance(part, Gallery):
             return _gallery(part)
@@ -145,10 +146,16 @@ def _text(text: str, width: int = 200, max_lines: int | None = None) -> str:
 
     A letter that the font lacks becomes a box, which matplotlib would draw, too, but with a warning.
     """
-    known = get_font(findfont(FONT)).get_charmap()
+    known = _letters()
     letters = [letter if ord(letter) in known else "□" for letter in line(text)]
     lines = wrap("".join(letters), width, max_lines=max_lines, placeholder="…")
     return "\n".join(lines).replace("$", r"\$")  # a bare dollar would start a formula
+
+
+@cache  # a gallery has a hundred captions, and the font has six thousand letters
+def _letters() -> frozenset[int]:
+    """The code points that the font can draw."""
+    return frozenset(get_font(findfont(FONT)).get_charmap())
 
 
 def _chart(chart: Chart) -> Figure:

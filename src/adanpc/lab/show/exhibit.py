@@ -162,7 +162,7 @@ class Exhibit:
         paper_place: where the paper shows it, such as "Table 1".
         about: what was run, in sentences that a newcomer understands; says "reduced" if it was.
         parts: sheets, charts and galleries, in order.
-        notes: what to know before believing the numbers: contradictions, and what is missing.
+        notes: what to know before using the numbers: contradictions, and what is missing.
     """
 
     name: str

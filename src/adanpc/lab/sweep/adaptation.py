@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adanpc.core import MemoryBank, Prediction
 from adanpc.lab.adapt import Adapter, BatchError, find
 from adanpc.lab.data.domain import Domain
 from adanpc.lab.data.streams import Arrival, Stream, fetch, labels_of
 from adanpc.lab.seeds import seed_of
 from adanpc.lab.settings import check_settings
+from adanpc.lab.sweep.quality import calibration_error, worst_tenth
 from adanpc.lab.sweep.scene import Scene
 from adanpc.lab.sweep.selection import density, diversity
 from adanpc.progress import track
@@ -29,8 +31,12 @@ def adapt(
 
     Accuracies are in percent. ``domains`` counts each answer as it was given, before anything was learned from later
     samples; labels are used for counting alone. ``source`` is the accuracy on held-out images, averaged over source
-    domains, before the stream and after each domain; they are answered but not learned from. ``scores`` are what
-    settings can be selected by, see ``selection.RULES``. Milliseconds are a sample's share of its batch.
+    domains, before the stream and after each domain; they are answered but not learned from. ``worst_tenth`` and
+    ``calibration_error`` are those of ``quality``. ``joined`` counts the rows that joined a bank, and those of them
+    with a wrong label; ``frozen`` is the accuracy of the same method if it learned nothing; None where there is no
+    bank, or no such answer. ``prototypes`` says that no source sample was known, only one row for each class.
+    ``scores`` are what settings can be selected by, see ``selection.RULES``. Milliseconds are a sample's share of its
+    batch.
 
     Args:
         scene: model, targets and source.
@@ -54,6 +60,9 @@ def adapt(
         if marks:
             accuracy[domain.name] = 100 * sum(marks) / len(marks)
     times = torch.tensor(walk.times)
+    probs = torch.cat(walk.probs)
+    labels = torch.cat([labels_of(targets, arrival) for arrival in walk.arrivals])
+    right = probs.argmax(1) == labels
     return {
         "method": method,
         "settings": settings,
@@ -61,13 +70,42 @@ def adapt(
         "batch_size": size,
         "domains": accuracy,
         "average": sum(accuracy.values()) / len(accuracy),
+        "worst_tenth": worst_tenth(right),
+        "calibration_error": calibration_error(probs, right),
+        "joined": _joined_counts(walk, labels),
+        "frozen": _frozen_accuracy(walk, labels),
         "source": {"before": before, "after": walk.recalled, "images": sum(map(len, recalled))},
         "ms": {"p50": times.quantile(0.5).item(), "p99": times.quantile(0.99).item()},
         "encoder_ms": 0.0 if adapter.sees == "images" else _encoder_ms(scene, size),
         "extra_bytes": extra_bytes(adapter),
         "samples": len(walk.times),
+        "prototypes": scene.source.prototypes,
         "scores": _scores(scene, adapter, walk, size),
     }
+
+
+def _joined_counts(walk: Walk, labels: Tensor) -> dict[str, int] | None:
+    """How many samples joined the bank, and how many of them with another label than theirs (n,)."""
+    if not walk.joined:
+        return None
+    joined = torch.cat(walk.joined)
+    has_joined = joined >= 0
+    return {"rows": int(has_joined.sum()), "wrong": int((has_joined & (joined != labels)).sum())}
+
+
+def _frozen_accuracy(walk: Walk, labels: Tensor) -> float | None:
+    """The accuracy of the answers without anything learned, in percent; labels are those of all samples (n,)."""
+    if not walk.frozen:
+        return None
+    return 100 * (torch.cat(walk.frozen) == labels).double().mean().item()
+
+
+def joined_labels(bank: MemoryBank, answer: Prediction) -> Tensor:
+    """The label (B,) of the row that each sample of an answer became just now; -1 if it joined no bank."""
+    table = bank.table("id", "label")
+    places = torch.searchsorted(table["id"], answer.joined).clamp(max=len(table["id"]) - 1)
+    held = table["id"][places] == answer.joined  # a method may have removed it again
+    return torch.where(held, table["label"][places], -1).cpu()
 
 
 def _scores(scene: Scene, adapter: Adapter, walk: Walk, size: int) -> dict[str, float | None]:
@@ -92,12 +130,16 @@ class Walk:
     recalled: dict[str, float] = field(default_factory=dict)  # accuracy on the source after each domain, or at the end
     arrivals: list[Arrival] = field(default_factory=list)  # the batches that were answered
     probs: list[Tensor] = field(default_factory=list)  # and their answers
+    frozen: list[Tensor] = field(
+        default_factory=list
+    )  # (B,) the answers without anything learned, where they are given
+    joined: list[Tensor] = field(default_factory=list)  # as ``joined_labels`` has it, of methods with a bank
 
 
 def follow(
     adapter: Adapter, targets: Sequence[Domain], stream: Stream, size: int, name: str, recall: Callable[[], float]
 ) -> Walk:
-    """Answers a stream batch by batch, and comes back to the source whenever a domain is done.
+    """Answers a stream batch by batch, and comes back to the source whenever a domain has come for the last time.
 
     The last samples of a domain stay unanswered if they are fewer than a method can use.
 
@@ -112,12 +154,13 @@ def follow(
     walk = Walk([[] for _ in targets])
     arrivals = list(stream.batches(targets, size))
     places = [int(arrival.domains[0]) for arrival in arrivals]
+    last_batch = {place: number for number, place in enumerate(places)}  # of each domain
     progress = track(arrivals, f"{name}, batches of {size}")
     for number, arrival in enumerate(progress):
         place = places[number]
         enters = number == 0 or places[number - 1] != place
         ends = number + 1 == len(arrivals)
-        leaves = ends or places[number + 1] != place
+        leaves = last_batch[place] == number  # for good: a domain may come back
         if stream.resets and enters:
             adapter.reset()
         _answer(adapter, targets, arrival, size, walk)
@@ -145,6 +188,10 @@ def _answer(adapter: Adapter, targets: Sequence[Domain], arrival: Arrival, size:
     walk.times.extend([each] * len(batch))
     walk.arrivals.append(arrival)
     walk.probs.append(probs)
+    if adapter.latest is not None:
+        walk.joined.append(joined_labels(adapter.banks["bank"], adapter.latest))
+        if adapter.latest.frozen is not None:
+            walk.frozen.append(adapter.latest.frozen.argmax(1).cpu())
     marks = probs.argmax(1) == labels
     for place, mark in zip(arrival.domains.tolist(), marks.tolist(), strict=True):
         walk.right[place].append(mark)

@@ -58,10 +58,10 @@ class CostModel:
         return sum(_at_most(extent.images, sizes[name]) for name in reading.targets)
 
     def source_images(self, reading: Reading, extent: Extent) -> int:
-        """How many source images are encoded."""
+        """How many source images are encoded; none if rows of the head stand in for a domain that is not here."""
         if reading.known is not None:
             data, name = reading.known
-            counts = [self.sizes(data, reading.seed, reading.images)[name]]
+            counts = [self.sizes(data, reading.seed, reading.images).get(name, 0)]
         else:
             sizes = self.sizes(reading.data, reading.seed, reading.images)
             counts = [size for name, size in sizes.items() if name not in reading.targets]
@@ -70,6 +70,8 @@ class CostModel:
     def recalled_images(self, reading: Reading, extent: Extent) -> int:
         """How many held-out source images are answered each time that the source is tested."""
         held_out = self.source_images(reading, Extent()) // 5
+        if held_out == 0 and reading.known is not None:
+            held_out = self.workspace.count(reading.known[0]) // 5
         return _at_most(extent.recalled, held_out)
 
     def features(self, reading: Reading, extent: Extent) -> float:

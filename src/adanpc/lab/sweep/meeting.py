@@ -104,7 +104,7 @@ def of_run(
         domains = tuple(domain.name for domain in others.domains)
         met = others.digest()
     if not domains:
-        raise AdaNPCError(f"{run.folder} has no target domains: name the images to meet with `on`")
+        raise AdaNPCError(f"{run.folder} has no target domains: pass the images to adapt to as `on`")
     identity = _identity(run.folder / model_file(which), run.data["digest"], met, device)
     return Meeting(
         run.folder,

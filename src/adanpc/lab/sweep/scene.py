@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from adanpc.lab.adapt import ADAPTERS, Adapter, Source
+from adanpc.lab.adapt.prototypes import head_rows
 from adanpc.lab.data.domain import DataSet, Domain, join, some, split
 from adanpc.lab.networks.features import features
 from adanpc.lab.networks.source import SourceModel
@@ -33,6 +34,7 @@ class Scene:
         held: the other fifth of each target, to select by; or none.
         cache: a folder for features, or None.
         times: milliseconds of the encoder by batch size, once they were measured.
+        parts: of domains that were put together, the domains they were made of, whose features other scenes use, too.
 
     Many methods are asked about one scene, one after another, so it keeps what does not depend on the method.
     """
@@ -43,6 +45,7 @@ class Scene:
     held: tuple[Domain, ...] = ()
     cache: Path | None = None
     times: dict[int, float] = field(default_factory=dict)
+    parts: Mapping[Domain, Sequence[Domain]] = field(default_factory=dict)
     _encoded: dict[Domain, Domain] = field(default_factory=dict)  # images to features
 
     def seen(self, domain: Domain, sees: str) -> Domain:
@@ -51,7 +54,9 @@ class Scene:
             return domain
         encoded = self._encoded.get(domain)
         if encoded is None:
-            encoded = Domain(domain.name, features(self.source.model, domain, cache=self.cache), domain.labels)
+            parts = self.parts.get(domain, (domain,))
+            rows = [features(self.source.model, part, cache=self.cache) for part in parts]
+            encoded = Domain(domain.name, torch.cat(rows), domain.labels)
             self._encoded[domain] = encoded
         return encoded
 
@@ -92,23 +97,40 @@ class Builder:
             result.append(some(domain, max(1, round(share * len(domain))), self.seed))
         return result
 
-    def scene(self, source: Source, images: int | None, recalled: int | None) -> Scene:
+    def scene(self, source: Source, images: int | None, recalled: int | None, *, whole: bool = False) -> Scene:
         """The scene of a source.
 
         Args:
             source: what adapters are made of.
             images: of each target at most, and a quarter as many to select by; None takes all.
             recalled: held-out source images at most, as many of each domain; None takes all.
+            whole: images are of the whole target, and none are left to select by.
         """
+        if whole:
+            return self._whole_scene(source, images, recalled)
         quarter = None if images is None else math.ceil(images / 4)
-        each = None if recalled is None else math.ceil(recalled / len(self.sources))
         return Scene(
             source,
             targets=tuple(some(part.large, images, self.seed) for part in self.targets),
-            recalled=tuple(some(part.small, each, self.seed) for part in self.sources),
+            recalled=self._recalled(recalled),
             held=tuple(some(part.small, quarter, self.seed) for part in self.targets),
             cache=self.cache,
         )
+
+    def _whole_scene(self, source: Source, images: int | None, recalled: int | None) -> Scene:
+        """The scene in which targets are met as a whole."""
+        targets = []
+        parts = {}
+        for part in self.targets:
+            whole = join(part.large.name, part)
+            parts[whole] = part
+            targets.append(some(whole, images, self.seed))
+        return Scene(source, tuple(targets), self._recalled(recalled), cache=self.cache, parts=parts)
+
+    def _recalled(self, count: int | None) -> tuple[Domain, ...]:
+        """Held-out images of the source, so many in all at most."""
+        each = None if count is None else math.ceil(count / len(self.sources))
+        return tuple(some(part.small, each, self.seed) for part in self.sources)
 
 
 def parts_of(domain: Domain, model: SourceModel, seed: int) -> Parts:
@@ -141,6 +163,11 @@ def source_of(
     )
 
 
+def prototypes_of(model: SourceModel, lr: float) -> Source:
+    """What a model knows without any training sample: the rows of its head, one for each class."""
+    return Source(model, head_rows(model), torch.arange(model.classes), lr=lr, prototypes=True)
+
+
 def scene_of(
     run: Run,
     *,
@@ -148,6 +175,7 @@ def scene_of(
     images: int | None = None,
     rows: int | None = None,
     recalled: int | None = RECALLED,
+    whole: bool = False,
     device: str = "cpu",
     data: DataSet | None = None,
     others: DataSet | None = None,
@@ -160,6 +188,7 @@ def scene_of(
         images: of each target at most, drawn by the run's seed, and a quarter as many to select by; None takes all.
         rows: of each source domain in the bank at most, drawn likewise.
         recalled: held-out source images at most, as many of each domain; None takes all.
+        whole: targets are met as a whole, see ``Builder.scene``.
         device: where the model computes.
         data: the run's data set, if it has been read already.
         others: images to meet instead of the run's targets, labeled by the run's classes.
@@ -180,4 +209,4 @@ def scene_of(
     encoded = features(model, join("source", known), cache=builder.cache)
     rotation_head = getattr(algorithm, "rotation_head", None)
     source = source_of(model, known, encoded, float(run.spec.hyper["lr"]), rotation_head)
-    return builder.scene(source, images, recalled)
+    return builder.scene(source, images, recalled, whole=whole)

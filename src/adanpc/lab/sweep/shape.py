@@ -55,6 +55,11 @@ def text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def truth(value: Any) -> bool:
+    """Whether it is true or false."""
+    return isinstance(value, bool)
+
+
 def optional(check: Check) -> Check:
     """Nothing, or what passes the check."""
     return lambda value: value is None or check(value)
@@ -85,6 +90,15 @@ def fields(**checks: Check) -> Check:
         if not isinstance(value, dict):
             return False
         return all(name in value and check(value[name]) for name, check in checks.items())
+
+    return passes
+
+
+def where_present(**checks: Check) -> Check:
+    """A mapping in which each of these fields, if it is there, is as its check wants it."""
+
+    def passes(value: Any) -> bool:
+        return all(check(value[name]) for name, check in checks.items() if name in value)
 
     return passes
 
@@ -182,12 +196,31 @@ DRAW = fields(
 # What tables read of the records of each kind of task.
 RECORDS: Mapping[str, Check] = {
     "train": fields(evaluations=listed(named(anything))),
-    "adapt": fields(
-        average=number,
-        domains=named(number),
-        source=fields(before=score, after=named(score)),
-        scores=fields(source=score, target=score, snd=score, diversity=score, agreement=score),
+    "adapt": both(
+        fields(
+            average=number,
+            domains=named(number),
+            source=fields(before=score, after=named(score)),
+            scores=fields(source=score, target=score, snd=score, diversity=score, agreement=score),
+        ),
+        where_present(
+            worst_tenth=number,
+            calibration_error=number,
+            joined=optional(fields(rows=count, wrong=count)),
+            frozen=optional(number),
+            prototypes=truth,
+        ),
     ),
+    "intrude": fields(
+        without=number,
+        beside=number,
+        changed=number,
+        foreign=count,
+        voters=optional(count),
+        influential=optional(count),
+        novelty=optional(fields(auroc=number, foreign=number, native=number)),
+    ),
+    "attack": fields(before=number, after=number, changed=number),
     "time": fields(methods=named(fields(ms=number, total_ms=number, mb=number))),
     "witness": fields(accuracy=number, queries=count, questions=listed(QUESTION)),
     "simulate": fields(draws=listed(both(DRAW, fields(problem=fields(dim=count, gap=number, overlap=number))))),

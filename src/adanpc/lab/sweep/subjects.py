@@ -20,7 +20,7 @@ from adanpc.lab.networks import build
 from adanpc.lab.networks.features import features
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.seeds import seed_of
-from adanpc.lab.sweep.scene import Builder, Scene, parts_of, scene_of, source_of
+from adanpc.lab.sweep.scene import Builder, Scene, parts_of, prototypes_of, scene_of, source_of
 from adanpc.lab.train.assemble import prepare
 from adanpc.lab.train.loop import train
 from adanpc.lab.train.process_group import ProcessGroup
@@ -72,11 +72,22 @@ def _sizes(name: str, root: Path, seed: int) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of the data is met: images of each target, bank rows of each source domain, recalled images in all."""
+    """How much of the data is met: images of each target, bank rows of each source domain, recalled images in all.
+
+    With ``whole``, images are of the whole target, and none of it is held back to select by.
+    """
 
     images: int | None = None
     rows: int | None = None
     recalled: int | None = 1000
+    whole: bool = False
+
+    def document(self) -> dict[str, Any]:
+        """As JSON has it; without ``whole`` as it was before there was that, so that records are found again."""
+        document = asdict(self)
+        if not self.whole:
+            del document["whole"]
+        return document
 
 
 ALL = Extent()
@@ -107,6 +118,10 @@ class Trained:
     def reads(self) -> tuple[str, ...]:
         """The names of the data sets that are needed."""
         return (self.spec.data,)
+
+    def missing(self, workspace: Workspace) -> list[str]:
+        """Nothing: data that is trained on is read as a whole, or refused."""
+        return []
 
     def run(self, workspace: Workspace) -> Run:
         """The run, trained to its end; nothing is trained twice, and what was interrupted continues."""
@@ -139,6 +154,7 @@ class Trained:
             images=extent.images,
             rows=extent.rows,
             recalled=extent.recalled,
+            whole=extent.whole,
             device=workspace.device,
             data=workspace.data(self.spec.data, self.spec.seed),
         )
@@ -155,7 +171,8 @@ class Frozen:
         weights: "pretrained" for those that come with the encoder, or a file below the data's folder.
         head: ``own`` keeps the one published; ``untrained`` draws it; ``linear`` and ``mlp`` are fitted.
         share: of the source that is known.
-        known: if the source is in another data set: its name and the domain.
+        known: if the source is in another data set: its name and the domain. If that data set is here without the
+            domain, the rows of the head stand in for it, and the rest of that data set is what is recalled.
         seed: of splits and of the head.
     """
 
@@ -194,13 +211,16 @@ class Frozen:
             seed=self.seed,
             cache=workspace.folder / "features",
         )
+        if self._lacks_known(workspace):
+            source = prototypes_of(model, LR)
+            return builder.scene(source, extent.images, extent.recalled, whole=extent.whole)
         known = builder.known(extent.rows, self.share)
         rows = torch.cat([features(model, domain, cache=builder.cache) for domain in known])
         if self.head in ("linear", "mlp"):
             labels = torch.cat([domain.labels for domain in known])
             model.head = fitted(model.head.cpu(), rows, labels, self.seed).to(workspace.device)
         source = source_of(model, known, rows, LR)
-        return builder.scene(source, extent.images, extent.recalled)
+        return builder.scene(source, extent.images, extent.recalled, whole=extent.whole)
 
     def _model(self, workspace: Workspace, data: DataSet) -> SourceModel:
         """The encoder with the head that is asked for, not yet fitted."""
@@ -220,10 +240,30 @@ class Frozen:
 
     def _sources(self, workspace: Workspace, data: DataSet) -> list[Domain]:
         """The domains that are known: one of another data set, or all that are no targets."""
-        if self.known is not None:
-            name, domain = self.known
-            return [workspace.data(name, self.seed)[domain]]
-        return [domain for domain in data.domains if domain.name not in self.targets]
+        if self.known is None:
+            return [domain for domain in data.domains if domain.name not in self.targets]
+        name, domain = self.known
+        other = workspace.data(name, self.seed)
+        if self._lacks_known(workspace):
+            return list(other.domains)
+        return [other[domain]]
+
+    def _lacks_known(self, workspace: Workspace) -> bool:
+        """Whether the domain of the source is missing, and the head can stand in for it."""
+        if self.known is None or self.head != "own":
+            return False
+        name, domain = self.known
+        return domain not in workspace.sizes(name, self.seed)
+
+    def missing(self, workspace: Workspace) -> list[str]:
+        """The domains that are needed and that a data set here lacks, with its name."""
+        here = workspace.sizes(self.data, self.seed)
+        names = [f"{target} of {self.data}" for target in self.targets if target not in here]
+        if self.known is not None and self.head != "own":
+            data, domain = self.known
+            if domain not in workspace.sizes(data, self.seed):
+                names.append(f"{domain} of {data}")
+        return names
 
 
 Subject = Trained | Frozen

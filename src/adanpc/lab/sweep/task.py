@@ -17,6 +17,8 @@ from adanpc.lab.sweep.adaptation import adapt
 from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.scene import Scene
 from adanpc.lab.sweep.subjects import ALL, Extent, Subject, Trained, Workspace, subject_of
+from adanpc.lab.train.algorithm import Algorithm
+from adanpc.lab.train.registry import known
 from adanpc.lab.train.search import Choice, draw
 
 STARTING = 2.0  # seconds until anything is seen: data are read, models built
@@ -48,6 +50,10 @@ class Task(ABC):
         """The data sets that it reads, by name."""
         return ()
 
+    def missing(self, workspace: Workspace) -> list[str]:
+        """The domains that it needs and that a data set here lacks, with its name."""
+        return []
+
     @abstractmethod
     def effort(self, costs: CostModel) -> float:
         """About how many seconds it takes on one core, without the task that comes first."""
@@ -78,7 +84,7 @@ class Train(Task):
         return {"evaluations": self.subject.run(workspace).records()}
 
     def effort(self, costs: CostModel) -> float:
-        """Steps, and evaluations of held-out parts."""
+        """Steps, and evaluations of held-out parts, for which a vote encodes the source anew."""
         spec = self.subject.spec.complete()
         sizes = costs.sizes(spec.data, spec.seed, spec.images)
         sources = len(sizes) - len(spec.targets)
@@ -86,6 +92,9 @@ class Train(Task):
         evaluations = math.ceil(spec.steps / spec.every)
         held_out = sum(sizes.values()) / 5
         tested = evaluations * held_out + sum(sizes[name] for name in spec.targets)
+        if known(spec.algorithm).source_vote is not Algorithm.source_vote:
+            training_images = sum(size for name, size in sizes.items() if name not in spec.targets) * 4 / 5
+            tested += evaluations * training_images
         return STARTING + learned * costs.step(spec.encoder) + tested * costs.forward(spec.encoder)
 
 
@@ -121,7 +130,7 @@ class Adapt(Task):
             "batch": self.batch,
             "stream": self.stream,
             "settings": dict(self.settings),
-            "extent": vars(self.extent),
+            "extent": self.extent.document(),
             "seed": self.seed,
         }
 
@@ -129,9 +138,13 @@ class Adapt(Task):
         """Those of the subject."""
         return self.subject.reads()
 
+    def missing(self, workspace: Workspace) -> list[str]:
+        """Those that the subject needs."""
+        return self.subject.missing(workspace)
+
     def run(self, workspace: Workspace) -> dict[str, Any]:
         """What the stream showed."""
-        scene = _scene(json.dumps(self.subject.document()), workspace, self.extent)
+        scene = scene_of(self.subject, workspace, self.extent)
         return adapt(scene, self.method, STREAMS[self.stream](seed=self.seed), self.batch, self.settings, self.seed)
 
     def effort(self, costs: CostModel) -> float:
@@ -148,6 +161,11 @@ class Adapt(Task):
     def first(self) -> Task | None:
         """Training, if the model is not published."""
         return Train(self.subject) if isinstance(self.subject, Trained) else None
+
+
+def scene_of(subject: Subject, workspace: Workspace, extent: Extent) -> Scene:
+    """The scene of a subject; that of the last call is kept."""
+    return _scene(json.dumps(subject.document()), workspace, extent)
 
 
 @lru_cache(maxsize=1)  # methods on the same scene come one after another

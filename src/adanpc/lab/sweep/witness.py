@@ -45,7 +45,7 @@ class Witness(Task):
             "each": self.each,
             "k": self.k,
             "removed": self.removed,
-            "extent": vars(self.extent),
+            "extent": self.extent.document(),
         }
 
     def data(self) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ def check_rows(table: Table, only: Sequence[str], encoder: str) -> None:
     known = [row.lower() for row in table.rows]
     for name in only:
         if name.lower() not in known:
-            hint = f"it has: {', '.join(table.rows)}"
+            hint = f"it has: {', '.join(table.rows)}{require.did_you_mean(name, table.rows)}"
             if not known:
                 hint = "it is always made as a whole: omit `only`"
             raise AdaNPCError(f"{table.name} has no row called {name!r}; {hint}")
@@ -126,9 +126,9 @@ def _ids(table: Table, encoder: str) -> list[str]:
     return [task.id for task in table.plan(replace(SCALES["least"], encoder=encoder))]
 
 
-def available(table: Table, scale: Scale, absent: Sequence[str]) -> list[Task]:
-    """The tasks of a table that can be run, without those on data that is not here."""
-    return [task for task in table.plan(scale) if not set(task.data()) & set(absent)]
+def available(table: Table, scale: Scale, workspace: Workspace, absent: Sequence[str]) -> list[Task]:
+    """The tasks of a table that can be run, without those on data sets or domains that are not here."""
+    return [task for task in table.on_present_data(scale, absent) if not task.missing(workspace)]
 
 
 def choose(table: Table, request: Request, workspace: Workspace, workers: int, absent: Sequence[str] = ()) -> Estimate:
@@ -152,7 +152,7 @@ def choose(table: Table, request: Request, workspace: Workspace, workers: int, a
 
     def estimate(name: str) -> Estimate:
         scale = request.sized(name)
-        tasks = available(table, scale, absent)
+        tasks = available(table, scale, workspace, absent)
         return Estimate(scale, remaining_seconds(tasks, records, costs, workers))
 
     if not request.budget:

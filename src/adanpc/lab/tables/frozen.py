@@ -180,7 +180,7 @@ def _tables(benchmark: Benchmark) -> list[Table]:
         Table(
             f"frozen-{benchmark.data}",
             f"{benchmark.title} without fine-tuning",
-            "Figure 4a and 4b",
+            "Figures 4a and 4b",
             "Published encoders as they are; each domain in turn is the target, the others are the source.",
             partial(encoders_plan, benchmark),
             partial(encoders, benchmark),
@@ -191,7 +191,7 @@ def _tables(benchmark: Benchmark) -> list[Table]:
         Table(
             f"k-{benchmark.data}",
             f"{benchmark.title}: how many neighbors vote",
-            "the choice of k (section Analysis)",
+            "the choice of k, section Analysis",
             f"One encoder as it is, by default {FIRST}; votes of k rows.",
             partial(ks_plan, benchmark),
             partial(ks, benchmark),
@@ -200,7 +200,7 @@ def _tables(benchmark: Benchmark) -> list[Table]:
         ),
         Table(
             f"share-{benchmark.data}",
-            f"{benchmark.title} against the share of source data",
+            f"{benchmark.title} with a share of the source data",
             "Figure 4c",
             f"One encoder as it is, by default {FIRST}; only a share of the source rows is known to heads and votes.",
             partial(shares_plan, benchmark),

@@ -50,7 +50,7 @@ def how_many(method: str, scale: Scale) -> str:
 
 def task_for(scale: Scale, data: str, method: str, batch: int, target: str, seed: int) -> Adapt:
     """A method with default settings on a model trained with default settings, as the paper's Table 4."""
-    subject = Trained(scale.spec(data, (target,), "erm", seed), scale.selected)
+    subject = Trained(scale.spec(data, (target,), "erm", seed), scale.selected(data))
     return Adapt(subject, method, batch, settings=settings(method, data), extent=limited(method, scale), seed=seed)
 
 

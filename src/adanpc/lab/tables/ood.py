@@ -60,7 +60,7 @@ def trials(scale: Scale, data: str, target: str, row: str, seed: int, rule: str)
     Held-out target images select among last models, as in DomainBed; all other rules take the best on held-out source.
     """
     algorithm, method = ROWS[row]
-    which = "last" if rule == LABELED else scale.selected
+    which = "last" if rule == LABELED else scale.selected(data)
     extent = Extent(recalled=None) if scale.images is None else ALL
     result = []
     for trial in range(scale.trials):

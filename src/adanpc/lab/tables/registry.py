@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from adanpc import require
-from adanpc.lab.tables import corruptions, costs, frozen, gallery, methods, ood, successive, theory, training
+from adanpc.lab.tables import (
+    corruptions,
+    costs,
+    frozen,
+    gallery,
+    imagenet,
+    methods,
+    ood,
+    safety,
+    successive,
+    theory,
+    training,
+)
 from adanpc.lab.tables.table import Table
 
-MODULES = (ood, training, frozen, methods, successive, costs, corruptions, gallery, theory)
+MODULES = (ood, training, frozen, methods, successive, costs, corruptions, imagenet, gallery, theory, safety)
 TABLES: dict[str, Table] = {table.name: table for module in MODULES for table in module.TABLES}
 
 

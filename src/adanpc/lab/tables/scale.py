@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from adanpc.errors import AdaNPCError
-from adanpc.lab.train.spec import DEFAULTS, Spec
+from adanpc.lab.train.spec import Spec, usual
 
-EVERY = 300  # steps between evaluations, as in DomainBed
 SIZES = ("steps", "batch", "trials", "seeds", "images")
 HOUR = 3600.0  # seconds
 DAY = 24 * HOUR
@@ -42,7 +41,7 @@ class Scale:
 
     def spec(self, data: str, targets: tuple[str, ...], algorithm: str, seed: int = 0, trial: int = 0) -> Spec:
         """The training of one trial at this scale; photos with BatchNorm's statistics kept, as in DomainBed."""
-        photos = data not in DEFAULTS
+        photos = usual(data).photos
         return Spec(
             data,
             targets,
@@ -50,7 +49,6 @@ class Scale:
             self.encoder if photos else "",
             steps=self.steps,
             batch=self.batch,
-            every=min(EVERY, self.steps),
             seed=seed,
             trial=trial,
             pretrained=True if self.encoder and photos else None,
@@ -58,10 +56,9 @@ class Scale:
             images=self.images,
         )
 
-    @property
-    def selected(self) -> Literal["best", "last"]:
+    def selected(self, data: str) -> Literal["best", "last"]:
         """The model of a run that held-out source images select; if it is looked at only once, that is the last."""
-        return "best" if self.steps > EVERY else "last"
+        return "best" if self.steps > usual(data).every else "last"
 
     def wants(self, row: str) -> bool:
         """Whether a row is made; names are compared without case."""

@@ -84,6 +84,13 @@ class Results:
             return self.notices.get(name, "")
         return self.workspace.data(name, 0).notice
 
+    def not_here(self, tasks: Iterable[Task]) -> list[str]:
+        """The domains that tasks need and that the data here lacks, each once; of records made elsewhere, none."""
+        if self.notices is not None:
+            return []
+        names = dict.fromkeys(name for task in tasks for name in task.missing(self.workspace))
+        return list(names)
+
     def of(self, task: Task) -> dict[str, Any] | None:
         """The record of a task; None if it has none, or was refused."""
         record = self.records.of(task)
@@ -130,6 +137,10 @@ class Table:
     uses: tuple[str, ...] = ("steps", "batch", "seeds", "images")
     rows: tuple[str, ...] = ()
 
+    def on_present_data(self, scale: Scale, absent: Sequence[str]) -> list[Task]:
+        """The tasks at a scale that read none of the absent data sets."""
+        return [task for task in self.plan(scale) if not set(task.data()) & set(absent)]
+
     def exhibit(self, results: Results) -> Exhibit:
         """All that the records show so far."""
         parts, notes = self.show(results)
@@ -156,10 +167,13 @@ class Table:
                     notes.append(f"{name}: {notice}")
         for name in results.absent:
             notes.append(f"{name} is not in the data's folder, so nothing is run on it.")
-        tasks = {task.id: task for task in self.plan(results.scale) if not set(task.data()) & set(results.absent)}
-        missing = [task for task in tasks.values() if task not in results.records]
-        if missing:
-            notes.append(f"{len(missing)} of {len(tasks)} tasks have no record yet.")
+        tasks = {task.id: task for task in self.on_present_data(results.scale, results.absent)}
+        pending = [task for task in tasks.values() if task not in results.records]
+        not_here = results.not_here(pending)
+        if not_here:
+            notes.append(f"Nothing is run on what is not in the data's folder: {', '.join(not_here)}.")
+        if pending:
+            notes.append(f"{len(pending)} of {len(tasks)} tasks have no record yet.")
         damaged = results.records.damaged
         if damaged:
             notes.append(f"{damaged} lines of {results.records.path.name} are damaged and skipped.")

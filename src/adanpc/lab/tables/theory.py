@@ -111,7 +111,7 @@ TABLES = [
         "split",
         "How many source and target rows should vote",
         "Proposition 3",
-        "AdaNPC meets one angle; the constants of the bound are then estimated from its bank.",
+        "AdaNPC adapts to one angle; the constants of the bound are then estimated from its bank.",
         splits_plan,
         splits,
         ("rotated-mnist",),

@@ -207,7 +207,7 @@ TABLES = [
     ),
     Table(
         "convergence",
-        "Convergence: head and vote after as many steps of ERM",
+        "Convergence: head and vote after the same number of ERM steps",
         "Figure 4d",
         "Rotated MNIST, 0 degrees is the target. Each point is a model trained for so many steps.",
         curves_plan,

@@ -102,7 +102,7 @@ def make(
     records = Records(workspace.folder)
     with records.writing():
         note_choice(workspace.folder, name, estimate.scale, budget, made_from)
-        tasks = available(table, estimate.scale, absent)
+        tasks = available(table, estimate.scale, workspace, absent)
         for reason in sweep(tasks, workspace, records, ray=ray, workers=processes):
             notify(f"Left out: {reason}")
     return table.exhibit(Results(Records(workspace.folder), estimate.scale, workspace, absent))

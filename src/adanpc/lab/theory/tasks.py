@@ -65,7 +65,7 @@ class SplitOfBank(Task):
 
     def document(self) -> dict[str, Any]:
         """Every field."""
-        return {"subject": self.subject.document(), "k": self.k, "extent": vars(self.extent)}
+        return {"subject": self.subject.document(), "k": self.k, "extent": self.extent.document()}
 
     def data(self) -> tuple[str, ...]:
         """Those of the subject."""

@@ -38,11 +38,13 @@ class Adversarial(Algorithm):
         "gradient_penalty": Power(-2, 1),
         "d_steps": Power(0, 3, base=2, whole=True),
         "beta1": Choice((0.0, 0.5)),
+        "lr_d": Power(-4.5, -2.5),
         "weight_decay_d": Power(-6, -2),
         "mlp_width": Power(6, 10, base=2, whole=True),
         "mlp_depth": Choice((3, 4, 5)),
         "mlp_dropout": Choice((0.0, 0.1, 0.5)),
     }
+    photo_space: ClassVar[Mapping[str, Draw]] = {"lr_d": Power(-5, -3.5)}
     erm: ClassVar[Mapping[str, Any] | None] = {"weight": 0.0, "d_steps": 0, "beta1": 0.9, "beta2": 0.999}
     needs: ClassVar[int] = 2
 

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam, Optimizer
 
+from adanpc.core import AdaNPC
 from adanpc.errors import AdaNPCError
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.train.search import Draw
@@ -46,7 +47,8 @@ class Algorithm(nn.Module, ABC):
     erm: ClassVar[Mapping[str, Any] | None] = None  # the settings with which it equals ERM, if there are any
     aligned: ClassVar[bool] = False  # whether "penalty" is zero if all domains bring the same batch
     needs: ClassVar[int] = 1  # the least number of domains
-    batch: ClassVar[int | None] = None  # rows of each domain in a step, if the method prescribes them
+    photo_settings: ClassVar[Mapping[str, Any]] = {}  # defaults for photos, "batch" among them, where they are others
+    photo_space: ClassVar[Mapping[str, Draw]] = {}  # what a random search draws for photos, where that is otherwise
     paced: ClassVar[tuple[str, ...]] = ()  # settings that count steps, and are scaled with the length of training
 
     def __init__(self, model: SourceModel, domains: int, *, lr: float = 1e-3, weight_decay: float = 0.0) -> None:
@@ -65,6 +67,16 @@ class Algorithm(nn.Module, ABC):
 
     def prepare(self, sampler: Sampler) -> None:
         """Called before each update, for algorithms that must see more of the source than a batch; most need not."""
+
+    def source_vote(self, sampler: Sampler) -> AdaNPC | None:
+        """The vote of source rows that will answer in place of the head; None if the head itself will.
+
+        A run is evaluated, and its best model chosen, by whichever of them answers.
+
+        Args:
+            sampler: gives the rows, as the model encodes them now.
+        """
+        return None
 
     @abstractmethod
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -19,6 +19,7 @@ from adanpc.lab.train.algorithm import Algorithm
 from adanpc.lab.train.registry import known
 from adanpc.lab.train.run import BEST, CHECKPOINT, Run, RunError, check_vacant
 from adanpc.lab.train.spec import Spec
+from adanpc.require import did_you_mean
 
 
 class Split(NamedTuple):
@@ -149,7 +150,8 @@ def _check_targets(spec: Spec, data: DataSet) -> None:
     names = [domain.name for domain in data.domains]
     for target in spec.targets:
         if target not in names:
-            raise DataError(f"{data.name} has no domain {target!r}; it has: {', '.join(names)}")
+            hint = did_you_mean(target, names)
+            raise DataError(f"{data.name} has no domain {target!r}; it has: {', '.join(names)}{hint}")
     if set(names) == set(spec.targets):
         raise AdaNPCError("no source domain is left: name fewer targets")
 
@@ -190,6 +192,7 @@ def _build(spec: Spec, data: Mapping[str, Any], device: torch.device | str, fres
             norm=spec.norm,
             dropout=spec.dropout,
             frozen_batchnorm=spec.frozen_batchnorm,
+            straight_resize=spec.straight_resize,
         )
         algorithm = known(spec.algorithm)(model.to(device), len(sources), **spec.hyper)
         return algorithm.to(device)

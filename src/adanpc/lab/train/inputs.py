@@ -12,7 +12,7 @@ from torch.distributions import Beta
 from adanpc.errors import AdaNPCError
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.train.algorithm import Algorithm, Batch, risks
-from adanpc.lab.train.search import Draw, Power
+from adanpc.lab.train.search import Choice, Draw, Power
 
 # Of the context net.
 WIDTH = 64
@@ -68,17 +68,19 @@ class ARM(Algorithm):
     """A context net sees the whole batch, and its mean answer is one more channel of every image.
 
     In training each domain's batch is its own context; at test the batch that is predicted is, so predictions depend on
-    it and a batch should come from one domain. The published batch is 8 rows of each domain.
+    it and a batch should come from one domain. The published batch is 8 rows of each domain for photos, 64 for digits.
 
     Args:
         model: its encoder must begin with a Conv2d, which gets one more input channel; its other weights stay.
 
     Paper: Zhang et al., Adaptive Risk Minimization: Learning to Adapt to Domain Shift, NeurIPS 2021 (ARM-CML).
 
-    Differs from the published code: at test the context is that of the whole batch, not of groups of 8.
+    Differs from the published code: at test the context is that of the whole batch, not of groups of the training size.
+    The context net is trained with the rest; in DomainBed no optimizer has its parameters, and it stays random.
     """
 
-    batch: ClassVar[int | None] = 8
+    photo_settings: ClassVar[Mapping[str, Any]] = {"batch": 8}
+    photo_space: ClassVar[Mapping[str, Draw]] = {"batch": Choice((8,))}
 
     def __init__(self, model: SourceModel, domains: int, **adam: float) -> None:
         super().__init__(model, domains, **adam)

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
+from adanpc.core import AdaNPC
 from adanpc.errors import AdaNPCError
 from adanpc.lab.data.domain import Domain
 from adanpc.lab.data.loading import ahead, chunks
@@ -132,7 +133,7 @@ class Trainer:
             if due or stop:
                 self._save()
             if stop:
-                raise SavedInterrupt
+                self._leave()
 
     def _is_due(self) -> bool:
         """Whether the model is evaluated after the step that was made last."""
@@ -141,15 +142,23 @@ class Trainer:
 
     def _evaluate(self, interrupt: Interrupt, board: Any) -> None:
         """Writes a record; Ctrl-C in the middle saves, and the evaluation is made again when training continues."""
-        if self.group.world > 1:  # the others wait for this one, and would wait for ever
-            self._record(board)
-            return
-        try:
-            with interrupt.at_once():
-                self._record(board)
-        except KeyboardInterrupt:
+        self.sums = {**self._means(), "steps": 1.0}  # of all processes, of which the first one's will be saved
+        interrupted = False
+        if self.group.rank == 0:
+            try:
+                with interrupt.at_once():
+                    self._record(board)
+            except KeyboardInterrupt:
+                interrupted = True
+        if self.group.any(interrupted):  # here the others wait for process 0
             self._save()
-            raise SavedInterrupt from None
+            self._leave()
+        self.sums = {}
+
+    def _leave(self) -> NoReturn:
+        """Stops all processes together: torchrun would end those that still save when the first one is gone."""
+        self.group.wait()
+        raise SavedInterrupt
 
     def _step(self, batches: Sequence[Batch]) -> float:
         """Makes one update and returns its loss."""
@@ -179,17 +188,17 @@ class Trainer:
         labels = torch.cat([domain.labels for domain in chosen])
         return encoded, labels, keys
 
-    def _record(self, board: Any) -> None:
-        """Evaluates, writes a record, and keeps the model if it is the best so far on held-out source."""
+    def _means(self) -> dict[str, float]:
+        """The means of the reported numbers since the last record, over all processes."""
         steps = self.sums["steps"]
-        sums = {name: value for name, value in self.sums.items() if name != "steps"}
-        means = self.group.mean({name: value / steps for name, value in sums.items()})
-        if self.group.rank != 0:
-            self.sums = {}
-            return
-        held_out = {}
-        for name, parts in self.parts.items():
-            held_out[name] = accuracy(self.algorithm.model, parts.small, self.workers)
+        return self.group.mean({name: value / steps for name, value in self.sums.items() if name != "steps"})
+
+    def _record(self, board: Any) -> None:
+        """Evaluates, writes a record, and keeps the model if what will answer is the best so far on held-out source."""
+        means = {name: value for name, value in self.sums.items() if name != "steps"}
+        vote = self.algorithm.source_vote(self._source_samples)
+        small_parts = {name: parts.small for name, parts in self.parts.items()}
+        held_out, held_out_by_head = self._accuracies(small_parts, vote)
         source = [value for name, value in held_out.items() if name not in self.spec.targets]
         source_accuracy = sum(source) / len(source)
         self.progress_note = f", accuracy on held-out source {source_accuracy:.1f} %"
@@ -200,11 +209,14 @@ class Trainer:
             "source": source_accuracy,
             "seconds": round(self.seconds, 3),
         }
+        if vote is not None:
+            entry["held_out_by_head"] = held_out_by_head
         if self.algorithm.step == self.spec.steps:
-            target = {}
-            for name in self.spec.targets:
-                target[name] = accuracy(self.algorithm.model, self.parts[name].large, self.workers)
+            large_parts = {name: self.parts[name].large for name in self.spec.targets}
+            target, target_by_head = self._accuracies(large_parts, vote)
             entry["target"] = target
+            if vote is not None:
+                entry["target_by_head"] = target_by_head
         self.run.record(entry)
         if source_accuracy > self.best_accuracy:
             self.run.save(BEST, {"algorithm": self.algorithm.checkpoint()})
@@ -212,6 +224,18 @@ class Trainer:
         self.sums = {}  # from here on the state is that of an evaluated step
         if board is not None:
             self._show(board, means, held_out)
+
+    def _accuracies(
+        self, domains: Mapping[str, Domain], vote: AdaNPC | None
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Accuracies by the name of the domain: by what will answer, the vote if there is one, and by the head."""
+        answered = {}
+        by_head = {}
+        for name, domain in domains.items():
+            accuracy = accuracy_of(self.algorithm.model, domain, vote, self.workers)
+            answered[name] = accuracy.answered
+            by_head[name] = accuracy.by_head
+        return answered, by_head
 
     def _show(self, board: Any, means: Mapping[str, float], held_out: Mapping[str, float]) -> None:
         """Adds the numbers of a record to TensorBoard."""
@@ -244,19 +268,43 @@ class Trainer:
             torch.cuda.set_rng_state_all(state["accelerators"])
 
 
-def accuracy(model: SourceModel, domain: Domain, workers: int | None = None) -> float:
-    """The percentage of a domain that the model's head classifies correctly; NaN if the domain is empty."""
+class Accuracy(NamedTuple):
+    """Percentages of correct answers: by what will answer, and by the head; NaN if there was nothing to answer."""
+
+    answered: float
+    by_head: float
+
+
+def accuracy_of(model: SourceModel, domain: Domain, vote: AdaNPC | None = None, workers: int | None = None) -> Accuracy:
+    """How much of a domain is answered correctly.
+
+    Args:
+        model: its mode is put back.
+        domain: with the transform that the model expects.
+        vote: answers in place of the head, if it is given.
+        workers: processes that read images.
+    """
     was_training = model.training
     model.eval()
-    correct = [torch.zeros(0)]
+    answered = [torch.zeros(0)]
+    by_head = [torch.zeros(0)]
     try:
         with torch.no_grad():
             for images, labels in chunks(domain, EVALUATION_BATCH, workers):
-                predicted = model(images.to(model.device)).argmax(1).cpu()
-                correct.append((predicted == labels).float())
+                images = images.to(model.device)
+                predicted = model(images).argmax(1).cpu()
+                by_head.append((predicted == labels).float())
+                if vote is not None:
+                    predicted = vote.predict(model.features(images).float().cpu()).labels
+                answered.append((predicted == labels).float())
     finally:
         model.train(was_training)
-    return 100 * torch.cat(correct).mean().item()
+    return Accuracy(_percentage(answered), _percentage(by_head))
+
+
+def _percentage(right: Sequence[Tensor]) -> float:
+    """The mean of all these numbers, times 100."""
+    return 100 * torch.cat(list(right)).mean().item()
 
 
 def _tensorboard_writer(folder: Path) -> Any:

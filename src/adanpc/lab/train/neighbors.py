@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from adanpc.core import AdaNPC, MemoryBank, nobody
 from adanpc.errors import AdaNPCError
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.train.algorithm import Algorithm, Batch, Sampler
@@ -20,7 +21,7 @@ class KNN(Algorithm):
     """A sample's own class should have the largest share among its nearest rows; see ``KNNLoss``.
 
     The head learns beside it by cross-entropy, but on features without gradient: the encoder follows the KNN loss
-    alone, and methods that need a head have one.
+    alone, and methods that need a head have one. Runs are judged by the vote of all source rows, not by the head.
 
     Args:
         k: how many neighbors vote.
@@ -34,14 +35,20 @@ class KNN(Algorithm):
 
     Paper: equation 3, Algorithm 1 and "EM" in the Methods section.
 
-    Differs from the published code: the temperature never falls below its end (there it is negative from step 5,556
-    on), the queue starts with real samples, no plateau rule changes the learning rate, and gradients flow through the
-    keys of the batch (there through the query alone).
+    Differs from the published code: the temperature is constant unless ``anneal`` is given, and never falls below its
+    end (there it falls from 1 in every training, and is negative from step 5,556 on), the queue
+    starts with real samples, no plateau rule changes the learning rate, and gradients flow through the keys of the
+    batch (there through the query alone).
     """
 
     space: ClassVar[Mapping[str, Draw]] = {
         "k": Choice((5, 10, 20, 50, 100, 150)),
         "size": Choice((500, 1000, 2000, 2500, 3500)),
+    }
+    photo_settings: ClassVar[Mapping[str, Any]] = {"lr": 1e-4, "k": 150, "size": 3500}
+    photo_space: ClassVar[Mapping[str, Draw]] = {
+        "k": Choice((25, 50, 75, 100, 125, 150, 200, 500)),
+        "size": Choice((1000, 1500, 2000, 2500, 3500, 5000)),
     }
 
     def __init__(
@@ -71,6 +78,14 @@ class KNN(Algorithm):
             self.knn.start(features, labels)
         elif self.knn.due:
             self.knn.refresh_neighbors(*sampler(None))
+
+    def source_vote(self, sampler: Sampler) -> AdaNPC:
+        """The vote of all source rows, by the k and the final temperature of training."""
+        features, labels, _ = sampler(None)
+        bank = MemoryBank(self.model.dim, self.model.classes)
+        classifier = AdaNPC(bank, k=self.knn.k, temperature=self.temperature, admission=nobody)
+        classifier.learn(features, labels)
+        return classifier
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
         """The KNN loss of the encoder plus the cross-entropy of the head; no parameter gets gradients of both."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 from torch import distributed
@@ -65,6 +66,9 @@ def process_group(device: str = "cpu") -> Iterator[ProcessGroup]:
         local_rank = os.environ["LOCAL_RANK"]
         torch.accelerator.set_device_index(int(local_rank))
         device = f"{device}:{local_rank}"
+    # DistributedDataParallel imports this module, which keeps whatever group there is when it is first imported. The
+    # threads of a group that is kept run on until Python exits, and one that is late then aborts the process.
+    import_module("torch._dynamo")
     distributed.init_process_group(distributed.get_default_backend_for_device(device))
     try:
         yield ProcessGroup(distributed.get_rank(), world, torch.device(device))
@@ -78,5 +82,5 @@ def known_device(name: str) -> str:
         torch.zeros(0, device=name)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
         reason = str(error).splitlines()[0]
-        raise AdaNPCError(f"there is no device {name!r} here, take cpu ({reason})") from None
+        raise AdaNPCError(f"device {name!r} is not available here: use cpu ({reason})") from None
     return name

@@ -89,5 +89,5 @@ def _registered(name: Any) -> type[Algorithm]:
     if not isinstance(name, str) or name not in ALGORITHMS:
         choices = ", ".join(ALGORITHMS)
         hint = did_you_mean(name, ALGORITHMS)
-        raise AlgorithmError(f"there is no algorithm {name!r}; there are: {choices}, or module:Class{hint}")
+        raise AlgorithmError(f"unknown algorithm {name!r}; available: {choices}, or module:Class{hint}")
     return ALGORITHMS[name]

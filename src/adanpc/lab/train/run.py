@@ -28,7 +28,7 @@ LOCK = "train.lock"
 # Seconds. A process that was killed is survived by those that read images for it, and they share its lock. They look
 # for it every five seconds, and end when it is gone.
 PATIENCE = 10.0
-FORMAT = 2
+FORMAT = 3
 MOST_CHANNELS = 1024
 DOCUMENT_FIELDS = ("format", "spec", "data", "environment", "started")
 DATA_FIELDS = ("folder", "channels", "classes", "domains", "digest", "notice", "skipped")
@@ -128,9 +128,15 @@ class Run:
         """Whether a record says what that of the last step does: accuracies of all domains, and seconds."""
         if not isinstance(record.get("seconds"), int | float):
             return False
-        held_out = record.get("held_out")
-        target = record.get("target")
-        return _are_accuracies(held_out, self.data["domains"]) and _are_accuracies(target, self.spec.targets)
+        endings = [""]
+        if "held_out_by_head" in record:  # beside the vote, of a run that the vote will answer for
+            endings.append("_by_head")
+        for ending in endings:
+            if not _are_accuracies(record.get(f"held_out{ending}"), self.data["domains"]):
+                return False
+            if not _are_accuracies(record.get(f"target{ending}"), self.spec.targets):
+                return False
+        return True
 
     def finished(self) -> bool:
         """Whether the last step has been trained, evaluated and saved; its record is written before that.

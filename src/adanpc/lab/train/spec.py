@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
 from adanpc.errors import AdaNPCError
@@ -26,25 +26,37 @@ class Defaults(NamedTuple):
     Args:
         encoder: by name.
         pretrained: whether it starts from published weights.
+        photos: whether they are photos, which are augmented, and for which some algorithms have settings of their own.
         batch: rows from each source domain in each step.
+        every: the number of steps after which the model is evaluated.
         hyper: settings of the algorithm.
         space: what a random search draws these settings, ``batch`` and ``dropout`` from.
     """
 
     encoder: str
     pretrained: bool
+    photos: bool
     batch: int
+    every: int
     hyper: Mapping[str, Any]
     space: Mapping[str, Draw]
 
 
-SMALL_IMAGE_SPACE = {"lr": Power(-4.5, -2.5), "batch": Power(3, 9, 2, whole=True)}
-DIGITS = Defaults(encoder="convnet", pretrained=False, batch=64, hyper={"lr": 1e-3}, space=SMALL_IMAGE_SPACE)
-CIFAR = Defaults(encoder="wrn-40-2", pretrained=False, batch=128, hyper={"lr": 1e-3}, space=SMALL_IMAGE_SPACE)
+SMALL_IMAGES = Defaults(
+    encoder="convnet",
+    pretrained=False,
+    photos=False,
+    batch=64,
+    every=100,
+    hyper={"lr": 1e-3},
+    space={"lr": Power(-4.5, -2.5), "batch": Power(3, 9, 2, whole=True)},
+)
 PHOTOS = Defaults(
     encoder="resnet-50",
     pretrained=True,
+    photos=True,
     batch=32,
+    every=300,
     hyper={"lr": 5e-5},
     space={
         "lr": Power(-5, -3.5),
@@ -53,7 +65,14 @@ PHOTOS = Defaults(
         "dropout": Choice((0.0, 0.1, 0.5)),
     },
 )
-DEFAULTS = {"rotated-mnist": DIGITS, "cifar-10": CIFAR, "cifar-10-c": CIFAR}  # all other data sets are photos
+CIFAR = SMALL_IMAGES._replace(encoder="wrn-40-2", batch=128, every=300)
+DOMAIN_NET = PHOTOS._replace(every=1000, space={**PHOTOS.space, "batch": Power(3, 5, 2, whole=True)})
+DEFAULTS = {"rotated-mnist": SMALL_IMAGES, "cifar-10": CIFAR, "cifar-10-c": CIFAR, "domain-net": DOMAIN_NET}
+
+
+def usual(data: str) -> Defaults:
+    """What is usual for a data set by name; those that are not listed hold photos."""
+    return DEFAULTS.get(data, PHOTOS)
 
 
 @dataclass(frozen=True)
@@ -68,7 +87,7 @@ class Spec:
         steps: updates. Settings that count steps, such as when a penalty begins, are by default scaled to these as
             they are to DomainBed's 5,000.
         batch: rows from each source domain in each step; 0 is the usual number.
-        every: the number of steps after which the model is evaluated and the run saved.
+        every: the number of steps after which the model is evaluated and the run saved; 0 is the usual number.
         seed: decides the splits, the initial weights, the order of samples and every other random choice.
         hyper: the algorithm's own settings, lr and weight_decay among them.
         trial: 0 keeps the defaults; any other number draws what ``hyper`` leaves open from the search space, for every
@@ -76,6 +95,8 @@ class Spec:
         pretrained: starts from published weights; by default where that is usual for the data.
         weights: a file to start from.
         norm, dropout, frozen_batchnorm: of the ``SourceModel``.
+        straight_resize: images of any shape are resized to a square, as in DomainBed; by default the shorter side is
+            resized, and the center cropped, if that is how the encoder was trained.
         augment: random crops, flips and colors in training; by default for photos.
         images: use at most this many images of each domain, drawn by the seed, for a quick look; by default all.
     """
@@ -86,7 +107,7 @@ class Spec:
     encoder: str = ""
     steps: int = DOMAINBED_STEPS
     batch: int = 0
-    every: int = 300
+    every: int = 0
     seed: int = 0
     hyper: Mapping[str, Any] = field(default_factory=dict)
     trial: int = 0
@@ -95,6 +116,7 @@ class Spec:
     norm: bool = False
     dropout: float = 0.0
     frozen_batchnorm: bool = False
+    straight_resize: bool = False
     augment: bool | None = None
     images: int | None = None
 
@@ -104,12 +126,13 @@ class Spec:
         _check_targets(self.targets)
         whole("steps", self.steps, least=1, most=MOST_STEPS)
         whole("batch", self.batch, least=0, most=MOST_ROWS)
-        whole("every", self.every, least=1)
+        whole("every", self.every, least=0)
         whole("seed", self.seed, least=0)
         whole("trial", self.trial, least=0)
         between("dropout", self.dropout, 0, 1)
         _check_flag("norm", self.norm)
         _check_flag("frozen_batchnorm", self.frozen_batchnorm)
+        _check_flag("straight_resize", self.straight_resize)
         if self.pretrained is not None:
             _check_flag("pretrained", self.pretrained)
         if self.augment is not None:
@@ -129,39 +152,36 @@ class Spec:
 
     def complete(self) -> Spec:
         """The spec with every default and every drawn value filled in; completing it again changes nothing."""
-        defaults = DEFAULTS.get(self.data, PHOTOS)
+        defaults = usual(self.data)
         algorithm = known(self.algorithm)
-        drawn = draw({**defaults.space, **algorithm.space}, self.trial, self.seed)
-        drawn_batch = drawn.pop("batch", defaults.batch)
-        drawn_dropout = drawn.pop("dropout", 0.0)
-        hyper = {**defaults.hyper, **drawn, **self._scaled_to_steps(drawn), **self.hyper}
+        space = {**defaults.space, **algorithm.space}
+        chosen = {**_default_settings(algorithm), **defaults.hyper, "batch": defaults.batch, "dropout": 0.0}
+        if defaults.photos:
+            space.update(algorithm.photo_space)
+            chosen.update(algorithm.photo_settings)
+        chosen.update(draw(space, self.trial, self.seed))
+        batch = chosen.pop("batch")
+        dropout = chosen.pop("dropout")
+        for name in algorithm.paced:
+            chosen[name] = round(chosen[name] * self.steps / DOMAINBED_STEPS)
         pretrained = self.pretrained
         if pretrained is None:
             # Published weights are a default of the usual encoder alone: another one may have none.
             pretrained = defaults.pretrained and not self.encoder
         augment = self.augment
         if augment is None:
-            augment = defaults is PHOTOS
+            augment = defaults.photos
         return replace(
             self,
             encoder=self.encoder or defaults.encoder,
-            batch=self.batch or algorithm.batch or drawn_batch,
-            hyper=hyper,
+            batch=self.batch or batch,
+            every=self.every or defaults.every,
+            hyper={**chosen, **self.hyper},
             trial=0,
-            dropout=self.dropout or drawn_dropout,
+            dropout=self.dropout or dropout,
             pretrained=pretrained,
             augment=augment,
         )
-
-    def _scaled_to_steps(self, drawn: Mapping[str, Any]) -> dict[str, int]:
-        """The settings that count steps, drawn or by default, as large a part of this training as of DomainBed's."""
-        algorithm = known(self.algorithm)
-        parameters = signature(algorithm).parameters
-        scaled: dict[str, int] = {}
-        for name in algorithm.paced:
-            count = drawn.get(name, parameters[name].default)
-            scaled[name] = round(count * self.steps / DOMAINBED_STEPS)
-        return scaled
 
     def document(self) -> dict[str, Any]:
         """The spec as values that JSON can hold."""
@@ -179,6 +199,21 @@ class Spec:
         if isinstance(values["targets"], list):  # JSON has no tuples
             values["targets"] = tuple(values["targets"])
         return cls(**values)
+
+
+def _default_settings(algorithm: type[Algorithm]) -> dict[str, Any]:
+    """The default of every setting that an algorithm takes, as far as JSON can hold it."""
+    parameters = signature(algorithm).parameters
+    takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    if takes_any:  # such as lr, which most algorithms hand on
+        for name, parameter in signature(Algorithm).parameters.items():
+            defaults.setdefault(name, parameter.default)
+    settings = {}
+    for name, value in defaults.items():
+        if name not in GIVEN and isinstance(value, bool | int | float | str | None):
+            settings[name] = value
+    return settings
 
 
 def check_fields(what: str, document: Any, names: Collection[str]) -> None:

@@ -68,7 +68,7 @@ def corrupt(image: Tensor, name: str, severity: int, rng: Generator) -> Tensor:
     """
     if name not in _BY_NAME:
         known = ", ".join(_BY_NAME)
-        raise DataError(f"unknown corruption {name!r}; there are: {known}{did_you_mean(name, _BY_NAME)}")
+        raise DataError(f"unknown corruption {name!r}; available: {known}{did_you_mean(name, _BY_NAME)}")
     if severity not in range(1, 6):
         raise DataError(f"severity must be 1, 2, 3, 4 or 5, got {severity}")
     pixels = _to_pixels(image)

@@ -73,7 +73,7 @@ def smooth(image: Array, sigma: float) -> Array:
 
 
 def streak(image: Array, radius: float, sigma: float, degrees: float) -> Array:
-    """The image (H, W, …) smeared to one side by half a Gaussian of 2 radius + 1 pixels, rounded to bytes.
+    """The image (H, W, …) smeared to one side by half a Gaussian of 2 radius + 1 pixels, cut to bytes.
 
     This is ImageMagick's motion blur, by which the published images were made. At 0° each pixel takes from those to
     its right, at 90° from those below.
@@ -91,7 +91,9 @@ def streak(image: Array, radius: float, sigma: float, degrees: float) -> Array:
     for weight, dy, dx in zip(weights, down, right, strict=True):
         shifted = image.take(rows + dy, axis=0, mode="clip").take(columns + dx, axis=1, mode="clip")
         smeared += weight * shifted
-    return np.rint(smeared * 255) / 255
+    quanta = np.rint(smeared * 65535)  # ImageMagick computes in 16 bits, and cuts them to 8
+    levels: Array = np.floor(quanta / 257)
+    return levels / 255
 
 
 def zoom(image: Array, factor: float) -> Array:

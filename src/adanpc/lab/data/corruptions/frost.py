@@ -8,6 +8,7 @@ import numpy as np
 from numpy.random import Generator
 from scipy.ndimage import map_coordinates
 
+from adanpc.lab.data.corruptions.blur import smooth
 from adanpc.lab.data.corruptions.pixels import Array, paint
 from adanpc.lab.data.corruptions.weather import plasma
 
@@ -16,13 +17,58 @@ FROST_NOTICE = "frost is drawn: the six photographs of the published generator a
 CRYSTAL = 56  # pixels from one crystal to the next, on a large image
 NEEDLE_WIDTH = 2.5  # pixels
 NEEDLE_LENGTH = 20
-ICE = np.array([0.86, 0.95, 1.0])
+GRAIN_WIDTH = 0.5  # pixels, the sigma of the Gaussian that smooths it
+GRAIN_SHARE = 0.275  # of the variance of the ice
+FERN_MEAN, FERN_STD = 0.45, 0.19  # of the ferns alone
+
+
+class Pane(NamedTuple):
+    """How one pane of ice looks on average, in bytes.
+
+    Args:
+        color: red, green and blue.
+        contrast: the standard deviation of its gray.
+    """
+
+    color: tuple[float, float, float]
+    contrast: float
+
+
+# Measured on the five photographs that the published script chooses from, in crops of 32 x 32 at a fifth of their size.
+PANES = (
+    Pane((78, 149, 165), 14),
+    Pane((199, 204, 213), 18),
+    Pane((196, 200, 209), 19),
+    Pane((145, 160, 172), 26),
+    Pane((103, 115, 126), 33),
+)
 
 
 def frost(image: Array, rng: Generator, kept: float, strength: float, scale: float) -> Array:
     """The image seen through a pane with ice crystals, ``scale`` times smaller than those on a large image."""
-    ice = crystals(image.shape[0], image.shape[1], scale, rng)[..., None] * ICE
+    ice = pane_of_ice(image.shape[0], image.shape[1], scale, rng)
     return kept * image + strength * paint(ice, image)
+
+
+def pane_of_ice(height: int, width: int, scale: float, rng: Generator) -> Array:
+    """A part of a pane (height, width, 3) in [0, 1], one of five with the colors and contrasts of the photographs."""
+    pane = PANES[rng.integers(len(PANES))]
+    texture = ice_texture(height, width, scale, rng)
+    levels = np.array(pane.color) + pane.contrast * texture[..., None]
+    ice: Array = np.clip(levels / 255, 0, 1)
+    return ice
+
+
+def ice_texture(height: int, width: int, scale: float, rng: Generator) -> Array:
+    """Ferns under a fine grain (height, width), of mean 0 and standard deviation 1 over many panes.
+
+    Neighboring pixels are then as alike as in the photographs, large or reduced to a fifth.
+    """
+    ferns = (crystals(height, width, scale, rng) - FERN_MEAN) / FERN_STD
+    grain = smooth(rng.standard_normal((height, width)), GRAIN_WIDTH / scale)
+    grain = grain / grain.std()
+    texture: Array = (1 - GRAIN_SHARE) ** 0.5 * ferns + GRAIN_SHARE**0.5 * grain
+    return texture
 
 
 def crystals(height: int, width: int, scale: float, rng: Generator) -> Array:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adanpc.lab.data.streams.classes import Correlated, LabelShift
-from adanpc.lab.data.streams.domains import Gradual, Iid, Mixed, Successive
+from adanpc.lab.data.streams.classes import Correlated, LabelShift, OneClass, Sorted
+from adanpc.lab.data.streams.domains import Gradual, Iid, Mixed, Recurring, Successive
 from adanpc.lab.data.streams.stream import Arrival, Stream, fetch, labels_of
 
 __all__ = [
@@ -16,6 +16,9 @@ __all__ = [
     "Iid",
     "LabelShift",
     "Mixed",
+    "OneClass",
+    "Recurring",
+    "Sorted",
     "Stream",
     "Successive",
     "fetch",
@@ -26,7 +29,10 @@ STREAMS: Mapping[str, type[Stream]] = {
     "iid": Iid,
     "successive": Successive,
     "mixed": Mixed,
+    "recurring": Recurring,
     "gradual": Gradual,
     "label_shift": LabelShift,
     "correlated": Correlated,
+    "sorted": Sorted,
+    "one_class": OneClass,
 }

@@ -114,6 +114,55 @@ class Correlated(Stream):
         return np.concatenate(runs)
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class Sorted(Stream):
+    """One domain after another, inside which each class comes once, as a whole.
+
+    The order of classes, and that of the samples of a class, are drawn for each domain.
+    """
+
+    name: ClassVar[str] = "sorted"
+
+    def order(self, domains: Sequence[Domain]) -> Tensor:
+        """All samples, domain by domain, class by class."""
+        return self._one_after_another(domains, _class_by_class)
+
+
+def _class_by_class(labels: Labels, rng: Generator) -> Rows:
+    """The rows of one domain, all of a class together."""
+    if len(labels) == 0:
+        return labels
+    rows_of = _rows_by_class(labels, rng)
+    return np.concatenate([rows_of[position] for position in rng.permutation(len(rows_of))])
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OneClass(Stream):
+    """One domain after another, of which only the samples of a single class arrive.
+
+    The seed says which class: that in place ``seed`` among the classes that the domain has, counted round. So as many
+    seeds as there are classes meet each of them once.
+
+    Args:
+        seed: of the class and of the order.
+    """
+
+    name: ClassVar[str] = "one_class"
+
+    def order(self, domains: Sequence[Domain]) -> Tensor:
+        """The samples of the class, domain by domain, shuffled inside."""
+        return self._one_after_another(domains, self._keep_class)
+
+    def _keep_class(self, labels: Labels, rng: Generator) -> Rows:
+        """The rows of one domain that have the class, shuffled."""
+        if len(labels) == 0:
+            return labels
+        rows_of = _rows_by_class(labels, rng)
+        return rows_of[self.seed % len(rows_of)]
+
+
 def _rows_by_class(labels: Labels, rng: Generator) -> list[Rows]:
     """The rows of each class that occurs, shuffled."""
     return [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]

@@ -62,6 +62,43 @@ class Mixed(Stream):
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Recurring(Stream):
+    """All domains one after another, again and again, so that each comes back after the others.
+
+    Every sample arrives once: the samples of a domain are dealt over its visits, in parts whose sizes differ by one at
+    most. A visit for which nothing is left is skipped.
+
+    Paper: Hoang, Vo and Do, "Persistent test-time adaptation in recurring testing scenarios" (PeTTA), NeurIPS 2024.
+    Differs from the published code: there, all samples of a domain come at every visit, which makes a bank meet images
+    that it holds already.
+
+    Args:
+        visits: how often each domain comes.
+        seed: of everything that is drawn.
+    """
+
+    name: ClassVar[str] = "recurring"
+
+    visits: int = 5
+
+    def __post_init__(self) -> None:
+        if self.visits < 1:
+            raise DataError(f"visits must be at least 1, got {self.visits}")
+
+    def order(self, domains: Sequence[Domain]) -> Tensor:
+        """All samples, visit by visit."""
+        order = self._one_after_another(domains, shuffled)
+        parts_of = []  # for each domain, its samples in each visit
+        for samples in order.split([len(domain) for domain in domains]):
+            parts_of.append(samples.tensor_split(self.visits))
+        pieces = [order[:0]]
+        for visit in range(self.visits):
+            pieces.extend(parts[visit] for parts in parts_of)
+        return torch.cat(pieces)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Gradual(Stream):
     """One corruption after another, its severity rising step by step to the highest and falling again.
 

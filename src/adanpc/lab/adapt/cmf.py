@@ -1,0 +1,74 @@
+"""Trained weights are averaged with an estimate of where they should be: CMF."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from adanpc.lab.adapt.adapter import Source
+from adanpc.lab.adapt.roid import ROID
+from adanpc.lab.adapt.teacher import approach
+
+NOISE = 0.005  # of the hidden weights in a step, for a model with as many trained weights as REFERENCE
+REFERENCE = 38_400
+
+
+class CMF(ROID):
+    """Does what ROID does, but averages the trained weights with hidden ones that a Kalman filter estimates.
+
+    After each step the hidden weights move by a hundredth toward those of the source, then toward the trained ones, as
+    far as the filter trusts these; then the trained ones move by a hundredth toward the hidden ones.
+
+    Paper:
+        Lee and Chang, Continual Momentum Filtering on Parameter Space for Online Test-Time Adaptation, ICLR 2024.
+
+    Differs from the published code:
+        In the same ways as ROID. A reset forgets the variance of the filter, too.
+
+    Args:
+        lr, momentum, trend_momentum, temperature: see ``ROID``; the momentum is that of the trained weights.
+        return_rate: how far the hidden weights move toward the source's in a step.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        lr: float = 1e-3,
+        momentum: float = 0.99,
+        trend_momentum: float = 0.9,
+        temperature: float = 1 / 3,
+        return_rate: float = 0.01,
+    ) -> None:
+        super().__init__(source, lr=lr, momentum=momentum, trend_momentum=trend_momentum, temperature=temperature)
+        self.return_rate = return_rate
+        copies = [nn.Parameter(scale.detach().clone(), requires_grad=False) for scale in self.trained]
+        self.hidden = nn.ParameterList(copies)
+        self.noise = NOISE * sum(scale.numel() for scale in self.trained) / REFERENCE
+        self.variance = 0.0  # of the hidden weights
+
+    def moving(self) -> set[str]:
+        """Returns what ROID moves, and the hidden weights."""
+        return super().moving() | {f"hidden.{place}" for place in range(len(self.hidden))}
+
+    def extra(self) -> dict[str, Any]:
+        """Returns the variance of the hidden weights."""
+        return {"variance": self.variance}
+
+    def take_extra(self, extra: Mapping[str, Any]) -> None:
+        """Puts the variance back."""
+        self.variance = extra["variance"]
+
+    def settle(self) -> None:
+        """Makes one step of the filter, and moves the trained weights toward the hidden ones."""
+        approach(self.hidden, self.anchor, self.return_rate)
+        self.variance = (1 - self.return_rate) ** 2 * self.variance + self.noise
+        rest = 1 - self.noise
+        stays = max(rest / (self.variance + rest), 0.89)
+        if stays >= 0.9999:
+            stays = 1.0
+        self.variance *= stays
+        approach(self.hidden, self.trained, 1 - stays)
+        approach(self.trained, self.hidden, 1 - self.momentum)

@@ -1,0 +1,182 @@
+"""ETA that returns to the source: after a time (RDumb), or in part, where answers collapse (ASR)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from math import log
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adanpc import require
+from adanpc.lab.adapt.adapter import Source
+from adanpc.lab.adapt.entropy import entropy
+from adanpc.lab.adapt.filtered import ETA
+
+
+class RDumb(ETA):
+    """ETA that forgets the stream after every so many samples.
+
+    Any method does the same with ``adapter.reset_every = n``.
+
+    Paper:
+        Press et al., RDumb: A Simple Approach That Questions Our Progress in Continual Test-Time Adaptation, NeurIPS
+        2023.
+
+    Differs from the published code:
+        Samples are counted, there batches of 64. What differs in ETA.
+
+    Args:
+        every: samples between two returns; 1,000 batches of 64.
+        lr, optimizer: see ``ETA``.
+    """
+
+    def __init__(self, source: Source, *, every: int = 64_000, lr: float | None = None, optimizer: str = "sgd") -> None:
+        super().__init__(source, lr=lr, optimizer=optimizer)
+        self.reset_every = require.whole("every", every, least=1)
+
+
+class ASR(ETA):
+    """ETA whose last layers return to the source when the answers to a batch are too much alike.
+
+    The entropy of the softmax of a batch's mean logits is compared with a running average of it. Below that average,
+    only the first of the trained weights are kept, a share of ``max(kept - slope * (average - entropy), 0)``; the
+    others are the source's again, and so are optimizer, average answer and average. Otherwise the average moves toward
+    the entropy, the slower the more answers differ from those of the source model. A penalty draws the weights to where
+    they were before returns, each as far as the squared gradients of the loss say that it matters, and the stronger
+    the more answers differ.
+
+    Paper:
+        Lim, Hwang and Lee, When and Where to Reset Matters for Long-Term Test-Time Adaptation, ICLR 2026 (ASR).
+
+    Differs from the published code:
+        A batch without a selected answer changes no weight and leaves no trace in the penalty; there it makes NaN.
+        What differs in ETA.
+
+    Args:
+        momentum: how far the average moves at most; m0 in the published settings.
+        start: the average starts at the entropy of ``start * C`` equally likely classes; a0 there.
+        kept: the share of weights that is kept at most, when the entropy is just below the average; r0 there.
+        slope: how fast that share falls with the entropy, for each nat; r1 there.
+        penalty: its weight where all answers differ from the source's; p0 there.
+        lr, optimizer: see ``ETA``.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        momentum: float = 0.15,
+        start: float = 0.5,
+        kept: float = 0.5,
+        slope: float = 20.0,
+        penalty: float = 5.0,
+        lr: float | None = None,
+        optimizer: str = "sgd",
+    ) -> None:
+        super().__init__(source, lr=lr, optimizer=optimizer)
+        self.momentum = momentum
+        self.kept = kept
+        self.slope = slope
+        self.penalty = penalty
+        self.first_average = log(start * self.model.classes)
+        self.average = self.first_average  # entropy, in nats
+        self.frozen = deepcopy(self.model).requires_grad_(False)
+        self.flipped = 0.0  # the share of answers to the last batch that differ from the source model's
+        self.steps_taken = 0  # since the last return
+        # Sums since the last return, and averages over returns; for each trained parameter.
+        self.squares = [torch.zeros_like(parameter) for parameter in self.trained]
+        self.weights = [torch.zeros_like(parameter) for parameter in self.trained]
+        self.importance: list[Tensor] = []
+        self.usual: list[Tensor] = []
+
+    def answer(self, batch: Tensor) -> Tensor:
+        """Returns the probabilities (B, C), from before the step."""
+        with torch.enable_grad():
+            logits = self.look(batch)
+            self.learn(batch, logits)
+        logits = logits.detach()
+        self._watch(batch, logits)
+        return logits.softmax(1)
+
+    def objective(self, loss: Tensor) -> Tensor:
+        """Returns the loss with the penalty; notes how much each weight matters for the loss."""
+        gradients = torch.autograd.grad(
+            loss, self.trained, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        self.steps_taken += 1
+        for place, gradient in enumerate(gradients):
+            self.squares[place] += gradient.square()
+            self.weights[place] += self.trained[place].detach()
+        terms = []
+        for importance, now, usual in zip(self.importance, self.trained, self.usual, strict=False):
+            terms.append((importance * (now - usual).square()).sum())
+        if not terms:  # there was no return yet
+            return loss
+        return loss + self.penalty * self.flipped**2 * torch.stack(terms).sum()
+
+    @torch.no_grad()
+    def _watch(self, batch: Tensor, logits: Tensor) -> None:
+        """Returns to the source in part, if the answers to a batch are too much alike, or moves the average."""
+        height = float(entropy(logits.mean(0, keepdim=True)))
+        differs = self.frozen(batch).argmax(1) != logits.argmax(1)
+        self.flipped = float(differs.double().mean())
+        if height < self.average:
+            self._remember_weights()
+            self._return_in_part(max(self.kept - self.slope * (self.average - height), 0.0))
+            self.average = self.first_average
+        else:
+            stays = 1 - self.momentum + self.momentum * self.flipped
+            self.average = stays * self.average + (1 - stays) * height
+
+    def _remember_weights(self) -> None:
+        """Takes what was noted since the last return into the averages over returns, and begins anew."""
+        if self.steps_taken == 0:
+            return
+        squares = [total / self.steps_taken for total in self.squares]
+        weights = [total / self.steps_taken for total in self.weights]
+        if self.importance:
+            squares = [0.9 * old + 0.1 * new for old, new in zip(self.importance, squares, strict=True)]
+            weights = [0.9 * old + 0.1 * new for old, new in zip(self.usual, weights, strict=True)]
+        self.importance = squares
+        self.usual = weights
+        self.squares = [torch.zeros_like(parameter) for parameter in self.trained]
+        self.weights = [torch.zeros_like(parameter) for parameter in self.trained]
+        self.steps_taken = 0
+
+    def _return_in_part(self, share: float) -> None:
+        """Sets all but the first of the trained weights back, a share of them, and starts the optimizer anew."""
+        now = [parameter.detach().clone() for parameter in self.trained]
+        self.recover()
+        for place, parameter in enumerate(self.trained):
+            if place < share * len(self.trained):
+                parameter.copy_(now[place])
+        self.selection.average.zero_()
+
+    def extra(self) -> dict[str, Any]:
+        """Returns the average and what the penalty is made of."""
+        return {
+            "average": self.average,
+            "flipped": self.flipped,
+            "steps_taken": self.steps_taken,
+            "squares": _copied(self.squares),
+            "weights": _copied(self.weights),
+            "importance": _copied(self.importance),
+            "usual": _copied(self.usual),
+        }
+
+    def take_extra(self, extra: Mapping[str, Any]) -> None:
+        """Puts back the average and what the penalty is made of."""
+        self.average = extra["average"]
+        self.flipped = extra["flipped"]
+        self.steps_taken = extra["steps_taken"]
+        self.squares = _copied(extra["squares"])
+        self.weights = _copied(extra["weights"])
+        self.importance = _copied(extra["importance"])
+        self.usual = _copied(extra["usual"])
+
+
+def _copied(tensors: list[Tensor]) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors]

@@ -1,0 +1,69 @@
+"""Answers by one direction for each class, as vision-language models give them, and what methods on them share."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from adanpc import require
+from adanpc.errors import AdaNPCError
+from adanpc.lab.adapt.adapter import Adapter, Source
+
+SCALE = 100.0  # what cosines are multiplied by: the largest, and usual, scale of CLIP
+PROTOTYPES = ("head", "means")
+
+
+class ZeroShot(Adapter):
+    """The softmax of 100 times the cosines of a feature with one direction for each class; nothing moves.
+
+    The methods of ``caches`` and ``gaussians`` begin with these answers. The directions are the rows of the head: those
+    of a trained one, or the text embeddings of the class names for an encoder with a linear head that is made of them.
+
+    Paper:
+        Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021.
+
+    Args:
+        prototypes: head, or means for the mean direction of the source features of each class.
+    """
+
+    sees: ClassVar[Literal["images", "features"]] = "features"
+    directions: Tensor  # (C, D), unit rows
+
+    def __init__(self, source: Source, *, prototypes: str = "head") -> None:
+        super().__init__(source)
+        self.register_buffer("directions", class_directions(source, prototypes).to(self.model.device))
+
+    def answer(self, batch: Tensor) -> Tensor:
+        """Returns the probabilities (B, C) of features (B, D)."""
+        _, logits = self.look(batch)
+        return logits.softmax(1)
+
+    def look(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns features (B, D) as unit rows, and the logits (B, C) of the directions for them."""
+        rows = normalize(features, dim=1)
+        return rows, SCALE * rows @ self.directions.T
+
+
+def class_directions(source: Source, prototypes: str) -> Tensor:
+    """Returns one unit row for each class (C, D): of the head, or the mean of the source features of the class."""
+    require.one_of("prototypes", prototypes, PROTOTYPES)
+    if prototypes == "means":
+        return mean_directions(source)
+    head = source.model.head
+    if not isinstance(head, nn.Linear):
+        raise AdaNPCError(
+            "the head is not one linear layer, so that its rows are no prototypes: use prototypes='means'"
+        )
+    return normalize(head.weight.detach(), dim=1)
+
+
+def mean_directions(source: Source) -> Tensor:
+    """Returns the directions (C, D) of the sums of the unit features of each class."""
+    sums = source.features.new_zeros(source.model.classes, source.model.dim)
+    sums.index_add_(0, source.labels, normalize(source.features, dim=1))
+    missing = source.model.classes - len(source.labels.unique())
+    if missing:
+        raise AdaNPCError(f"{missing} classes have no source features to take the mean of: use prototypes='head'")
+    return normalize(sums, dim=1)

@@ -1,0 +1,214 @@
+"""ImageNet-C: the paper's tables of four blurs, and every method on all fifteen corruptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from adanpc.lab.adapt import ADAPTERS
+from adanpc.lab.data.corrupted import title
+from adanpc.lab.data.corruptions import CORRUPTIONS
+from adanpc.lab.show.exhibit import Cell, Sheet
+from adanpc.lab.sweep.subjects import Extent
+from adanpc.lab.sweep.task import Adapt, Task
+from adanpc.lab.tables.corruptions import BANK, REFRESHED, Corrupted, Row, error_cell, met_by
+from adanpc.lab.tables.methods import PASSES, is_slow
+from adanpc.lab.tables.scale import Scale
+from adanpc.lab.tables.table import Parts, Results, Table, mean_of, over_seeds, printed, remarks
+
+IMAGENET = Corrupted("imagenet-c", "imagenet", "resnet-50", "pretrained")
+SEVERITY = 5
+RECALLED = 100  # clean images at most, which are answered before and after each corruption
+BLURS = {"Defoc": "defocus_blur", "Glass": "glass_blur", "Motion": "motion_blur", "Zoom": "zoom_blur"}
+HEAD = {"trains": "head"}
+ROWS = (
+    Row("R-50 (GN)+JT", ""),
+    Row("R-50 (BN)", "source"),
+    Row("AdaNPC", "adanpc"),
+    Row("TTT", ""),
+    Row("TTA", "ttaug"),
+    Row("BN adaptation", "bn-adapt"),
+    Row("MEMO", "memo"),
+    Row("Tent", "tent"),
+    Row("Tent (episodic)", "tent", {"episodic": True}),
+    Row("AdaNPC+Tent", "adanpc-tent", REFRESHED),
+    Row("ETA", "eta"),
+    Row("EATA", "eata"),
+    Row("AdaNPC+ETA", "adanpc-eta", REFRESHED),
+)
+ONE_BY_ONE: Mapping[str, tuple[Row, ...]] = {
+    "bn-retraining": (
+        Row("R-50 (BN)", "source", batch=1),
+        Row("Tent", "tent", batch=1),
+        Row("ETA", "eta", batch=1),
+        Row("EATA", "eata", batch=1),
+        Row("AdaNPC", "adanpc", batch=1),
+    ),
+    "clf-retraining": (
+        Row("R-50 (BN)", "source", batch=1),
+        Row("Tent", "tent-clf", batch=1),
+        Row("ETA", "eta", HEAD, batch=1),
+        Row("EATA", "eata", HEAD, batch=1),
+        Row("AdaNPC", "adanpc", batch=1),
+    ),
+}
+JOINT = (
+    "R-50 (GN)+JT and TTT are the paper's alone: they need a ResNet-50 with GroupNorm that was trained on ImageNet "
+    "together with rotations; no weights of it come with a package."
+)
+PROTOTYPES = (
+    "There are no training images of ImageNet here: banks begin with the rows of the head, one for each class, and "
+    "methods that look at training images are refused."
+)
+SLOW = (
+    "Methods that look at many views of each image meet fewer images: "
+    f"{PASSES:,} divided by the number of views, for each corruption, unless all images are met."
+)
+MEASURES = ("mean", "worst tenth", "calibration")
+
+
+def _others(batch: int) -> tuple[Row, ...]:
+    """Every method that the paper's tables do not have and that this network can use, by its name here."""
+    in_paper = {row.method for row in ROWS}
+    rows = []
+    for name, method in ADAPTERS.items():
+        if name in in_paper or method.needs_rotation_head or "published" in name:
+            continue
+        if batch >= method.least:
+            rows.append(Row(name, name, batch=batch))
+    return tuple(rows)
+
+
+OTHERS = _others(32)
+OTHERS_ONE_BY_ONE = tuple(row for row in _others(1) if ADAPTERS[row.method].sees == "features")
+
+
+def task_for(row: Row, corruption: str, scale: Scale, seed: int) -> Adapt:
+    """A method on one corruption, from a fresh start; slow methods meet fewer images."""
+    extent = Extent(recalled=RECALLED)
+    if scale.images is not None:
+        images = max(1, scale.images // 10)
+        if is_slow(row.method):
+            images = min(images, PASSES // ADAPTERS[row.method].passes)
+        extent = Extent(images, BANK * images, recalled=min(images, RECALLED))
+    return met_by(IMAGENET, row, title(corruption, SEVERITY), scale, seed, extent)
+
+
+def _effort(row: Row) -> tuple[bool, int]:
+    """What methods are ordered by: those that see features are quick, and many views take long."""
+    method = ADAPTERS[row.method]
+    return method.sees == "images", method.passes
+
+
+def plan(scale: Scale) -> list[Task]:
+    """Every method on every corruption, quick methods first; the paper's blurs come before other corruptions."""
+    rows = [*ROWS, *OTHERS, *OTHERS_ONE_BY_ONE]
+    for half in ONE_BY_ONE.values():
+        rows += half
+    wanted = [row for row in rows if row.method and scale.wants(row.label)]
+    wanted.sort(key=_effort)
+    corruptions = sorted(CORRUPTIONS, key=lambda corruption: corruption not in BLURS.values())
+    tasks: list[Task] = []
+    for effort in sorted({_effort(row) for row in wanted}):
+        for corruption in corruptions:
+            for seed in range(scale.seeds):
+                tasks += [task_for(row, corruption, scale, seed) for row in wanted if _effort(row) == effort]
+    return tasks
+
+
+def show(results: Results) -> tuple[Parts, list[str]]:
+    """The paper's tables, and the same methods and all others on fifteen corruptions."""
+    sheets = [_blurs(results, "imagenet-c", "all", ROWS, "batches of 32")]
+    for group, rows in ONE_BY_ONE.items():
+        sheets.append(_blurs(results, "imagenet-c-batch-1", group, rows, f"one by one, {group}"))
+    sheets.append(_fifteen(results, [*ROWS, *OTHERS], "batches of 32"))
+    sheets.append(_fifteen(results, _each_once([*ONE_BY_ONE.values(), OTHERS_ONE_BY_ONE]), "one by one"))
+    notes = [JOINT, SLOW, *remarks("imagenet-c", "imagenet-c-batch-1")]
+    records = results.all_of(plan(results.scale))
+    if any(record.get("prototypes") for record in records):
+        notes.insert(0, PROTOTYPES)
+    return tuple(sheets), notes
+
+
+def _each_once(groups: Iterable[Sequence[Row]]) -> list[Row]:
+    """The rows of all groups; one that several have comes once, and one that trains the head says so."""
+    rows: dict[tuple[str, str], Row] = {}
+    for group in groups:
+        for row in group:
+            label = f"{row.label}, head" if row.settings == HEAD or row.method == "tent-clf" else row.label
+            rows.setdefault((label, row.method), row._replace(label=label))
+    return list(rows.values())
+
+
+def _tasks(results: Results, row: Row, corruption: str) -> list[Adapt]:
+    """A method on one corruption, with each seed."""
+    return [task_for(row, corruption, results.scale, seed) for seed in range(results.scale.seeds)]
+
+
+def _blurs(results: Results, table: str, group: str, rows: Sequence[Row], about: str) -> Sheet:
+    """A group of one of the paper's tables: methods by blurs."""
+    shown = []
+    for row in rows:
+        cells = []
+        for column, corruption in BLURS.items():
+            theirs = printed(table, group, row.label, column)
+            ours = Cell()
+            if row.method:
+                ours = error_cell(results, _tasks(results, row, corruption))
+            cells.append(replace(ours, paper=theirs))
+        shown.append((row.label, tuple(cells)))
+    return Sheet(f"ImageNet-C at severity 5, {about}", tuple(BLURS), tuple(shown), "error in %", "low")
+
+
+def _fifteen(results: Results, rows: Sequence[Row], about: str) -> Sheet:
+    """Methods by corruptions, with what a mean error hides beside it."""
+    shown = []
+    for row in rows:
+        if row.method:
+            tasks = {corruption: _tasks(results, row, corruption) for corruption in CORRUPTIONS}
+            cells = [error_cell(results, tasks[corruption]) for corruption in CORRUPTIONS]
+            shown.append((row.label, (*cells, *_measures(results, tasks))))
+    name = f"ImageNet-C at severity 5, all fifteen corruptions, {about}"
+    return Sheet(name, (*CORRUPTIONS, *MEASURES), tuple(shown), "error in %", "low")
+
+
+def _measures(results: Results, tasks: Mapping[str, Sequence[Adapt]]) -> list[Cell]:
+    """Means over corruptions, where all are known: error, error in the worst tenth, calibration error."""
+    cells = []
+    for measure in (_error, _worst_tenth, _calibration):
+        means = []
+        for seed in range(results.scale.seeds):
+            records = [results.of(each[seed]) for each in tasks.values()]
+            means.append(mean_of([None if record is None else measure(record) for record in records]))
+        cells.append(Cell(over_seeds(means)))
+    return cells
+
+
+def _error(record: Mapping[str, Any]) -> float:
+    return 100 - float(record["average"])
+
+
+def _worst_tenth(record: Mapping[str, Any]) -> float:
+    return 100 - float(record["worst_tenth"])
+
+
+def _calibration(record: Mapping[str, Any]) -> float:
+    return float(record["calibration_error"])
+
+
+TABLES = [
+    Table(
+        "imagenet-c",
+        "ImageNet-C at severity 5, alone and combined, in batches and one by one",
+        "Tables 3 and 11",
+        "A ResNet-50 with published weights and a bank of ImageNet training images; each corruption from a fresh "
+        "start, on a tenth as many images as are named below. Worst tenth is the error in the worst tenth of windows "
+        "of 100 answers, calibration the expected calibration error; both are means over corruptions.",
+        plan,
+        show,
+        ("imagenet", "imagenet-c"),
+        uses=("seeds", "images"),
+        rows=tuple(dict.fromkeys(row.label for row in (*ROWS, *OTHERS) if row.method)),
+    ),
+]
