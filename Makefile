@@ -6,7 +6,7 @@
 #   make test-fast   the product's tests without the slow ones, for the inner loop: under a minute on two cores
 #   make fuzz        damaged and forged files, 200 times as many as in make test; FUZZ=1000 for 1000 times
 #   make docs        the documentation as a web site in site/, which loads nothing from other hosts
-#   make bench       the bank beside faiss, hnswlib, scikit-learn and the published code
+#   make bench       the bank compared with faiss, hnswlib, scikit-learn and the published code
 #   make clean       removes .venv and everything that was built
 
 .PHONY: help demo check test test-fast fuzz docs bench clean
@@ -28,6 +28,8 @@ SLOW := tests/core/test_classifier.py::test_batch_size_never_changes_an_answer \
 	tests/store/test_file.py::test_memory_stays_within_twice_the_bank \
 	tests/store/test_file.py::test_killed_at_random_moments \
 	tests/store/test_file.py::test_killed_before_every_line_of_the_replacement \
+	tests/store/test_sqlite.py::test_a_second_writer_is_refused_in_one_sentence \
+	tests/store/test_durable.py::test_a_log_that_cannot_be_written_changes_nothing_and_reads_go_on \
 	tests/test_files.py::test_what_was_added_is_read_back_and_a_line_cut_off_by_a_crash_hides_no_other \
 	tests/test_files.py::test_a_lock_is_held_against_other_processes_until_they_are_killed
 

@@ -24,7 +24,7 @@ from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.sweep import sweep
 
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-NAMES = [f"chore {number}" for number in range(12)]
+NAMES = [f"chore {number}" for number in range(9)]
 LIMIT = 150  # seconds
 
 

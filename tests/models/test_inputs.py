@@ -133,6 +133,8 @@ def test_a_padded_sentence_has_the_feature_of_the_sentence(layer: str) -> None:
     with_padding = padded(short, 6)["input_ids"]
     unmasked = extract(model, layer, Tokens(input_ids=with_padding, attention_mask=torch.ones(4, 11)))[0]
     assert not torch.allclose(unmasked, features, atol=0.01)
+    by_place = tuple(padded(short, 6).values())
+    torch.testing.assert_close(extract(model, layer, by_place)[0], features)
 
 
 def test_a_mask_of_other_tokens_is_not_used() -> None:
@@ -183,6 +185,46 @@ def test_several_inputs_are_given_one_by_one() -> None:
         torch.testing.assert_close(wrapped.features(inputs), expected)
     torch.testing.assert_close(wrapped(left, right=right.numpy()), model(left, right))
     torch.testing.assert_close(extract(model, "input of head", (left, right), 2)[0], expected)
+
+
+def test_inputs_that_a_model_does_not_take_are_refused_in_one_sentence() -> None:
+    wrapped = adanpc.wrap(nn.Sequential(nn.Linear(3, 2)), [(torch.randn(4, 3), torch.arange(4) % 2)])
+    samples = [torch.randn(3), torch.randn(3)]
+    with pytest.raises(InputError, match=r"Sequential does not take these inputs .*: .* pass torch.stack\(samples\)$"):
+        wrapped.predict(samples)
+    wrapped.predict(torch.stack(samples))
+    reader = adanpc.wrap(Reader(), [(sentences(9), torch.arange(9) % 3)])
+    with pytest.raises(
+        InputError, match=r"Reader .* unexpected keyword argument 'token_type_ids'\): name the inputs as"
+    ):
+        reader.predict({**sentences(2), "token_type_ids": torch.zeros(2, 5)})
+
+
+def test_an_error_inside_a_model_is_its_own() -> None:
+    class Odd(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            if len(input) == 1:
+                raise TypeError("one is too few")
+            return super().forward(input)
+
+    wrapped = adanpc.wrap(
+        nn.Sequential(nn.Linear(3, 3), Odd(3, 2)), [(torch.randn(4, 3), torch.arange(4) % 2)], layer="0"
+    )
+    with pytest.raises(TypeError, match="one is too few"):
+        wrapped.predict(torch.randn(1, 3))
+
+
+def test_a_model_that_hides_its_arguments_is_called_as_it_is() -> None:
+    class Hidden:
+        __signature__ = "none"
+
+        def __call__(self, inputs: Tensor, attention_mask: Tensor) -> Tensor:
+            return inputs.sum(1)
+
+    model = nn.Sequential(nn.Embedding(9, 4))
+    model.forward = Hidden()  # type: ignore[method-assign, assignment]
+    with pytest.raises(TypeError):
+        extract(model, "", (torch.zeros(1, 2),))
 
 
 def test_arrays_and_lists_become_tensors_of_the_models_precision() -> None:
@@ -277,7 +319,7 @@ def test_other_errors_of_a_loader_are_its_own() -> None:
         (torch.eye(4)[:3], r"got shape \(3, 4\): pass labels.argmax\(1\) if they are one-hot"),
         (torch.zeros(3, 1).long(), r"got shape \(3, 1\): pass labels.flatten\(\)"),
         (1, "got a single one: give batches"),
-        (["cat", "dog", "cat"], "labels must be whole numbers from 0, got a list"),
+        (["cat", "dog", "cat"], r"labels must be whole numbers from 0, got \['cat', 'dog'"),
         ([0, 1], "gave 3 inputs with 2 labels: give one for each"),
         (torch.rand(3), "labels must be whole numbers, got torch.float32"),
     ],
@@ -289,7 +331,7 @@ def test_labels_must_be_class_numbers(labels: Any, message: str) -> None:
 
 @pytest.mark.parametrize("batches", [[], [(torch.randn(0, 2), torch.zeros(0).long())]])
 def test_a_loader_without_samples_is_refused(batches: Any) -> None:
-    with pytest.raises(LoaderError, match="gave no batch: a bank needs labeled source data"):
+    with pytest.raises(LoaderError, match="is empty: a bank needs labeled source data"):
         adanpc.wrap(nn.Linear(2, 2), batches)
 
 

@@ -142,7 +142,7 @@ def test_the_hash_of_a_whole_model_stays_what_it_was() -> None:
 def test_half_precision_needs_strict_false_and_says_so() -> None:
     wrapped = adanpc.wrap(net(), [(INPUTS, LABELS)])
     half = adanpc.Wrapped(net().half(), wrapped.classifier, wrapped.layer)
-    with pytest.raises(RecipeError, match=r"pass strict=False if you know that it makes the same features.*\.half\(\)"):
+    with pytest.raises(RecipeError, match=r"pass strict=False if you know that the features are the same.*\.half\(\)"):
         half.check(wrapped.recipe)
     half.check(wrapped.recipe, strict=False)
     answer = half.predict(INPUTS.half())
@@ -152,11 +152,16 @@ def test_half_precision_needs_strict_false_and_says_so() -> None:
 def test_a_missing_preprocessing_is_asked_for_by_name() -> None:
     wrapped = adanpc.wrap(net(), [(INPUTS, LABELS)], preprocessing="ToTensor()")
     without = adanpc.Wrapped(net(), wrapped.classifier, wrapped.layer)
-    with pytest.raises(RecipeError, match=r"pass preprocessing=… with what made the bank's inputs.*'ToTensor\(\)'"):
+    with pytest.raises(RecipeError, match=r"prepared by 'ToTensor\(\)': pass preprocessing=transform"):
         without.check(wrapped.recipe)
     without.check(wrapped.recipe, strict=False)
-    with pytest.raises(RecipeError, match="leave out preprocessing=…, since none was recorded"):
+    with pytest.raises(RecipeError, match=r"built without a preprocessing, got 'ToTensor\(\)': leave out preprocess"):
         wrapped.check(without.recipe)
+    other = adanpc.Wrapped(net(), wrapped.classifier, wrapped.layer, "Resize()")
+    with pytest.raises(
+        RecipeError, match=r"'ToTensor\(\)', not by 'Resize\(\)': pass the former as preprocessing; or "
+    ):
+        other.check(wrapped.recipe)
 
 
 def test_another_layer_is_refused_even_if_not_strict() -> None:

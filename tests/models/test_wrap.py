@@ -108,7 +108,7 @@ def test_domains_and_options_reach_the_bank(net: Net) -> None:
 
 def test_a_model_without_a_linear_head_asks_for_a_layer() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten())
-    with pytest.raises(AdaNPCError, match=r"name the feature layer with layer=…, one of: 0, 1"):
+    with pytest.raises(AdaNPCError, match=r"name a layer, such as layer='1'; model\.named_modules\(\) lists all"):
         adanpc.wrap(model, loader())
     assert adanpc.wrap(model, loader(), layer="1").classifier.bank.dim == 4
 
@@ -129,11 +129,15 @@ def test_the_head_is_the_layer_that_makes_the_output_not_the_last_one_defined() 
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ([], "the loader gave no batch"),
-        ([torch.randn(2, 1, 8, 8)], r"must give batches \(inputs, labels\), got Tensor"),
+        ([], "the loader is empty"),
+        (
+            [torch.randn(2, 1, 8, 8)],
+            r"must give batches \(inputs, labels\), got a Tensor: for a single batch pass \[\(inputs, l",
+        ),
+        (None, "must be a DataLoader or a list of batches .*, got None"),
     ],
 )
-def test_loaders_without_labels_are_refused(net: Net, batches: list[Any], message: str) -> None:
+def test_loaders_without_labels_are_refused(net: Net, batches: Any, message: str) -> None:
     with pytest.raises(AdaNPCError, match=message):
         adanpc.wrap(net, batches)
 
@@ -147,7 +151,7 @@ def test_a_layer_that_does_not_run_is_refused() -> None:
     model = nn.Sequential(nn.Identity(), nn.Linear(2, 2))
     model.spare = nn.Linear(2, 2)
     model.forward = lambda inputs: model[1](model[0](inputs))  # type: ignore[method-assign]
-    with pytest.raises(AdaNPCError, match="layer 'spare' gave no tensor"):
+    with pytest.raises(AdaNPCError, match="layer 'spare' returned no tensor"):
         extract(model, "spare", torch.randn(1, 2))
 
 
@@ -174,7 +178,7 @@ def test_preprocessing_is_taken_from_the_data_set(net: Net) -> None:
 def test_a_recipe_is_checked(net: Net) -> None:
     wrapped = adanpc.wrap(net, loader(), preprocessing="divide by 255")
     wrapped.check(wrapped.recipe)
-    with pytest.raises(RecipeError, match="built with preprocessing 'none', this model has 'divide by 255'"):
+    with pytest.raises(RecipeError, match="prepared by 'none', not by 'divide by 255'"):
         wrapped.check({**wrapped.recipe, "preprocessing": "none"})
     with torch.no_grad():
         net.fc.bias.add_(1)
@@ -238,3 +242,36 @@ def test_a_layer_of_scalars_is_refused() -> None:
     model = nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (2, 3)), nn.Linear(3, 2))
     with pytest.raises(AdaNPCError, match=r"features must have shape .*, got \(6,\)"):
         extract(model, "0", torch.randn(2, 3))
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(AdaNPCError, match="must be a torch.nn.Module, got function: .* use adanpc.AdaNPC"):
+        adanpc.wrap(lambda inputs: inputs, loader())  # type: ignore[arg-type]
+
+
+class TwoHeads(nn.Module):
+    """The mean of two heads, as in distilled transformers: neither makes the output alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 8)
+        self.heads = nn.ModuleList([nn.Linear(8, 2), nn.Linear(8, 2)])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        features = self.body(inputs)
+        mean: Tensor = (self.heads[0](features) + self.heads[1](features)) / 2
+        return mean
+
+
+def test_where_no_head_is_found_a_layer_is_suggested_that_works() -> None:
+    model = TwoHeads()
+    with pytest.raises(AdaNPCError, match="such as layer='input of heads.1'"):
+        adanpc.wrap(model, [(torch.randn(4, 3), torch.arange(4) % 2)])
+    wrapped = adanpc.wrap(model, [(torch.randn(4, 3), torch.arange(4) % 2)], layer="input of heads.1")
+    assert wrapped.classifier.bank.dim == 8
+
+
+def test_a_deep_model_is_not_listed_layer_by_layer() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(40)))
+    with pytest.raises(AdaNPCError, match=r"it has: 0, 1, .*, 11, … \(40 in all: see model\.named_modules\(\)\)$"):
+        adanpc.wrap(model, [(torch.randn(4, 2), torch.arange(4) % 2)], layer="features")

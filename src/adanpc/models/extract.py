@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock, get_ident
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from adanpc import require
 from adanpc.errors import AdaNPCError
-from adanpc.models.inputs import ModelInputs, first_tensor, inputs_for
+from adanpc.models.inputs import ModelInputs, check_call, first_tensor, inputs_for, token_mask
 from adanpc.models.layers import INPUT_OF, module_at, name_of, plain_name, unwrapped, visible_modules
 from adanpc.models.modes import evaluating
 from adanpc.models.outputs import joined, possible_logits
@@ -66,8 +66,20 @@ def find_head(model: nn.Module, inputs: Any, classes: int | None = None) -> tupl
         for module in reversed(made):
             if made[module].shape == logits.shape and torch.equal(made[module], logits):
                 return INPUT_OF + name_of(model, module), classes or module.out_features
-    names = ", ".join(plain_name(name) for name in modules if name)
-    raise AdaNPCError(f"no linear layer makes the model's output; name the feature layer with layer=…, one of: {names}")
+    raise AdaNPCError(
+        "no linear layer returns exactly what the model returns, so its features cannot be found: name a layer, "
+        f"{_suggestion(modules, made, output)}; model.named_modules() lists all"
+    )
+
+
+def _suggestion(modules: Mapping[str, nn.Module], made: Mapping[nn.Linear, Any], output: Any) -> str:
+    """A feature layer that is worth a try: before the last linear layer as wide as the output, or the last of all."""
+    widths = [tensor.shape[-1] for tensor in possible_logits(output)]
+    heads = [module for module in made if module.out_features in widths]
+    names = {module: plain_name(name) for name, module in modules.items()}
+    if heads:
+        return f"such as layer={INPUT_OF + names[heads[-1]]!r}"
+    return f"such as layer={list(names.values())[-1]!r}"
 
 
 def _one_pass(model: nn.Module, layer: str, inputs: ModelInputs) -> tuple[Tensor, Any]:
@@ -84,8 +96,12 @@ def _one_pass(model: nn.Module, layer: str, inputs: ModelInputs) -> tuple[Tensor
     with _watching([module], catch, before=before):
         output = _call(model, inputs)
     if not caught:
-        raise AdaNPCError(f"layer {layer!r} gave no tensor when the model ran; name another one")
-    return _pooled(caught[-1], inputs.mask), output
+        raise AdaNPCError(f"layer {layer!r} returned no tensor when the model ran; choose another one")
+    features = caught[-1]
+    mask = None
+    if features.ndim == 3:
+        mask = token_mask(model, inputs)
+    return _pooled(features, mask), output
 
 
 @contextmanager
@@ -121,10 +137,15 @@ def _watching(modules: Sequence[M], note: Callable[[M, Any], None], *, before: b
 
 
 def _call(model: nn.Module, inputs: ModelInputs) -> Any:
-    with evaluating(model), torch.no_grad():
-        if getattr(model, "_compiled_call_impl", None) is not None:  # model.compile(): hooks see the plain call alone
-            return model._call_impl(*inputs.positional, **inputs.named)
-        return model(*inputs.positional, **inputs.named)
+    call: Any = model
+    if getattr(model, "_compiled_call_impl", None) is not None:  # model.compile(): hooks see the plain call alone
+        call = model._call_impl
+    try:
+        with evaluating(model), torch.no_grad():
+            return call(*inputs.positional, **inputs.named)
+    except TypeError:
+        check_call(model, inputs)
+        raise
 
 
 def _pooled(features: Tensor, mask: Tensor | None) -> Tensor:

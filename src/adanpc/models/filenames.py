@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -60,18 +61,44 @@ def checked_files(files: Any, count: int) -> list[Any] | None:
     return names
 
 
+@dataclass(frozen=True)
+class SampleFiles:
+    """The file of each sample of a data set, by row number. A value, so that a wrapped model can be pickled."""
+
+    samples: Sequence[tuple[str, Any]]
+
+    def __call__(self, key: int) -> Any | None:
+        """The file of the sample in this row; None if there is no such row."""
+        if not 0 <= key < len(self.samples):
+            return None
+        return self.samples[key][0]
+
+
+@dataclass(frozen=True)
+class SubsetFiles:
+    """The files of a part of a data set, by row number in the part."""
+
+    whole: FileOfKey
+    rows: Sequence[int]
+
+    def __call__(self, key: int) -> Any | None:
+        """The file of the sample in this row; None if there is no such row."""
+        if not 0 <= key < len(self.rows):
+            return None
+        return self.whole(self.rows[key])
+
+
 def files_of(dataset: Any) -> FileOfKey | None:
     """The files of a data set by row number, if it tells, as torchvision's ``ImageFolder`` and subsets of it do."""
     if isinstance(dataset, Subset):
         whole = files_of(dataset.dataset)
-        rows = dataset.indices
         if whole is None:
             return None
-        return lambda key: whole(rows[key]) if 0 <= key < len(rows) else None
+        return SubsetFiles(whole, dataset.indices)
     samples = getattr(dataset, "samples", None)
     if not isinstance(samples, Sequence) or not samples or not _is_sample(samples[0]):
         return None
-    return lambda key: samples[key][0] if 0 <= key < len(samples) else None
+    return SampleFiles(samples)
 
 
 def _is_sample(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from inspect import Signature, signature
 from numbers import Real
 from typing import Any
 
@@ -43,12 +44,6 @@ class ModelInputs:
                 return len(tensor)
         raise InputError("encode_size needs inputs that are tensors with one row for each sample")
 
-    @property
-    def mask(self) -> Tensor | None:
-        """(B, T), which tokens of each sample are not padding, if the inputs tell."""
-        mask = self.named.get("attention_mask")
-        return mask if isinstance(mask, Tensor) else None
-
     def batches(self, size: int) -> Iterator[ModelInputs]:
         """The same samples in batches of exactly ``size``; the last one is filled up with copies of its last sample."""
         count = self.count
@@ -81,6 +76,38 @@ def inputs_for(model: nn.Module, given: Any) -> ModelInputs:
     named = {name: _as_tensor(model, value) for name, value in call.named.items()}
     device = next(model.parameters(), torch.zeros(0)).device
     return ModelInputs(positional, named).changed(lambda tensor: tensor.to(device))
+
+
+def token_mask(model: nn.Module, inputs: ModelInputs) -> Tensor | None:
+    """(B, T), which tokens of each sample are not padding, if the inputs tell, by name or by place."""
+    by_name = inputs.named
+    accepted = _accepted(model)
+    if accepted is not None:
+        by_name = dict(zip(accepted.parameters, inputs.positional, strict=False)) | by_name
+    mask = by_name.get("attention_mask")
+    return mask if isinstance(mask, Tensor) else None
+
+
+def check_call(model: nn.Module, inputs: ModelInputs) -> None:
+    """Refuses inputs that are not those that the model takes, in number or in name."""
+    accepted = _accepted(model)
+    if accepted is None:
+        return
+    try:
+        accepted.bind(*inputs.positional, **inputs.named)
+    except TypeError as error:
+        remedy = "name the inputs as its forward method does"
+        if len(inputs.positional) > 1:
+            remedy = "if they are the samples of one batch, pass torch.stack(samples)"
+        raise InputError(f"{type(model).__name__} does not take these inputs ({error}): {remedy}") from None
+
+
+def _accepted(model: nn.Module) -> Signature | None:
+    """The arguments that the model takes, if it tells: compiled code does not."""
+    try:
+        return signature(model.forward)
+    except (TypeError, ValueError):
+        return None
 
 
 def first_tensor(value: Any) -> Tensor | None:

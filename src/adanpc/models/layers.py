@@ -10,6 +10,7 @@ from adanpc.require import did_you_mean
 
 INPUT_OF = "input of "
 COMPILED = "_orig_mod"  # torch.compile adds it to the names of layers
+MOST_LISTED = 12  # layers in a message
 WRAPPER_PARTS = ("module", COMPILED)  # DataParallel adds the other one
 
 
@@ -57,7 +58,10 @@ def module_at(model: nn.Module, name: str) -> nn.Module:
             return module
     names = [plain_name(other) for other in modules if other]
     hint = did_you_mean(name, names)
-    raise AdaNPCError(f"the model has no layer {name!r}{hint}; it has: {', '.join(names)}")
+    listed = ", ".join(names[:MOST_LISTED])
+    if len(names) > MOST_LISTED:
+        listed += f", … ({len(names)} in all: see model.named_modules())"
+    raise AdaNPCError(f"the model has no layer {name!r}{hint}; it has: {listed}")
 
 
 def name_of(model: nn.Module, wanted: nn.Module) -> str:

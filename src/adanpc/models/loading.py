@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from reprlib import repr as brief
 from typing import Any
 
 import torch
@@ -48,6 +49,8 @@ def labeled_batches(loader: Iterable[Any]) -> Iterator[LabeledBatch]:
         recorded = _recorded(loader)
         if recorded is not None:
             loader = _with_sampler(loader, recorded)
+    if not isinstance(loader, Iterable):
+        raise LoaderError(f"the loader must be a DataLoader or a list of batches (inputs, labels), got {loader!r}")
     arrived = 0
     for batch in _tensors_only(track(loader, "Building the bank")):
         inputs, labels, domains = _parts(batch)
@@ -119,7 +122,10 @@ def _parts(batch: Any) -> tuple[Any, Tensor, Tensor]:
     if isinstance(batch, Mapping):
         return _named_parts(batch)
     if not isinstance(batch, Sequence) or len(batch) < 2:
-        raise LoaderError(f"the loader must give batches (inputs, labels), got {type(batch).__name__}")
+        raise LoaderError(
+            f"the loader must give batches (inputs, labels), got a {type(batch).__name__}: "
+            "for a single batch pass [(inputs, labels)]"
+        )
     labels = _labels(batch[1])
     if len(batch) == 2:
         return batch[0], labels, torch.full_like(labels, UNKNOWN)
@@ -155,6 +161,5 @@ def _whole_numbers(name: str, values: Any) -> Tensor:
     """A copy of a loader's whole numbers: loaders may use their arrays again."""
     try:
         return torch.as_tensor(values).clone()
-    except (TypeError, ValueError, RuntimeError) as error:
-        kind = type(values).__name__
-        raise LabelError(f"the loader's {name} must be whole numbers from 0, got a {kind}: {error}") from None
+    except (TypeError, ValueError, RuntimeError):
+        raise LabelError(f"the loader's {name} must be whole numbers from 0, got {brief(values)}") from None

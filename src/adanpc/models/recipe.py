@@ -1,4 +1,4 @@
-"""How features are made, in a few texts: what a saved bank must meet again."""
+"""How features are made, in a few strings: what a model must match when a saved bank is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEATURES = "features:"  # marks hashes of what makes the features; older files h
 
 
 class RecipeError(AdaNPCError):
-    """A bank meets a model, a layer or a preprocessing other than the one that its rows were made with."""
+    """The model, layer or preprocessing is not the one that a bank's rows were made with."""
 
     code = "other-recipe"
 
@@ -70,17 +70,16 @@ def check_recipe(recorded: Mapping[str, str], model: nn.Module, layer: str, prep
         return
     recorded_preprocessing = recorded.get("preprocessing", "")
     if recorded_preprocessing != preprocessing:
-        difference = _difference("preprocessing", recorded_preprocessing, preprocessing)
-        remedy = f"pass preprocessing=… with what made the bank's inputs, or its text {recorded_preprocessing!r}"
-        if not recorded_preprocessing:
-            remedy = "leave out preprocessing=…, since none was recorded"
-        raise RecipeError(f"{difference}; {remedy}; pass strict=False if you know that the inputs are made alike")
+        raise RecipeError(
+            f"{_preprocessing_difference(recorded_preprocessing, preprocessing)}; or pass strict=False if you know "
+            "that the inputs are prepared in the same way"
+        )
     recorded_weights = recorded.get("weights", "")
     if not _has_weights(model, layer, recorded_weights):
         difference = _difference("weights", recorded_weights, feature_fingerprint(model, layer))
         raise RecipeError(
-            f"{difference}: parts that make its features differ; give the model with the weights that the bank was "
-            "built with, or pass strict=False if you know that it makes the same features, as after .half()"
+            f"{difference}: load the weights that the bank was built with, or pass strict=False if you know that the "
+            "features are the same, as after model.half()"
         )
 
 
@@ -88,6 +87,18 @@ def _has_weights(model: nn.Module, layer: str, recorded: str) -> bool:
     if recorded.startswith(FEATURES):
         return recorded == feature_fingerprint(model, layer)
     return recorded in (fingerprint(unwrapped(model)), fingerprint(model))
+
+
+def _preprocessing_difference(theirs: str, ours: str) -> str:
+    """What differs, and what to pass instead."""
+    if not theirs:
+        return f"the bank was built without a preprocessing, got {ours!r}: leave out preprocessing"
+    if not ours:
+        return (
+            f"the bank was built from inputs prepared by {theirs!r}: pass preprocessing=transform, the transform of "
+            "the data set that it was built from"
+        )
+    return f"the bank was built from inputs prepared by {theirs!r}, not by {ours!r}: pass the former as preprocessing"
 
 
 def _difference(name: str, theirs: str, ours: str) -> str:

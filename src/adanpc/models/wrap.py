@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from adanpc import require
 from adanpc.core import AdaNPC, Append, Change, MemoryBank, Prediction, Rollback
-from adanpc.core.classifier import PRESETS, settings_of
 from adanpc.core.contents import class_names
+from adanpc.core.presets import PRESETS, preset_of
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.explanation import Explanation, Files, explanation, file_finder
 from adanpc.models.extract import extract, find_head, run
@@ -26,6 +27,7 @@ from adanpc.models.start import Start
 __all__ = ["INPUT_OF", "Wrapped", "extract", "find_head", "wrap"]
 
 
+@require.names_its_arguments
 class Wrapped:
     """A model whose features are answered by a bank. The model itself is never changed.
 
@@ -87,7 +89,7 @@ class Wrapped:
         return extract(self.model, self.layer, inputs, self.encode_size)
 
     def predict(self, inputs: Any, *, exclude: Tensor | None = None) -> Prediction:
-        """What each input would be answered if it came next; changes nothing. See ``AdaNPC.predict``."""
+        """The answer that each input would get if it came next; changes nothing. See ``AdaNPC.predict``."""
         return self.classifier.predict(self.features(inputs), exclude=exclude)
 
     def propose(self, inputs: Any, *, domain: int = -1, keys: Any = None) -> tuple[Prediction, Append | None]:
@@ -105,7 +107,7 @@ class Wrapped:
         Args:
             inputs: a batch.
             domain: of all of them, noted with the rows that join; -1 is unknown.
-            keys: (B,) your own numbers of the inputs, noted with the rows that join.
+            keys: (B,) your own numbers for the inputs, noted with the rows that join.
             files: (B,) the files of the inputs, for ``explain``; they are not saved with the bank.
         """
         features = self.features(inputs)
@@ -157,7 +159,7 @@ class Wrapped:
 
     @property
     def recipe(self) -> dict[str, str]:
-        """How features are made: what a saved bank must meet again."""
+        """How features are made; a saved bank checks it when it is loaded."""
         return {
             "layer": self.layer,
             "preprocessing": self.preprocessing,
@@ -214,12 +216,14 @@ def wrap(
         preset: how it learns: ``safe``, or ``paper``; see ``AdaNPC``.
         **options: of the preset: stream, guard, balance; or k, rule, temperature, admission, centering, …
     """
+    check_model(model)
     _check_options(preset, options)
     if soft is None:
         soft = preset == "safe"
     dataset = getattr(loader, "dataset", None)
+    whole = _whole(dataset)
     if preprocessing is None:
-        preprocessing = getattr(dataset, "transform", None)
+        preprocessing = getattr(whole, "transform", None)
     class_count = _class_count(classes)
     batches = []
     features = []
@@ -231,7 +235,7 @@ def wrap(
         features.append(encoded.to(device))
         batches.append(batch)
     if layer is None or not any(len(batch.labels) for batch in batches):
-        raise LoaderError("the loader gave no batch: a bank needs labeled source data")
+        raise LoaderError("the loader is empty: a bank needs labeled source data")
     labels = torch.cat([batch.labels for batch in batches])
     domains = torch.cat([batch.domains for batch in batches])
     all_keys = torch.cat([batch.keys for batch in batches])
@@ -241,7 +245,7 @@ def wrap(
         all_keys = _keys_of_all(keys, len(labels))
     if class_count is None:
         class_count = 1 + int(labels.max())
-    names = _names(classes, dataset, class_count)
+    names = _names(classes, whole, class_count)
     bank = MemoryBank(
         features[0].shape[1],
         names or class_count,
@@ -265,13 +269,21 @@ def wrap(
     )
 
 
+def check_model(model: Any) -> None:
+    """Refuses what is not a torch module."""
+    if not isinstance(model, nn.Module):
+        raise AdaNPCError(
+            f"the model must be a torch.nn.Module, got {type(model).__name__}: for features from elsewhere use "
+            "adanpc.AdaNPC or adanpc.AdaNPCClassifier"
+        )
+
+
 def _check_options(preset: str, options: Mapping[str, Any]) -> None:
-    """Refuses a setting that neither wrap nor the preset has, before anything is encoded."""
-    known = [*signature(wrap).parameters, *(name for names in PRESETS.values() for name in names)]
-    for name in options:
-        if name not in known:
-            raise AdaNPCError(f"wrap has no setting {name!r}{require.did_you_mean(name, known)}")
-    settings_of(preset, options)
+    """Refuses an argument that neither wrap nor the preset has, before anything is encoded."""
+    own = [name for name in signature(wrap).parameters if name != "options"]
+    known = [*own, *(name for known in PRESETS.values() for name in known.options)]
+    require.known_arguments("wrap", options, known)
+    preset_of(preset, options)
 
 
 def _class_count(classes: int | Sequence[str] | None) -> int | None:
@@ -281,6 +293,13 @@ def _class_count(classes: int | Sequence[str] | None) -> int | None:
     if names:
         return len(names)
     return require.whole("classes", classes, least=1)
+
+
+def _whole(dataset: Any) -> Any:
+    """The data set of which this is a part, as ``random_split`` makes parts; itself if it is none."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
 
 
 def _names(classes: Any, dataset: Any, count: int) -> tuple[str, ...]:
