@@ -1,4 +1,4 @@
-"""Other classifiers made of the rows of existing ones: another capacity, more classes, or the rows of two.
+"""Other classifiers made of the rows of existing ones: another capacity, more classes, fewer rows, or those of two.
 
 These are no changes of a bank, since they alter its settings. Each returns a new classifier and leaves the given ones
 as they are.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
+from math import ceil
 from typing import Any, TypeVar, cast
 
 import torch
@@ -22,7 +23,10 @@ from adanpc.core.eviction import Eviction
 from adanpc.core.guard import with_more_classes
 from adanpc.core.table import ACTIVE
 from adanpc.errors import AdaNPCError, LabelError
+from adanpc.index.grid import INT8, Columns, decode
 from adanpc.models import Wrapped
+
+PART = 1000  # rows that are compared with each other to choose some of them: a table of 4 MB
 
 Thing = TypeVar("Thing", bound=AdaNPC | Wrapped)
 
@@ -103,6 +107,66 @@ def merged(thing: Thing, other: Thing) -> Thing:
     document["next_id"] += added["document"]["next_id"]
     document["position"] += added["document"]["position"]
     return _rebuilt(thing, _within_capacity(state))
+
+
+@require.names_its_arguments
+def reduced(thing: Thing, share: float) -> Thing:
+    """The same classifier with a share of its source rows: those that best stand for the others.
+
+    Of each class in each domain the same share stays. They are chosen one by one, each so that the rows of its class
+    and domain have, on average, the most similar row among those that stay. Rows that were admitted, that an expert
+    added or that somebody has judged all stay, and so does the feature transform that was fitted to all rows.
+
+    Args:
+        thing: a classifier or a wrapped model.
+        share: of the source rows that stay, more than 0 and at most 1. Of each class and domain, one row at least.
+    """
+    share = require.between("share", share, 0, 1)
+    if share == 0:
+        raise AdaNPCError("share must be more than 0, got 0: a classifier without source rows answers nothing")
+    state = _classifier_of(thing).state()
+    table = state["tensors"]
+    judged = torch.tensor([row for row, _ in state["document"]["judgments"]], dtype=torch.int64)
+    source = (table["origin"] == Origin.SOURCE).cpu() & ~torch.isin(table["id"].cpu(), judged)
+    rows = {name: table[name].cpu() for name in INT8 if name in table}  # of other storages, "row" alone
+    leaving: list[int] = []
+    kinds = torch.stack([table["label"], table["domain"]], 1).cpu()
+    for kind in kinds[source].unique(dim=0):
+        members = (source & (kinds == kind).all(1)).nonzero()[:, 0]
+        stay = _representatives({name: column[members] for name, column in rows.items()}, share)
+        leaving += table["id"].cpu()[members[~stay]].tolist()
+    return _rebuilt(thing, _without(state, leaving))
+
+
+def _representatives(columns: Columns, share: float) -> Tensor:
+    """Which rows of one kind, given as they are stored, stay when a share of them does (n,)."""
+    stay = torch.zeros(len(columns["row"]), dtype=torch.bool)
+    # A fixed shuffle: rows often come in an order, by subject or by time, and each part should have some of all.
+    order = torch.randperm(len(stay), generator=torch.Generator().manual_seed(0))
+    parts = order.tensor_split(ceil(len(order) / PART))
+    for part in parts:
+        rows = decode({name: column[part] for name, column in columns.items()}).float()
+        chosen = _most_alike(rows @ rows.T, ceil(share * len(part)))
+        stay[part[chosen]] = True
+    return stay
+
+
+def _most_alike(similarity: Tensor, count: int) -> list[int]:
+    """So many of n rows, each chosen to raise the sum over all rows of the similarity to the nearest chosen one.
+
+    Args:
+        similarity: (n, n) of each row to each.
+        count: how many to choose.
+    """
+    nearest = torch.full(similarity.shape[:1], -1.0)  # similarity of each row to the nearest chosen one
+    chosen: list[int] = []
+    for _ in range(count):
+        raised = (similarity - nearest[:, None]).clamp(min=0).sum(0)  # by which each candidate would raise the sum
+        raised[chosen] = -1
+        best = int(raised.argmax())
+        chosen.append(best)
+        nearest = torch.maximum(nearest, similarity[:, best])
+    return chosen
 
 
 def _check_alike(one: AdaNPC, two: AdaNPC) -> None:
