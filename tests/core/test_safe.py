@@ -409,7 +409,7 @@ class TestLabels:
 
     def test_refusals(self) -> None:
         classifier = made()
-        with pytest.raises(LabelError, match="labels must lie in 0 … 2, got 3"):
+        with pytest.raises(LabelError, match="labels must be between 0 and 2, got 3"):
             classifier.apply(Feedback(3, frozen=0, adapted=1))
         with pytest.raises(AdaNPCError, match="most must be"):
             classifier.ask(samples(3, 0)[0], most=0)

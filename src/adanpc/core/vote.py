@@ -21,7 +21,7 @@ def check_vote_settings(rule: str, temperature: float) -> None:
     require.one_of("rule", rule, RULES)
     require.positive("temperature", temperature)
     if not isfinite(1 / temperature):
-        raise AdaNPCError(f"temperature must be a finite number greater than 0, got {temperature}: it is too small")
+        raise AdaNPCError(f"temperature {temperature} is too small to divide by: give a larger one, such as 0.1")
 
 
 def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: float = 0.1) -> tuple[Tensor, Tensor]:
@@ -34,8 +34,8 @@ def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: f
         published: as share, plus 1e-5 for every class (the public code and its training loss), scaled to sum to 1.
         uniform: every neighbor counts 1/k, as in the paper's theory.
         classwise: softmax over classes of the mean similarity of the 15 nearest rows of each class, so that a class
-            does not win by having more rows. Of rows beyond the k nearest it is known only that they are no nearer:
-            each counts as the k-th. So k should be several times 15.
+            does not win by having more rows. Rows beyond the k nearest are unknown, so each that is missing from the 15
+            counts as similar as the k-th; choose k several times 15. Soft labels are ignored.
     """
     check_vote_settings(rule, temperature)
     if rule == "classwise":
@@ -67,15 +67,16 @@ def _classwise(neighbors: Neighbors, classes: int, temperature: float) -> tuple[
     """``vote`` by the class-wise rule. All sums are of exact similarities, and so exact."""
     similarity = neighbors.similarity.double()
     present = similarity > -torch.inf
-    labels = neighbors.labels.masked_fill(~present, classes)  # behind all classes
+    labels = neighbors.labels.masked_fill(~present, classes)  # absent neighbors get a class of their own, dropped below
     counted = (_rank_in_class(similarity, labels) < PER_CLASS) & present
     known = similarity.masked_fill(~counted, 0)
-    room = known.new_zeros(len(known), classes + 1)
-    sums = room.scatter_add(1, labels, known)[:, :classes]
-    counts = room.scatter_add(1, labels, counted.double())[:, :classes]
+    zeros = known.new_zeros(len(known), classes + 1)
+    sums = zeros.scatter_add(1, labels, known)[:, :classes]
+    counts = zeros.scatter_add(1, labels, counted.double())[:, :classes]
     farthest = similarity.masked_fill(~present, torch.inf).amin(1, keepdim=True)
     evidence = (sums + (PER_CLASS - counts) * farthest) / PER_CLASS
     probs = (evidence / temperature).softmax(1)
+    # The probability of a class is shared by those of its neighbors that counted.
     shares = probs / counts.clamp(min=1)
     padded = torch.cat([shares, shares.new_zeros(len(shares), 1)], 1)
     weights = padded.gather(1, labels).masked_fill(~counted, 0)
@@ -83,11 +84,13 @@ def _classwise(neighbors: Neighbors, classes: int, temperature: float) -> tuple[
 
 
 def _rank_in_class(similarity: Tensor, labels: Tensor) -> Tensor:
-    """How many neighbors of the same label are nearer, for each of (B, K); of equals, the earlier column is."""
+    """For each neighbor (B, K), how many of its class come before it by similarity; ties go by column."""
+    # Neighbors in the order of classes, and within a class in that of similarity: two stable sorts.
     nearest_first = similarity.argsort(dim=1, descending=True, stable=True)
     by_label = labels.gather(1, nearest_first).argsort(dim=1, stable=True)
     order = nearest_first.gather(1, by_label)
     ordered = labels.gather(1, order)
+    # A rank is a place less the place at which the run of its class begins.
     places = torch.arange(labels.shape[1], device=labels.device).expand_as(labels)
     begins = torch.ones_like(ordered, dtype=torch.bool)
     begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]

@@ -531,4 +531,4 @@ def test_training_comes_first() -> None:
     task = TABLES["ood-rotated-mnist"].plan(LEAST)[0]
     assert isinstance(task, Adapt)
     assert isinstance(task.subject, Trained)
-    assert task.first() == Train(task.subject)
+    assert task.prerequisite() == Train(task.subject)

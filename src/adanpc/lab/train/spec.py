@@ -14,7 +14,7 @@ from adanpc.lab.train.registry import find, known
 from adanpc.lab.train.search import Choice, Draw, Power, draw
 from adanpc.require import between, did_you_mean, text, whole
 
-DOMAINBED_STEPS = 5000  # of a DomainBed training, which defaults that count steps are meant for
+DOMAINBED_STEPS = 5000  # of a DomainBed run; defaults that are numbers of steps assume it
 MOST_STEPS = 10**12  # far beyond any training, and within what torch can count
 MOST_ROWS = 10**6  # of a batch
 GIVEN = ("self", "model", "domains", "adam")  # parameters of an algorithm that are not settings
@@ -90,8 +90,8 @@ class Spec:
         every: the number of steps after which the model is evaluated and the run saved; 0 is the usual number.
         seed: decides the splits, the initial weights, the order of samples and every other random choice.
         hyper: the algorithm's own settings, lr and weight_decay among them.
-        trial: 0 keeps the defaults; any other number draws what ``hyper`` leaves open from the search space, for every
-            seed anew and for all algorithms alike.
+        trial: 0 keeps the defaults; any other number draws what ``hyper`` leaves open from the search space. The draw
+            depends on trial and seed, not on the algorithm.
         pretrained: starts from published weights; by default where that is usual for the data.
         weights: a file to start from.
         norm, dropout, frozen_batchnorm: of the ``SourceModel``.
@@ -140,7 +140,7 @@ class Spec:
         if self.weights is not None:
             text("weights", self.weights)
         if self.images is not None:
-            whole("images, one to learn from and one to select by,", self.images, least=2)
+            whole("images (one to learn from and one to select by)", self.images, least=2)
         algorithm = find(self.algorithm)
         if not isinstance(self.hyper, Mapping):
             raise AdaNPCError(f"hyper must map names of settings to values, got {self.hyper!r}")
@@ -193,7 +193,7 @@ class Spec:
 
         No code is executed: an algorithm of your own is refused unless this process has already named it.
         """
-        check_fields("the spec", document, [field.name for field in fields(cls)])
+        check_fields("the spec", document, [each.name for each in fields(cls)])
         known(document["algorithm"])  # before the constructor, which would import it
         values = dict(document)
         if isinstance(values["targets"], list):  # JSON has no tuples
