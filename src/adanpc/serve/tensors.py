@@ -68,7 +68,7 @@ def shaped(values: Any, shape: Sequence[int], order: Literal["C", "F"] = "C") ->
     """Numbers in a shape that a request stated, of which even that of nothing at all may be too large."""
     try:
         return values.reshape(shape, order=order)
-    except (ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         raise RequestError("the shape is none that an array can have") from None
 
 
