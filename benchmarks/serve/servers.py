@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import torch
 import uvicorn
@@ -75,24 +76,32 @@ def bank_of(kind: str, folder: Path) -> DurableBank:
 
 
 def echo() -> FastAPI:
-    """The least that FastAPI can do with a body: give it back."""
+    """The least that FastAPI can do with a body: give it back, as bytes or as JSON."""
     app = FastAPI()
 
     @app.post("/v2/models/adanpc/infer")
-    async def infer(request: Request) -> Response:
+    async def as_bytes(request: Request) -> Response:
         return Response(await request.body(), media_type="application/octet-stream")
 
+    @app.post("/json")
+    async def as_json(body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
     return app
+
+
+def app_of(kind: str, folder: Path) -> FastAPI:
+    """The app that is measured."""
+    if kind == "echo":
+        return echo()
+    return create(bank_of(kind, folder), limits=LIMITS)
 
 
 def main() -> None:
     """Serves until there is nothing more to read."""
     kind, folder = sys.argv[1:]
     torch.set_num_threads(1)
-    if kind == "echo":
-        app = echo()
-    else:
-        app = create(bank_of(kind, Path(folder)), limits=LIMITS)
+    app = app_of(kind, Path(folder))
     opened = listening("127.0.0.1", 0)
     config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="none")
     server = uvicorn.Server(config)

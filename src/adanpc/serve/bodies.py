@@ -121,7 +121,7 @@ def read_npy(content: bytes) -> Tensor:
 
 def as_features(values: Any) -> Tensor:
     """Numbers (B, D), or one vector (D,), as features (B, D) float32; too large a number becomes infinite."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         features = np.array(values, dtype=np.float32)  # a copy in this machine's byte order
     if features.ndim == 1:
         features = features[None]

@@ -74,7 +74,7 @@ class BatchingEncoder:
                     ended = True
                     break
                 batch.append(following)
-            # Who no longer waits, because the connection is gone, say, cannot be answered: trying would end this thread.
+            # Who no longer waits, because the connection is gone, say, cannot be answered: trying would end the thread.
             awaited = [waiting for waiting in batch if waiting.features.set_running_or_notify_cancel()]
             if awaited:
                 self._encode(awaited)

@@ -95,7 +95,7 @@ def write_tensor(name: str, values: Any, binary: bool) -> tuple[dict[str, Any], 
 def _from_json(data: Any, dtype: np.dtype[Any]) -> Any:
     """Numbers that are given as a list, which may be nested as the tensor is."""
     try:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             values = np.array(data, dtype)
     except (TypeError, ValueError, OverflowError):
         raise RequestError("data must be a list of numbers") from None
