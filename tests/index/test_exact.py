@@ -49,6 +49,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if request.param == "torch":
         monkeypatch.setattr(scans, "numkong", None)
         monkeypatch.setattr(scans, "CACHED", 0)
+        monkeypatch.setattr(scans, "multiplies_integers", lambda: False)
     else:
         assert scans.numkong is not None, "the tests run with the extra `fast`"
     return str(request.param)
@@ -73,7 +74,7 @@ def test_search_finds_what_a_loop_finds(storage: str, batch: int, spread: float,
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_one_query_finds_what_a_batch_and_a_loop_find(data: st.DataObject) -> None:
-    dim, count = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 400))
+    dim, count = data.draw(st.integers(1, 6) | st.just(33)), data.draw(st.integers(1, 400))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     spread = data.draw(st.sampled_from([1.0, 1e-4, 0.0]))  # ties among few directions, near ties, and all the same
     directions = torch.randn(1, dim, generator=generator) + spread * torch.randn(40, dim, generator=generator)
@@ -374,7 +375,7 @@ def test_a_lower_matmul_precision_changes_no_answer(precision: str) -> None:
 
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("batch", [1, 2, 5, 12])
-@pytest.mark.parametrize("dim", [30, 200])
+@pytest.mark.parametrize("dim", [30, 32, 200])
 def test_the_bound_of_a_scan_holds(storage: str, batch: int, dim: int, engine: str) -> None:
     torch.manual_seed(5)
     rows, queries = unit(torch.randn(640, dim).pow(5)), unit(torch.randn(batch, dim).pow(5))  # far from even
@@ -391,20 +392,37 @@ def test_the_fast_scan_is_used_where_it_is_faster(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(scans, "numkong_scan", lambda *_: called.append("numkong"))
     monkeypatch.setattr(scans, "torch_scan", lambda *_: called.append("torch"))
     monkeypatch.setattr(scans, "numpy_scan", lambda *_: called.append("numpy"))
+    monkeypatch.setattr(scans, "integer_scan", lambda *_: called.append("integer"))
+    monkeypatch.setattr(scans, "multiplies_integers", lambda: True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
-    def scan(dtype: torch.dtype, batch: int) -> str:
-        scans.scan([torch.zeros(64, 4, dtype=dtype)], torch.zeros(batch, 4), torch.zeros(1, batch, 64))
+    def scan(dtype: torch.dtype, batch: int, dim: int = 32) -> str:
+        scans.scan([torch.zeros(64, dim, dtype=dtype)], torch.zeros(batch, dim), torch.zeros(1, batch, 64))
         return called.pop()
 
-    asked = ((torch.int8, 1), (torch.float16, 7), (torch.int8, 8), (torch.float32, 3))
-    assert [scan(*each) for each in asked] == ["numkong", "numkong", "torch", "torch"]
+    asked = ((torch.int8, 1), (torch.float16, 7), (torch.int8, 8), (torch.float16, 8), (torch.float32, 3))
+    assert [scan(*each) for each in asked] == ["numkong", "numkong", "integer", "torch", "torch"]
+    with monkeypatch.context() as patch:
+        patch.setattr(scans, "multiplies_integers", lambda: False)
+        assert scan(torch.int8, 8) == "torch"
+    assert scan(torch.int8, 8, dim=31) == "torch"
     assert scan(torch.float32, 1) == scan(torch.float32, 2) == "numpy"
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 3)
         assert scan(torch.float32, 1) == "torch"
-    monkeypatch.setattr(scans, "CACHED", 255)  # one number less than there are
+    monkeypatch.setattr(scans, "CACHED", 64 * 32 - 1)  # one number less than there are
     assert scan(torch.float32, 1) == "torch"
+
+
+def test_products_of_whole_numbers_are_used_only_where_they_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = scans.multiplies_integers.__wrapped__
+    if torch.backends.mkldnn.is_available():
+        monkeypatch.setattr(torch, "_int_mm", lambda a, b: (a.double() @ b.double()).to(torch.int32))
+        assert right()
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: (a.double() @ b.double()).clamp(max=2**15 - 1).to(torch.int32))
+    assert not right()  # as on processors that clip sums
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not right()
 
 
 @pytest.mark.parametrize(

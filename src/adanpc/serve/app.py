@@ -44,7 +44,7 @@ def create(
     )
     app.state.service = service
     answer_errors(app)
-    for module in (v1_ask, v1_bank, v1_change, v2):
+    for module in (v2, v1_ask, v1_bank, v1_change):  # the first is found first: programs ask more often than people
         app.include_router(module.routes)
     app.add_api_route("/metrics", _metrics, tags=["look"])
     _add_page(app)

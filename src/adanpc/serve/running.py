@@ -45,7 +45,7 @@ class GracefulServer(Server):
 def listening(host: str, port: int) -> socket.socket:
     """A socket that accepts connections; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    opened = socket.socket(family, socket.SOCK_STREAM)
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         opened.bind((host, port))

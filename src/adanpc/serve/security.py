@@ -7,7 +7,7 @@ from typing import Annotated
 from urllib.parse import unquote, urlsplit
 
 from fastapi import Depends, Request
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adanpc.serve.errors import ForbiddenError, RequestError, UnauthorizedError, error_response
@@ -25,6 +25,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+NOT_STORED = (b"cache-control", b"no-store")
 
 
 class SafeHeaders:
@@ -38,10 +40,11 @@ class SafeHeaders:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("Cache-Control", "no-store")
+                given = message.get("headers", [])
+                headers = [*given, *RAW_HEADERS]  # no route sets one of these, so none is there twice
+                if not any(name == NOT_STORED[0] for name, _ in given):
+                    headers.append(NOT_STORED)
+                message["headers"] = headers
             await send(message)
 
         await self._app(scope, receive, send_with_headers)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +15,7 @@ TYPES = {
     "FP16": "<f2", "FP32": "<f4", "FP64": "<f8", "INT8": "<i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
     "UINT8": "<u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8",
 }  # fmt: skip
+MOST_DIGITS = 18  # of a length in a header
 NAMES = {np.dtype(code): name for name, code in TYPES.items()}
 
 
@@ -26,7 +28,7 @@ def split_body(content: bytes, stated: str | None) -> tuple[dict[str, Any], byte
     """
     length = len(content)
     if stated is not None:
-        if not stated.isdecimal() or int(stated) > length:
+        if not stated.isdecimal() or len(stated) > MOST_DIGITS or int(stated) > length:
             raise RequestError("the header Inference-Header-Content-Length must be at most the length of the body")
         length = int(stated)
     try:
@@ -59,7 +61,15 @@ def read_tensor(described: Any, binary: bytes) -> Any:
         values = np.frombuffer(binary, dtype)
     if values.size != prod(shape):
         raise RequestError(f"data has {values.size} numbers, and shape {shape} takes {prod(shape)}")
-    return values.reshape(shape)
+    return shaped(values, shape)
+
+
+def shaped(values: Any, shape: Sequence[int], order: Literal["C", "F"] = "C") -> Any:
+    """Numbers in a shape that a request stated, of which even that of nothing at all may be too large."""
+    try:
+        return values.reshape(shape, order=order)
+    except (TypeError, ValueError, OverflowError):
+        raise RequestError("the shape is none that an array can have") from None
 
 
 def parameters_of(described: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +95,7 @@ def write_tensor(name: str, values: Any, binary: bool) -> tuple[dict[str, Any], 
 def _from_json(data: Any, dtype: np.dtype[Any]) -> Any:
     """Numbers that are given as a list, which may be nested as the tensor is."""
     try:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             values = np.array(data, dtype)
     except (TypeError, ValueError, OverflowError):
         raise RequestError("data must be a list of numbers") from None
