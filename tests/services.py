@@ -35,6 +35,21 @@ def filled() -> adanpc.AdaNPC:
     return classifier
 
 
+def shifted() -> tuple[adanpc.AdaNPC, Tensor]:
+    """A classifier that has learned from a shifted stream, and queries on some of which that changes the answer."""
+    generator = torch.Generator().manual_seed(0)
+    shift = torch.tensor([0.4, -0.4, 0.4, 0.4])
+
+    def sampled(labels: Tensor) -> Tensor:
+        return torch.eye(4)[labels] + 0.25 * torch.randn(len(labels), 4, generator=generator)
+
+    classifier = adanpc.AdaNPC(adanpc.MemoryBank(4, CLASSES, soft=True), preset="safe")
+    source = torch.tensor([0, 1] * 60)
+    classifier.learn(sampled(source), source)
+    classifier.step(sampled(torch.randint(2, (120,), generator=generator)) + shift)
+    return classifier, sampled(torch.randint(2, (60,), generator=generator)) + shift
+
+
 def queries(count: int, seed: int = 0) -> Any:
     """Features (count, 4) of both classes."""
     random = np.random.default_rng(seed)
@@ -82,8 +97,8 @@ def started(bank: Path, *options: object) -> Iterator[Started]:
     command += [str(option) for option in options]
     with errors.open("w") as stream:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stream, text=True, env=dict(os.environ))
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         first = process.stdout.readline()
         assert " at http://" in first, errors.read_text()
         yield Started(first.split(" at ")[1].strip(), process, errors)
