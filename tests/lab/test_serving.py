@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from adanpc.errors import AdaNPCError
-from adanpc.lab.banks import of_run
+from adanpc.lab.banks import of_run, source_parts
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.sample import Sample, make
 from adanpc.lab.serving import encoder_of_name, encoder_of_run, image_encoder, image_finder
@@ -26,19 +26,22 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 
 
 def test_images_of_source_rows_are_those_whose_features_are_in_the_bank(sample: Sample) -> None:
-    """The image that is shown for a row, encoded as a query is, gives the row's own feature back."""
-    wrapped = of_run(Run(sample.run))
+    """The image that is shown for a row, encoded as a query is, has the features that the bank was made of."""
+    run = Run(sample.run)
+    model = encoder_of_run(sample.run, "best")
     find = image_finder(sample.run)
-    encode = image_encoder(encoder_of_run(sample.run, "best"), wrapped.recipe, 64)
-    contents = wrapped.classifier.bank.contents
-    keys = contents.table("key")["key"].tolist()
-    images = [find(key) for key in keys]
-    assert all(image is not None for image in images)
-    near = wrapped.classifier.predict(encode([image for image in images if image is not None])).neighbors
-    similarity, place = near.similarity.max(1)
-    assert similarity.min() > 0.999
-    assert torch.equal(near.ids.gather(1, place[:, None])[:, 0], contents.table("id")["id"])
-    assert find(len(keys)) is None
+    encode = image_encoder(model, of_run(run).recipe, 64)
+    key = 0
+    for domain in source_parts(run):
+        prepared = domain.with_transform(model.preprocessing)
+        with torch.no_grad():
+            expected = model.features(prepared.take(list(range(len(domain)))))
+        images = [find(number) for number in range(key, key + len(domain))]
+        found = encode([image for image in images if image is not None])
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        key += len(domain)
+    assert key == sample.source_rows
+    assert find(key) is None
 
 
 def test_images_in_folders_are_found_by_the_order_in_which_they_are_read(data_dir: Path) -> None:
