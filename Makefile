@@ -6,6 +6,7 @@
 #   make test-fast   the product's tests without the slow ones, for the inner loop: under a minute on two cores
 #   make fuzz        damaged and forged files, 200 times as many as in make test; FUZZ=1000 for 1000 times
 #   make serve       a service with drawn pictures to look at, at http://127.0.0.1:8080; Ctrl-C ends it
+#   make browser     Chromium for the tests of the page, if it is not there and may be installed; make test does it
 #   make docs        the documentation as a web site in site/, which loads nothing from other hosts
 #   make bench       the bank compared with faiss, hnswlib, scikit-learn and the published code
 #   make clean       removes .venv and everything that was built

@@ -49,7 +49,7 @@ def test_the_unit_starts_the_service_with_options_that_exist() -> None:
 @pytest.mark.skipif(not ANALYZE, reason="there is no systemd-analyze on this machine")
 def test_the_unit_is_understood_by_systemd_and_leaves_little_exposed(tmp_path: Path) -> None:
     # Neither the program nor the user of the unit are on a machine that only looks at it.
-    text = UNIT.read_text(encoding="utf-8").replace("/opt/adanpc/bin/adanpc", "/bin/true")
+    text = UNIT.read_text(encoding="utf-8").replace("/usr/local/lib/adanpc/bin/adanpc", "/bin/true")
     copy = tmp_path / UNIT.name
     copy.write_text(re.sub(r"(User|Group)=adanpc", r"\1=root", text), encoding="utf-8")
     checked = subprocess.run([ANALYZE, "verify", "--man=no", copy], capture_output=True, text=True)
@@ -64,7 +64,7 @@ def test_the_unit_is_understood_by_systemd_and_leaves_little_exposed(tmp_path: P
 
 def test_the_container_runs_as_nobody_in_particular_with_options_that_exist() -> None:
     instructions = [line.split(maxsplit=1) for line in lines(CONTAINER)]
-    last = {name: value for name, value in instructions}
+    last: dict[str, str] = dict(instructions)  # type: ignore[arg-type]
     user, _, group = last["USER"].partition(":")
     assert int(user) > 0
     assert int(group) > 0

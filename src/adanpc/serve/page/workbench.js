@@ -243,8 +243,9 @@ function frozenAnswer(probs) {
 /** A sentence if the answer would be another one now. */
 function changedSince(given, now) {
   if (given.label === now.label) return null;
-  const before = element("span", {}, tag(given.label), ` (${percent(given.confidence)})`);
-  return element("p", { class: "since" }, "When it was asked, the answer was ", before, ". What changed in the bank since then made it ", tag(now.label), ".");
+  const before = element("span", { class: "unbroken" }, tag(given.label), ` (${percent(given.confidence)}).`);
+  const after = element("span", { class: "unbroken" }, tag(now.label), ".");
+  return element("p", { class: "since" }, "When it was asked, the answer was ", before, " What changed in the bank since then made it ", after);
 }
 
 function drawBars(list, now, trial) {
