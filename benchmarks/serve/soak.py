@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from pathlib import Path
+from typing import Any
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -62,7 +63,7 @@ class Client:
                 np.save(file, self.queries())
                 self.remember(self.post("predict", data=file.getvalue(), headers={"Content-Type": "application/x-npy"}))
             case 6:
-                tensor = {"name": "features", "shape": [1, DIM], "datatype": "FP32"}
+                tensor: dict[str, Any] = {"name": "features", "shape": [1, DIM], "datatype": "FP32"}
                 data = self.centers[0].astype(np.float32).tolist()
                 self.session.post(f"{self.url}/v2/models/adanpc/infer", json={"inputs": [{**tensor, "data": data}]})
             case 7 | 8:

@@ -223,7 +223,12 @@ def test_a_npy_file_whose_shape_is_none(url: str, header: str, numbers: int) -> 
 
 
 def test_a_tensor_of_nothing_whose_shape_is_too_large(url: str) -> None:
-    tensor = {"name": "features", "shape": [0, 2**31 - 1, 2**31 - 1, 2**31 - 1], "datatype": "FP32", "data": []}
+    tensor: dict[str, Any] = {
+        "name": "features",
+        "shape": [0, 2**31 - 1, 2**31 - 1, 2**31 - 1],
+        "datatype": "FP32",
+        "data": [],
+    }
     answer = requests.post(f"{url}/v2/models/adanpc/infer", json={"inputs": [tensor]})
     assert (answer.status_code, answer.json()["code"]) == (400, "bad-request")
 

@@ -428,6 +428,7 @@ def test_memory_that_lags_behind_its_log_is_not_written_to(tmp_path: Path, monke
             patches.setattr(MemoryBank, "_publish", fail)
             with pytest.raises(MemoryError):
                 bank.classify(features(1, 1))
+        assert not bank.ready
         with pytest.raises(LogWriteError, match=r"the bank lags behind its log \(no room\): open it again"):
             bank.classify(features(1, 1))
         bank.predict(features(1, 1))
@@ -447,7 +448,9 @@ def test_a_bank_that_was_changed_from_outside_is_not_written_to(tmp_path: Path) 
 def test_a_closed_bank_is_not_asked(tmp_path: Path) -> None:
     bank = DurableBank.create(tmp_path / "bank", classifier())
     waiting = [bank.submit(features(number, 1)) for number in range(20)]
+    assert bank.ready
     bank.close()
+    assert not bank.ready
     bank.close()
     assert all(answer.done() for answer in waiting)  # what was asked before is answered
     for ask in (lambda: bank.classify(features(1, 1)), lambda: bank.apply(Veto((0,)))):

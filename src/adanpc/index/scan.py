@@ -108,7 +108,8 @@ def integer_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
             torch.mul(products[0], coarse_scale, out=target)
             target.addcmul_(products[1], fine_scale)
             done += len(tiles)
-    return left.norm(dim=1) * 1.001 + (dim + 8) * 2.0**-23
+    errors: Tensor = left.norm(dim=1) * 1.001 + (dim + 8) * 2.0**-23
+    return errors
 
 
 def _step_of(vectors: Tensor) -> Tensor:

@@ -57,6 +57,13 @@ class RowsBody(Body):
     why: Reason = ""
 
 
+class DeleteBody(Body):
+    """Rows that are to be gone for good, and the reason, which cannot be left out."""
+
+    rows: RowIds
+    why: Annotated[str, Field(min_length=1, max_length=LONGEST_REASON)]
+
+
 class RelabelBody(RowsBody):
     """Rows that get another label."""
 

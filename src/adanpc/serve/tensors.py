@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import zlib
 from collections.abc import Sequence
 from math import prod
 from typing import Any, Literal
 
 import numpy as np
 
-from adanpc.serve.errors import RequestError
+from adanpc.serve.errors import MediaTypeError, RequestError, TooLargeError
 
 TYPES = {
     "FP16": "<f2", "FP32": "<f4", "FP64": "<f8", "INT8": "<i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
     "UINT8": "<u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8",
 }  # fmt: skip
-MOST_DIGITS = 18  # of a length in a header
+EITHER_HEADER = 32  # added to zlib's window size: gzip or deflate, whichever it is
+LENGTH = re.compile(r"[0-9]{1,15}")
 NAMES = {np.dtype(code): name for name, code in TYPES.items()}
 
 
@@ -28,7 +31,7 @@ def split_body(content: bytes, stated: str | None) -> tuple[dict[str, Any], byte
     """
     length = len(content)
     if stated is not None:
-        if not stated.isdecimal() or len(stated) > MOST_DIGITS or int(stated) > length:
+        if not LENGTH.fullmatch(stated) or int(stated) > length:
             raise RequestError("the header Inference-Header-Content-Length must be at most the length of the body")
         length = int(stated)
     try:
@@ -40,10 +43,36 @@ def split_body(content: bytes, stated: str | None) -> tuple[dict[str, Any], byte
     return document, content[length:]
 
 
-def read_tensor(described: Any, binary: bytes) -> Any:
+def inflated(content: bytes, encoding: str, most: int) -> bytes:
+    """A body as it was before its client compressed it.
+
+    Args:
+        content: the body.
+        encoding: as the header Content-Encoding names it; empty if the body is as it was.
+        most: bytes of the result; a few that were sent may claim to be very many.
+    """
+    if encoding in ("", "identity"):
+        return content
+    if encoding not in ("gzip", "deflate"):
+        raise MediaTypeError(f"a body may be compressed by gzip or deflate, got {encoding[:50]!r}")
+    decompressor = zlib.decompressobj(zlib.MAX_WBITS + EITHER_HEADER)
+    try:
+        result = decompressor.decompress(content, most + 1)
+    except zlib.error:
+        raise RequestError(f"the body is not {encoding} data") from None
+    if len(result) > most:
+        raise TooLargeError(f"a request has at most {most:,} bytes: send several")
+    if not decompressor.eof:
+        raise RequestError(f"the {encoding} data in the body end too early")
+    return result
+
+
+def read_tensor(described: Any, binary: bytes, name: str) -> Any:
     """The array of the one input of a request, whose binary data, if it has any, are all bytes behind the JSON."""
     if not isinstance(described, dict):
         raise RequestError("an input must be a JSON object with name, shape, datatype and data")
+    if described.get("name") != name:
+        raise RequestError(f"the name of the input must be {name}")
     kind = described.get("datatype")
     shape: Any = described.get("shape")
     if not isinstance(kind, str) or kind not in TYPES:

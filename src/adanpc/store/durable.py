@@ -177,6 +177,11 @@ class DurableBank:
         """How many requests wait for their turn."""
         return len(self._waiting)
 
+    @property
+    def ready(self) -> bool:
+        """Whether it takes changes: it is open, and memory and log have not come apart."""
+        return not self._closed and not self._failure
+
     def digest(self) -> str:
         """A hash of all that decides later answers, see ``AdaNPC.digest``."""
         return self._classifier.digest()

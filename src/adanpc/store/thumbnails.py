@@ -73,9 +73,12 @@ class Thumbnails:
         return None if found is None else bytes(found[0])
 
     def forget(self, rows: Iterable[int]) -> None:
-        """Removes the pictures of rows, of such as were deleted."""
-        with self._lock, suppress(*SQLITE_ERRORS):
-            self._connection.executemany("DELETE FROM picture WHERE row = ?", [(row,) for row in rows])
+        """Removes the pictures of rows, of such as were deleted; whoever deletes must know if that fails."""
+        try:
+            with self._lock:
+                self._connection.executemany("DELETE FROM picture WHERE row = ?", [(row,) for row in rows])
+        except SQLITE_ERRORS as error:
+            raise AdaNPCError(f"the pictures were not removed ({error}): delete {self._path}") from error
 
     def close(self) -> None:
         """Lets go of the file."""
