@@ -23,10 +23,7 @@ from adanpc.core.eviction import Eviction
 from adanpc.core.guard import with_more_classes
 from adanpc.core.table import ACTIVE
 from adanpc.errors import AdaNPCError, LabelError
-from adanpc.index.grid import INT8, Columns, decode
 from adanpc.models import Wrapped
-
-PART = 1000  # rows that are compared with each other to choose some of them: a table of 4 MB
 
 Thing = TypeVar("Thing", bound=AdaNPC | Wrapped)
 
@@ -111,11 +108,10 @@ def merged(thing: Thing, other: Thing) -> Thing:
 
 @require.names_its_arguments
 def reduced(thing: Thing, share: float) -> Thing:
-    """The same classifier with a share of its source rows: those that best stand for the others.
+    """The same classifier with a share of its source rows.
 
-    Of each class in each domain the same share stays. They are chosen one by one, each so that the rows of its class
-    and domain have, on average, the most similar row among those that stay. Rows that were admitted, that an expert
-    added or that somebody has judged all stay, and so does the feature transform that was fitted to all rows.
+    Of each class in each domain the same share stays, drawn at random, always the same. Rows that were admitted, that
+    an expert added or that somebody has judged all stay, and so does the feature transform that was fitted to all rows.
 
     Args:
         thing: a classifier or a wrapped model.
@@ -125,48 +121,20 @@ def reduced(thing: Thing, share: float) -> Thing:
     if share == 0:
         raise AdaNPCError("share must be more than 0, got 0: a classifier without source rows answers nothing")
     state = _classifier_of(thing).state()
-    table = state["tensors"]
+    ids = state["tensors"]["id"].cpu()
     judged = torch.tensor([row for row, _ in state["document"]["judgments"]], dtype=torch.int64)
-    source = (table["origin"] == Origin.SOURCE).cpu() & ~torch.isin(table["id"].cpu(), judged)
-    rows = {name: table[name].cpu() for name in INT8 if name in table}  # of other storages, "row" alone
+    is_source = state["tensors"]["origin"].cpu() == Origin.SOURCE
+    may_leave = is_source & ~torch.isin(ids, judged)
+    kinds = torch.stack([state["tensors"]["label"], state["tensors"]["domain"]], 1).cpu()
+    # Rows that cover the others best, chosen greedily or by herding, answer no better; see docs/results.md.
+    generator = torch.Generator().manual_seed(0)
     leaving: list[int] = []
-    kinds = torch.stack([table["label"], table["domain"]], 1).cpu()
-    for kind in kinds[source].unique(dim=0):
-        members = (source & (kinds == kind).all(1)).nonzero()[:, 0]
-        stay = _representatives({name: column[members] for name, column in rows.items()}, share)
-        leaving += table["id"].cpu()[members[~stay]].tolist()
+    for kind in kinds[may_leave].unique(dim=0):
+        members = ids[may_leave & (kinds == kind).all(1)]
+        order = torch.randperm(len(members), generator=generator)
+        stays = ceil(share * len(members))
+        leaving += members[order[stays:]].tolist()
     return _rebuilt(thing, _without(state, leaving))
-
-
-def _representatives(columns: Columns, share: float) -> Tensor:
-    """Which rows of one kind, given as they are stored, stay when a share of them does (n,)."""
-    stay = torch.zeros(len(columns["row"]), dtype=torch.bool)
-    # A fixed shuffle: rows often come in an order, by subject or by time, and each part should have some of all.
-    order = torch.randperm(len(stay), generator=torch.Generator().manual_seed(0))
-    parts = order.tensor_split(ceil(len(order) / PART))
-    for part in parts:
-        rows = decode({name: column[part] for name, column in columns.items()}).float()
-        chosen = _most_alike(rows @ rows.T, ceil(share * len(part)))
-        stay[part[chosen]] = True
-    return stay
-
-
-def _most_alike(similarity: Tensor, count: int) -> list[int]:
-    """So many of n rows, each chosen to raise the sum over all rows of the similarity to the nearest chosen one.
-
-    Args:
-        similarity: (n, n) of each row to each.
-        count: how many to choose.
-    """
-    nearest = torch.full(similarity.shape[:1], -1.0)  # similarity of each row to the nearest chosen one
-    chosen: list[int] = []
-    for _ in range(count):
-        raised = (similarity - nearest[:, None]).clamp(min=0).sum(0)  # by which each candidate would raise the sum
-        raised[chosen] = -1
-        best = int(raised.argmax())
-        chosen.append(best)
-        nearest = torch.maximum(nearest, similarity[:, best])
-    return chosen
 
 
 def _check_alike(one: AdaNPC, two: AdaNPC) -> None:
