@@ -56,7 +56,7 @@ from adanpc.core.table import (
 )
 from adanpc.core.types import Neighbors, Origin, with_fields
 from adanpc.errors import AdaNPCError, ChangeError, LabelError, RowError
-from adanpc.index import ApproximateIndex, ExactIndex, Index, check_features, unit
+from adanpc.index import ApproximateIndex, Index, check_features, index_for, unit
 from adanpc.index.blocks import Blocks, Kind
 from adanpc.index.grid import Columns, array_if_on_cpu, on_device, to_main_memory
 
@@ -102,7 +102,7 @@ class MemoryBank:
         soft: bool = False,
         seed: int | None = None,
         device: torch.device | str = "cpu",
-        index: IndexFactory | str = ExactIndex,
+        index: IndexFactory | str = index_for,
     ) -> None:
         if seed is None:
             seed = secrets.randbits(53) if evict == "reservoir" else 0  # every JSON reader keeps 53 bits
@@ -265,7 +265,7 @@ class MemoryBank:
 
     @classmethod
     def load(
-        cls, state: State, *, device: torch.device | str = "cpu", index: IndexFactory | str = ExactIndex
+        cls, state: State, *, device: torch.device | str = "cpu", index: IndexFactory | str = index_for
     ) -> MemoryBank:
         """The bank that ``state`` described. Files are checked by ``store`` before they come here."""
         document = state["document"]

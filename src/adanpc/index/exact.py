@@ -18,7 +18,7 @@ from adanpc.index.protocol import Found, Wanted, one_after_another
 
 SCORES = 1 << 25  # bounds held at once: 128 MiB
 WORDS = 1 << 16  # coordinates hashed at once: what the cache holds
-WORD = {"float32": torch.int32, "float16": torch.int16, "int8": torch.int8}  # as which the bits of one are hashed
+WORD = {"float32": torch.int32, "float16": torch.int16, "int8": torch.int8, "progressive": torch.int16}  # as which the bits of one are hashed
 FEW = 7  # queries in main memory that NumPy answers faster than torch
 
 
@@ -170,7 +170,7 @@ class ExactIndex:
     def search_groups(self, queries: Tensor, wanted: Sequence[Wanted], *, exclude: Tensor | None = None) -> list[Found]:
         """What ``search`` finds for each of several numbers of rows and groups; all rows are read once for all."""
         count = len(queries)
-        exclude = self._checked_exclude(exclude, count)
+        exclude = self.checked_exclude(exclude, count)
         wanted = [(min(k, self._used), group) for k, group in wanted]
         if not self._used or not count:
             return [self._nothing(count, k) for k, _ in wanted]
@@ -207,7 +207,8 @@ class ExactIndex:
         hidden[self._used :] = True
         return hidden
 
-    def _checked_exclude(self, exclude: Tensor | None, queries: int) -> Tensor | None:
+    def checked_exclude(self, exclude: Tensor | None, queries: int) -> Tensor | None:
+        """Ids to exclude on this device, or an error unless there is a row of them for each query."""
         if exclude is None:
             return None
         if exclude.ndim != 2 or len(exclude) != queries or exclude.is_floating_point():
