@@ -5,7 +5,11 @@ from setuptools import Extension, setup
 KERNELS = Extension(
     "adanpc.index._kernels",
     ["src/adanpc/index/_kernels.c"],
-    extra_compile_args=["-O3", "-fno-math-errno", "-ffp-contract=off"],  # no fused operations: every path gives the same bits
+    extra_compile_args=[
+        "-O3",
+        "-fno-math-errno",
+        "-ffp-contract=off",
+    ],  # no fused operations: every path gives the same bits
     py_limited_api=True,
     optional=True,
 )

@@ -74,7 +74,8 @@ class Coder:
     @property
     def nbytes(self) -> int:
         """Bytes of what was fitted and drawn."""
-        return self.directions.nbytes + self.scales.nbytes + self._dither.nbytes + self._rotation.nbytes
+        arrays = (self.directions, self.scales, self._dither)
+        return self._rotation.nbytes + sum(array.nbytes for array in arrays)
 
     def split(self, rows: Array) -> tuple[Array, Array]:
         """The heads (n, HEAD) of rows (n, D) and their turned tails (n, padded), all float64."""

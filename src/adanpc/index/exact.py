@@ -13,12 +13,17 @@ from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.index import batch, single
 from adanpc.index.blocks import TILE, Blocks, Kind
-from adanpc.index.grid import STORAGE, Columns, array_if_on_cpu, decode, encode, to_main_memory
+from adanpc.index.grid import STORAGE, Array, Columns, array_if_on_cpu, decode, encode, to_main_memory
 from adanpc.index.protocol import Found, Wanted, one_after_another
 
 SCORES = 1 << 25  # bounds held at once: 128 MiB
 WORDS = 1 << 16  # coordinates hashed at once: what the cache holds
-WORD = {"float32": torch.int32, "float16": torch.int16, "int8": torch.int8, "progressive": torch.int16}  # as which the bits of one are hashed
+WORD = {
+    "float32": torch.int32,
+    "float16": torch.int16,
+    "int8": torch.int8,
+    "progressive": torch.int16,
+}  # as which the bits of one are hashed
 FEW = 7  # queries in main memory that NumPy answers faster than torch
 
 
@@ -197,6 +202,13 @@ class ExactIndex:
             return None
         groups = array_if_on_cpu(self._groups)[: self._used]
         return groups != 0 if group is None else groups == group
+
+    def shows(self, slots: Array) -> Array:
+        """Whether each of these slots (n,), which may not be in use, holds a row that can be found."""
+        used = slots < self._used
+        shown = numpy.zeros(len(slots), bool)
+        shown[used] = self._groups.numpy()[slots[used]] != 0
+        return shown
 
     def hidden_from(self, group: int | None) -> Tensor | None:
         """Which of the slots that a scan reads may not be found (padded,); None if all in use may be."""

@@ -22,9 +22,8 @@ PLANE_WEIGHTS = (1, 2, 4, -8)  # of those bits, in two's complement
 PIECE = 64  # tiles, or rows, that NumPy looks at together: what the cache holds
 VARIABLE = "ADANPC_KERNELS"  # names the path to take
 
-_compiled: Any = None
-if find_spec("adanpc.index._kernels"):
-    _compiled = import_module("adanpc.index._kernels")
+COMPILED = "adanpc.index._kernels"  # the extension in C
+_compiled: Any = import_module(COMPILED) if find_spec(COMPILED) else None
 
 
 def paths(compiled: Any = _compiled) -> list[str]:
@@ -99,18 +98,23 @@ def scan_tiles(
 
 def _scan_tiles(codes: dict[str, Array], query: HeadAndBits, centers: Array, base: Array, upper: Array) -> None:
     """``scan_tiles`` for a few tiles, in NumPy."""
-    heads = (codes["head"].astype(numpy.int32) * query.head[:, None]).sum((1, 3), dtype=numpy.int32)  # (tiles, LANES)
-    tails = numpy.zeros_like(heads)
+    # Products of such whole numbers are added up without rounding: in float64 for heads, in float32 for bits.
+    heads = numpy.zeros((len(codes["head"]), LANES))
+    for side in range(2):
+        numbers = codes["head"][..., side].astype(numpy.float64)  # (tiles, pairs, LANES)
+        heads += query.head[:, side].astype(numpy.float64) @ numbers
+    tails = numpy.zeros((len(codes["bits"]), LANES), numpy.float32)
+    every_word = numpy.ones(len(query.bits), numpy.float32)
     for plane, weight in enumerate(PLANE_WEIGHTS):
         common = numpy.bitwise_count(codes["bits"] & query.bits[:, plane, None])
-        tails += weight * common.sum(1, dtype=numpy.int32)
+        tails += weight * (every_word @ common.astype(numpy.float32))
     scale = codes["weights"][:, 0]
     tail = codes["weights"][:, 1]
     left_out = codes["weights"][:, 2]
     head_step, head_slack, bit_step, bit_shift, spread, rounding, sigmas = map(numpy.float32, query[3:])
     with numpy.errstate(all="ignore"):  # slots that were never written hold anything
         known = scale * (heads.astype(numpy.float32) * head_step + head_slack) + centers
-        estimate = tail * (tails.astype(numpy.float32) * bit_step - bit_shift)
+        estimate = tail * (tails * bit_step - bit_shift)
         variance = (left_out * left_out) * spread + (tail * tail) * rounding
         bound = (known + estimate) + numpy.sqrt(variance) * sigmas
     base[:] = known.reshape(-1)

@@ -302,12 +302,11 @@ class _Codes:
         last = int(slots[-1])
         self._tiles.reserve(last // LANES + 1)
         self._rows.reserve(last + 1)
-        starts = numpy.searchsorted(slots, numpy.arange(0, last + SPAN, SPAN))
-        for span in range(len(starts) - 1):
-            for start in range(starts[span], starts[span + 1], ENCODED):
-                some = slots[start : min(start + ENCODED, starts[span + 1])]
+        for span in range(int(slots[0]) // SPAN, last // SPAN + 1):
+            start, end = numpy.searchsorted(slots, [span * SPAN, (span + 1) * SPAN])
+            for piece in range(start, end, ENCODED):
                 self._open(span)
-                self._encode(coder, exact, some, span)
+                self._encode(coder, exact, slots[piece : min(piece + ENCODED, end)], span)
 
     def _open(self, span: int) -> None:
         """Gives centers to spans up to this one: the mean tail of the one before each, for good."""
@@ -330,8 +329,9 @@ class _Codes:
         with numpy.errstate(all="ignore"):  # slots that were never written hold anything
             coded = coder.encode(rows, self._centers[span])
         if span == self._spans - 1:
-            self._sum += coded.tails.sum(0)
-            self._summed += len(slots)
+            shown = exact.shows(slots)  # what is hidden may never have been written
+            self._sum += coded.tails[shown].sum(0)
+            self._summed += int(numpy.count_nonzero(shown))
         tiles, lanes = numpy.divmod(slots, LANES)
         for block in numpy.unique(tiles // self._tiles.block):
             there = tiles // self._tiles.block == block
