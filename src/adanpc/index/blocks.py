@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Iterator, Mapping
 from math import prod
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
 
+from adanpc.errors import AdaNPCError
 from adanpc.index.grid import Array, Columns, array_if_on_cpu, to_main_memory
 
 TILE = 64  # slots come in whole tiles, which is what a scan reads together
@@ -33,11 +38,20 @@ class Blocks:
     Args:
         kinds: of the columns, by name.
         device: where they are kept.
+        folders: where columns are kept that shall be in files instead, by name. A file has no name and is gone with
+            the process. What is read of it stays in memory as long as nothing else needs that.
     """
 
-    def __init__(self, kinds: Mapping[str, Kind], device: torch.device) -> None:
+    def __init__(
+        self,
+        kinds: Mapping[str, Kind],
+        device: torch.device,
+        folders: Mapping[str, str | os.PathLike[str]] | None = None,
+    ) -> None:
         self.kinds = dict(kinds)
         self.device = device
+        self._folders = {name: Path(folder) for name, folder in (folders or {}).items()}
+        self._process = os.getpid()
         self.slot_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in kinds.values())
         self.block = max(1, BLOCK_BYTES // (self.slot_bytes * TILE)) * TILE  # slots of every block but the last
         self.columns: dict[str, list[Tensor]] = {name: [] for name in kinds}
@@ -81,12 +95,20 @@ class Blocks:
         if self.device.type != "cpu":
             return torch.empty(size, *shape, dtype=dtype, device=self.device)
         wanted = size * prod(shape) * dtype.itemsize
+        if name in self._folders:
+            memory = _file_memory(self._folders[name], wanted)
+            return torch.from_numpy(memory).view(dtype).view(size, *shape)
         memory = numpy.empty(wanted + LINE, numpy.uint8)
         start = -memory.ctypes.data % LINE
         return torch.from_numpy(memory[start : start + wanted]).view(dtype).view(size, *shape)
 
     def write(self, slots: Tensor, values: Mapping[str, Any]) -> None:
         """Writes values, each a tensor or array (n, …), into these slots (n,), for which there must be room."""
+        if self._folders and os.getpid() != self._process:
+            raise AdaNPCError(
+                "a bank with rows in a file cannot be changed in a forked process, which shares the file: "
+                "build or load it there"
+            )
         if slots.shape[0] == 1:
             self._write_one(int(slots.item()), values)
             return
@@ -159,3 +181,16 @@ class Blocks:
         for number in block.unique().tolist():
             positions = block == number
             yield number, positions, offset[positions]
+
+
+def _file_memory(folder: Path, size: int) -> Array:
+    """So many bytes in a file without a name, (size,) uint8, read page by page."""
+    try:
+        with TemporaryFile(dir=folder, prefix="adanpc-") as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and not a signal later
+            mapped = mmap.mmap(file.fileno(), size)
+    except OSError as error:
+        reason = error.strerror or error
+        raise AdaNPCError(f"{size} bytes of rows cannot be kept in {folder}: {reason}; give another folder") from error
+    mapped.madvise(mmap.MADV_RANDOM)  # a search reads single rows: what lies behind them is not wanted
+    return numpy.frombuffer(mapped, numpy.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,9 +38,17 @@ class ExactIndex:
         dim: length of a row.
         storage: see ``MemoryBank``.
         device: where rows are kept and searched.
+        folder: where rows are kept in a file instead, which is gone with the process.
     """
 
-    def __init__(self, dim: int, storage: str = "float32", device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        dim: int,
+        storage: str = "float32",
+        device: torch.device | str = "cpu",
+        *,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.dim = dim
         self.storage = require.one_of("storage", storage, STORAGE)
         self.device = torch.device(device)
@@ -47,7 +56,10 @@ class ExactIndex:
         kinds: dict[str, Kind] = {"row": ((dim,), STORAGE[storage]), "id": ((), torch.int64), "hash": ((), torch.int64)}
         if storage == "int8":
             kinds |= {"fine": ((dim,), torch.int8), "scale": ((1,), torch.float32), "residual": ((1,), torch.float32)}
-        self.blocks = Blocks(kinds, self.device)
+        folders = {}
+        if folder is not None:
+            folders["row"] = folder
+        self.blocks = Blocks(kinds, self.device, folders)
         self.encoded = [name for name in kinds if name not in ("id", "hash")]
         self._used = 0
         self._hidden = 0  # slots in use whose row is not to be found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from copy import copy
 from threading import local
@@ -47,6 +48,7 @@ class ProgressiveIndex:
         device: main memory alone.
         certified: whether nothing may be missed, at about five times the cost: the four bits of every row are read,
             and bounds hold for certain.
+        folder: where rows are kept in a file, which is gone with the process; only codes are in memory then.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class ProgressiveIndex:
         device: torch.device | str = "cpu",
         *,
         certified: bool = False,
+        folder: str | os.PathLike[str] | None = None,
     ) -> None:
         if torch.device(device).type != "cpu":
             raise AdaNPCError(f"a progressive search works in main memory: pass device='cpu' instead of {device!s}")
@@ -63,7 +66,7 @@ class ProgressiveIndex:
         self.storage = storage
         self.device = torch.device(device)
         self.certified = certified
-        self._exact = ExactIndex(dim, storage, device)
+        self._exact = ExactIndex(dim, storage, device, folder=folder)
         self._codes = _Codes(dim)
 
     def __repr__(self) -> str:
@@ -84,6 +87,11 @@ class ProgressiveIndex:
     def count(self) -> int:
         """How many rows can be found."""
         return self._exact.count
+
+    @property
+    def coded(self) -> bool:
+        """Whether there are codes of the rows: whether there were ever enough rows to make them."""
+        return self._codes.coder is not None
 
     @property
     def nbytes(self) -> int:
