@@ -20,6 +20,7 @@ from adanpc.index.grid import Array, Columns, array_if_on_cpu, to_main_memory
 TILE = 64  # slots come in whole tiles, which is what a scan reads together
 BLOCK_BYTES = 128 << 20  # of a full block: few enough of them to scan and read well
 SMALL_BYTES = 1 << 20  # of the first block while it still doubles: copying this much takes less than a millisecond
+ONE_BY_ONE = 512  # slots in several blocks that are read faster one by one than block by block
 PIECE = 1 << 14  # rows written at once, since writing copies them
 LINE = 64  # bytes of a line of the cache: a scan of rows that begin with one takes an eighth less time
 
@@ -139,6 +140,9 @@ class Blocks:
         arrays = self.arrays()
         if len(arrays[names[0]]) == 1:
             return {name: to_main_memory(arrays[name][0][slots]) for name in names}
+        if 0 < len(slots) <= ONE_BY_ONE and self.device.type == "cpu":
+            places = [divmod(slot, self.block) for slot in slots.tolist()]
+            return {name: numpy.array([arrays[name][block][offset] for block, offset in places]) for name in names}
         columns = self.take(torch.from_numpy(slots).to(self.device), *names)
         return {name: to_main_memory(column) for name, column in columns.items()}
 

@@ -20,7 +20,7 @@ from adanpc.index.kernels import PLANES, HeadAndBits, Nibbles
 HEAD = 64  # directions of a head
 BIT_STEPS = 7  # of a query's coordinate on either side of zero beside a row's single bit
 SHORT = 1024  # signs that are read of every row: all of a shorter tail, half of a longer one but no fewer
-DENSE = 512  # coordinates up to which the rotation is drawn from all rotations
+DENSE = 256  # coordinates up to which the rotation is drawn from all rotations
 WIDEST = 1 << 14  # the longest rows for which codes are made
 NIBBLE_STEP = 0.335  # of a coordinate in four bits, as a share of its standard deviation: least error for a normal one
 SIGMAS = 6.0

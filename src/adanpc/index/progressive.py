@@ -23,7 +23,8 @@ from adanpc.index.protocol import Found, Wanted, one_after_another
 LEAST = 16384  # rows from which on codes are made of them: fewer are read faster than they are bounded
 SPAN = 4096  # slots whose tails share a center
 ENCODED = 1024  # rows encoded at once
-FIRST = 3072  # rows with the highest bounds that are looked at to find what the k-th nearest must reach
+FIRST = 1024  # rows with the highest bounds that are looked at to find what the k-th nearest must reach, at least
+SHARE = 400  # and at least one in so many
 SAMPLED = 16384  # bounds from which the one is guessed that so many rows reach
 SPARE = 14  # rows scored beyond the wanted number to find what the k-th nearest must reach
 MANY = 8  # one in so many rows may be wanted; if more are, every row is scored
@@ -173,7 +174,7 @@ class ProgressiveIndex:
 
     def _reach(self, bounds: _Bounds, query: Array, usable: Array | None, wanted: int) -> float:
         """A similarity that so many rows have: the least exact one of those that seem nearest."""
-        near = bounds.highest(max(FIRST, 4 * wanted), usable)
+        near = bounds.highest(max(FIRST, 4 * wanted, self.slots // SHARE), usable)
         tighter = bounds.of_rows(near)
         some = wanted + SPARE
         if len(near) > some:
