@@ -192,14 +192,16 @@ class Peers:
         """Median milliseconds of processor time of one append and of one deletion."""
         added = []
         removed = []
+        given = []
         for number in range(SINGLES):
             row, label = self.features.draw(1, number, "shifted")
             change = Append(row, label)
             began = time.thread_time()
-            given = self.bank.apply(change)
+            given += self.bank.apply(change)
             added.append(time.thread_time() - began)
+        for row_id in given:
             began = time.thread_time()
-            self.bank.apply(Delete((given[0],)))
+            self.bank.apply(Delete((row_id,)))
             removed.append(time.thread_time() - began)
         return 1000 * float(numpy.median(added)), 1000 * float(numpy.median(removed))
 

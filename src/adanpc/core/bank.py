@@ -86,6 +86,8 @@ class MemoryBank:
         seed: of the ranks by which ``reservoir`` chooses; by default drawn at random, so that nobody can foresee which
             rows will stay.
         device: any torch device with float64.
+        max_memory: the most bytes that the bank may need, as ``memory`` counts them; a change that would need more is
+            refused, and nothing has happened. It is not saved.
         index: makes what stores and searches the rows, from dim, storage and device; or, for an approximate search,
             "faiss:" and a factory string of faiss, such as "faiss:IVF1024,SQ8"; see ``adanpc.index.ApproximateIndex``.
     """
@@ -102,6 +104,7 @@ class MemoryBank:
         soft: bool = False,
         seed: int | None = None,
         device: torch.device | str = "cpu",
+        max_memory: int | None = None,
         index: IndexFactory | str = index_for,
     ) -> None:
         if seed is None:
@@ -111,6 +114,9 @@ class MemoryBank:
         settings = BankSettings(dim, count, storage, capacity, evict, soft, seed, names)
         self.device = torch.device(device)
         self._make_index = _index_factory(index)
+        self._max_memory = max_memory
+        if max_memory is not None:
+            self._max_memory = require.whole("max_memory", max_memory, least=1)
         self._lock = RLock()
         self._ledger: Ledger | None = None  # made of the contents when it is needed
         self._version = 0
@@ -228,6 +234,13 @@ class MemoryBank:
         """Bytes of the slots in use."""
         return self._contents.nbytes
 
+    def memory(self) -> dict[str, int]:
+        """Bytes of the slots in use, by what they are for; the total is of those in memory, without a file's.
+
+        Vetoes, judgments and the order of evictions are not counted: they are Python's, a few hundred bytes each.
+        """
+        return self._contents.memory(self._contents.index.slots)
+
     # Reading
 
     def search(
@@ -305,12 +318,15 @@ class MemoryBank:
             "document": state["document"],
             "arrays": arrays,
             "device": str(self.device),
+            "max_memory": self._max_memory,
             "index": self._make_index,
         }
 
     def __setstate__(self, saved: Mapping[str, Any]) -> None:
         document = saved["document"]
-        self.__init__(**document["bank"], device=saved["device"], index=saved["index"])  # type: ignore[misc]
+        self.__init__(  # type: ignore[misc]
+            **document["bank"], device=saved["device"], max_memory=saved["max_memory"], index=saved["index"]
+        )
         tensors = {name: torch.from_numpy(array) for name, array in saved["arrays"].items()}
         self._load_state({"document": document, "tensors": tensors})
 
@@ -583,6 +599,7 @@ class MemoryBank:
         places = ledger.allocate(len(table["id"]))
         if not places:
             return with_fields(contents, **others)
+        self._check_memory(contents, max(contents.index.slots, max(places) + 1))
         slots = torch.from_numpy(numpy.array(places)).to(self.device)
         contents.columns.reserve(max(places) + 1)
         contents.columns.write(slots, table)
@@ -603,6 +620,17 @@ class MemoryBank:
             admitted=_recounted(contents.admitted, voting),
             **others,
         )
+
+    def _check_memory(self, contents: Contents, slots: int) -> None:
+        """Refuses so many slots if they need more memory than the bank may have."""
+        if self._max_memory is None:
+            return
+        needed = contents.memory(slots)["total"]
+        if needed > self._max_memory:
+            raise ChangeError(
+                f"the bank would need {needed} bytes, more than max_memory={self._max_memory}: "
+                "raise it, give a capacity, or delete rows"
+            )
 
     def _slots(self, contents: Contents, ids: Sequence[int]) -> Tensor:
         """The slots (n,) of these rows, or a RowError."""

@@ -51,7 +51,7 @@ class Blocks:
     ) -> None:
         self.kinds = dict(kinds)
         self.device = device
-        self._folders = {name: Path(folder) for name, folder in (folders or {}).items()}
+        self.folders = {name: Path(folder) for name, folder in (folders or {}).items()}
         self._process = os.getpid()
         self.slot_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in kinds.values())
         self.block = max(1, BLOCK_BYTES // (self.slot_bytes * TILE)) * TILE  # slots of every block but the last
@@ -96,8 +96,8 @@ class Blocks:
         if self.device.type != "cpu":
             return torch.empty(size, *shape, dtype=dtype, device=self.device)
         wanted = size * prod(shape) * dtype.itemsize
-        if name in self._folders:
-            memory = _file_memory(self._folders[name], wanted)
+        if name in self.folders:
+            memory = _file_memory(self.folders[name], wanted)
             return torch.from_numpy(memory).view(dtype).view(size, *shape)
         memory = numpy.empty(wanted + LINE, numpy.uint8)
         start = -memory.ctypes.data % LINE
@@ -105,7 +105,7 @@ class Blocks:
 
     def write(self, slots: Tensor, values: Mapping[str, Any]) -> None:
         """Writes values, each a tensor or array (n, …), into these slots (n,), for which there must be room."""
-        if self._folders and os.getpid() != self._process:
+        if self.folders and os.getpid() != self._process:
             raise AdaNPCError(
                 "a bank with rows in a file cannot be changed in a forked process, which shares the file: "
                 "build or load it there"

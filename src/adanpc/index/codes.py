@@ -41,6 +41,15 @@ def number_of_signs(dim: int) -> int:
     return min(padded, max(SHORT, padded // 64 * 32))
 
 
+def bytes_of_coder(dim: int) -> int:
+    """Bytes of what a ``Coder`` for rows of this length keeps."""
+    padded = padded_length(dim)
+    rotation = padded**2
+    if padded > DENSE:
+        rotation = 2 * (padded + (padded // 64) ** 2 + 64**2)
+    return 8 * (HEAD * dim + HEAD + number_of_signs(dim) + rotation)
+
+
 class Coded(NamedTuple):
     """The codes of n rows."""
 
@@ -70,12 +79,6 @@ class Coder:
         self.scales = numpy.maximum(numpy.sqrt(energy), 1 / sqrt(dim))  # (HEAD,)
         self._rotation = _Rotation(self.padded, random)
         self._dither = random.random(self.signs)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what was fitted and drawn."""
-        arrays = (self.directions, self.scales, self._dither)
-        return self._rotation.nbytes + sum(array.nbytes for array in arrays)
 
     def split(self, rows: Array) -> tuple[Array, Array]:
         """The heads (n, HEAD) of rows (n, D) and their turned tails (n, padded), all float64."""
@@ -212,13 +215,6 @@ class _Rotation:
         for _ in range(2):
             signs = random.integers(0, 2, size) * 2.0 - 1
             self._rounds.append((signs, _haar(size // 64, random), _haar(64, random)))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its matrices."""
-        if self._dense is not None:
-            return self._dense.nbytes
-        return sum(part.nbytes for parts in self._rounds for part in parts)
 
     def turned(self, rows: Array) -> Array:
         """Rows (n, size) after the rotation."""

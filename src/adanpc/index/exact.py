@@ -15,7 +15,7 @@ from adanpc.errors import AdaNPCError
 from adanpc.index import batch, single
 from adanpc.index.blocks import TILE, Blocks, Kind
 from adanpc.index.grid import STORAGE, Array, Columns, array_if_on_cpu, decode, encode, to_main_memory
-from adanpc.index.protocol import Found, Wanted, one_after_another
+from adanpc.index.protocol import FILE, Found, Wanted, one_after_another
 
 SCORES = 1 << 25  # bounds held at once: 128 MiB
 WORDS = 1 << 16  # coordinates hashed at once: what the cache holds
@@ -96,6 +96,14 @@ class ExactIndex:
     def nbytes(self) -> int:
         """Bytes of the slots in use."""
         return self._used * (self.blocks.slot_bytes + 1)
+
+    def memory(self, slots: int) -> dict[str, int]:
+        """Bytes that so many slots need, by what they are for."""
+        row = self.dim * STORAGE[self.storage].itemsize
+        where = "rows"
+        if self.blocks.folders:
+            where = FILE
+        return {where: slots * row, "beside rows": slots * (self.blocks.slot_bytes + 1 - row)}
 
     def encode(self, rows: Tensor) -> Columns:
         """Unit rows (n, D) as they are stored."""

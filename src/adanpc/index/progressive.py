@@ -14,7 +14,7 @@ from torch import Tensor
 from adanpc.errors import AdaNPCError
 from adanpc.index import single
 from adanpc.index.blocks import Blocks, Kind
-from adanpc.index.codes import HEAD, SAMPLE, WIDEST, Coder, number_of_signs, padded_length
+from adanpc.index.codes import HEAD, SAMPLE, WIDEST, Coder, bytes_of_coder, number_of_signs, padded_length
 from adanpc.index.exact import ExactIndex
 from adanpc.index.grid import Array, Columns
 from adanpc.index.kernels import LANES, HeadAndBits, Nibbles, bound_rows, chosen, scan_tiles
@@ -27,6 +27,7 @@ FIRST = 1024  # rows with the highest bounds that are looked at to find what the
 SHARE = 400  # and at least one in so many
 SAMPLED = 16384  # bounds from which the one is guessed that so many rows reach
 SPARE = 14  # rows scored beyond the wanted number to find what the k-th nearest must reach
+BOUNDS = 8  # bytes of what a search writes of a slot
 MANY = 8  # one in so many rows may be wanted; if more are, every row is scored
 
 
@@ -98,6 +99,15 @@ class ProgressiveIndex:
     def nbytes(self) -> int:
         """Bytes of the slots in use, and of what codes are made with."""
         return self._exact.nbytes + self._codes.nbytes(self.slots)
+
+    def memory(self, slots: int) -> dict[str, int]:
+        """Bytes that so many slots need, by what they are for; each thread that searches needs those of a search."""
+        parts = self._exact.memory(slots)
+        codes = self._codes.nbytes(slots)
+        if codes:
+            parts["codes"] = codes
+            parts["a search"] = slots * BOUNDS
+        return parts
 
     def encode(self, rows: Tensor) -> Columns:
         """Unit rows (n, D) as they are stored."""
@@ -274,12 +284,13 @@ class _Codes:
         self._memory = local()  # bounds, one pair for each thread, which is written again by every search
 
     def nbytes(self, slots: int) -> int:
-        """Bytes of the codes of so many slots, and of what they are made with."""
-        if self.coder is None:
+        """Bytes of the codes of so many slots, and of what they are made with, once there are enough rows."""
+        if self.coder is None and (slots < LEAST or self._dim > WIDEST):
             return 0
         tiles = -(-slots // LANES)
+        centers = (-(-slots // SPAN) + 1) * self._sum.nbytes  # and the sum from which the next is made
         codes = tiles * self._tiles.slot_bytes + slots * self._rows.slot_bytes
-        return codes + self._centers.nbytes + self._sum.nbytes + self.coder.nbytes
+        return codes + centers + bytes_of_coder(self._dim)
 
     def add(self, exact: ExactIndex, slots: Array) -> None:
         """Encodes the rows in these slots (n,), or all rows once there are enough of them."""
