@@ -192,7 +192,7 @@ class Peers:
         """Median milliseconds of processor time of one append and of one deletion."""
         added = []
         removed = []
-        given = []
+        given: list[int] = []
         for number in range(SINGLES):
             row, label = self.features.draw(1, number, "shifted")
             change = Append(row, label)
