@@ -504,6 +504,35 @@ def test_rows_may_be_in_a_file(eager: None, tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(bank)).digest() == bank.digest()
 
 
+@pytest.mark.parametrize(("sample", "compared"), [(0.0, 0), (0.25, 5), (1.0, 20)])
+def test_an_audit_compares_a_share_of_the_queries(sample: float, compared: int, eager: None) -> None:
+    rows = drawn_rows("clustered", 60, 16, torch.Generator().manual_seed(13))
+    fast, plain = both(16, rows, sample=sample)
+    queries = drawn_rows("clustered", 20, 16, torch.Generator().manual_seed(14))
+    exclude = torch.arange(20)[:, None]
+    assert same(fast.search(queries, 4, exclude=exclude), plain.search(queries, 4, exclude=exclude))
+    assert fast.audit == (compared, 0)
+
+
+def test_an_audit_notices_what_was_missed_and_corrects_it(
+    eager: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = drawn_rows("clustered", 60, 16, torch.Generator().manual_seed(13))
+    fast, plain = both(16, rows, sample=1.0)
+    queries = drawn_rows("clustered", 3, 16, torch.Generator().manual_seed(14))
+    reaching = progressive._Bounds.reaching
+
+    def careless(bounds: progressive._Bounds, least: float, usable: Any) -> Any:
+        return reaching(bounds, least, usable)[1:]
+
+    monkeypatch.setattr(progressive._Bounds, "reaching", careless)
+    assert same(fast.search(queries, 60), plain.search(queries, 60))
+    assert fast.audit == (3, 3)
+    assert "missed a neighbor: Audit(queries=3, differing=3)" in caplog.text
+    with pytest.raises(AdaNPCError, match="sample must be a number from 0 to 1, got 2"):
+        ProgressiveIndex(4, sample=2)
+
+
 def test_other_devices_and_false_exclusions_are_refused() -> None:
     with pytest.raises(AdaNPCError, match="works in main memory: pass device='cpu' instead of meta"):
         ProgressiveIndex(4, device="meta")

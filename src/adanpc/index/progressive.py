@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from copy import copy
-from threading import local
+from threading import Lock, local
+from typing import NamedTuple
 
 import numpy
 import torch
 from torch import Tensor
 
+from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.index import single
 from adanpc.index.blocks import Blocks, Kind
@@ -19,6 +22,8 @@ from adanpc.index.exact import ExactIndex
 from adanpc.index.grid import Array, Columns
 from adanpc.index.kernels import LANES, HeadAndBits, Nibbles, bound_rows, chosen, scan_tiles
 from adanpc.index.protocol import Found, Wanted, one_after_another
+
+logger = logging.getLogger("adanpc")
 
 LEAST = 16384  # rows from which on codes are made of them: fewer are read faster than they are bounded
 SPAN = 4096  # slots whose tails share a center
@@ -51,6 +56,8 @@ class ProgressiveIndex:
         certified: whether nothing may be missed, at about five times the cost: the four bits of every row are read,
             and bounds hold for certain.
         folder: where rows are kept in a file, which is gone with the process; only codes are in memory then.
+        sample: the share of queries that every row is read for, too, which takes its time: ``audit`` says how many of
+            them were answered as exact search does, and an answer that was not is corrected.
     """
 
     def __init__(
@@ -61,6 +68,7 @@ class ProgressiveIndex:
         *,
         certified: bool = False,
         folder: str | os.PathLike[str] | None = None,
+        sample: float = 0.0,
     ) -> None:
         if torch.device(device).type != "cpu":
             raise AdaNPCError(f"a progressive search works in main memory: pass device='cpu' instead of {device!s}")
@@ -70,6 +78,7 @@ class ProgressiveIndex:
         self.certified = certified
         self._exact = ExactIndex(dim, storage, device, folder=folder)
         self._codes = _Codes(dim)
+        self._auditor = _Auditor(require.between("sample", sample, 0, 1))
 
     def __repr__(self) -> str:
         certified = ", certified=True" if self.certified else ""
@@ -99,6 +108,11 @@ class ProgressiveIndex:
     def nbytes(self) -> int:
         """Bytes of the slots in use, and of what codes are made with."""
         return self._exact.nbytes + self._codes.nbytes(self.slots)
+
+    @property
+    def audit(self) -> Audit:
+        """How many queries were also answered by exact search so far, by all versions of the rows."""
+        return self._auditor.audit
 
     def memory(self, slots: int) -> dict[str, int]:
         """Bytes that so many slots need, by what they are for; each thread that searches needs those of a search."""
@@ -165,8 +179,11 @@ class ProgressiveIndex:
             if exclude is not None:
                 excluded = exclude[number].numpy()
             bounds = _Bounds(self._codes, coder, query.astype(numpy.float64), self.slots, certified=self.certified)
-            for (k, group), parts in zip(wanted, found, strict=True):
-                parts.append(self._nearest(bounds, query, min(k, self.slots), group, excluded))
+            answers = [self._nearest(bounds, query, min(k, self.slots), group, excluded) for k, group in wanted]
+            if self._auditor.is_due():
+                answers = self._audited(answers, query, wanted, excluded)
+            for answer, parts in zip(answers, found, strict=True):
+                parts.append(answer)
         return [one_after_another(parts) for parts in found]
 
     def _nearest(self, bounds: _Bounds, query: Array, k: int, group: int | None, excluded: Array) -> Found:
@@ -182,6 +199,16 @@ class ProgressiveIndex:
         candidates = bounds.reaching(reach, usable)
         return single.ranked(self._exact, query, candidates, k, excluded)
 
+    def _audited(self, answers: list[Found], query: Array, wanted: Sequence[Wanted], excluded: Array) -> list[Found]:
+        """What exact search finds for one query (D,), noted with whether these answers are the same."""
+        exclude = torch.from_numpy(excluded[None])
+        exact = self._exact.search_groups(torch.from_numpy(query[None]), wanted, exclude=exclude)
+        same = all(torch.equal(ours.ids, theirs.ids) for ours, theirs in zip(answers, exact, strict=True))
+        self._auditor.note(same)
+        if not same:
+            logger.warning("a progressive search missed a neighbor: %s; certified=True never does", self.audit)
+        return exact
+
     def _reach(self, bounds: _Bounds, query: Array, usable: Array | None, wanted: int) -> float:
         """A similarity that so many rows have: the least exact one of those that seem nearest."""
         near = bounds.highest(max(FIRST, 4 * wanted, self.slots // SHARE), usable)
@@ -191,6 +218,43 @@ class ProgressiveIndex:
             near = near[numpy.argpartition(tighter, -some)[-some:]]
         similarity = single.exact(self._exact, near, query.astype(numpy.float64))
         return float(numpy.partition(similarity, -wanted)[-wanted])
+
+
+class Audit(NamedTuple):
+    """How many queries were compared with exact search, and for how many of them it found other rows."""
+
+    queries: int = 0
+    differing: int = 0
+
+
+class _Auditor:
+    """Chooses queries to be compared with exact search, at even distances, and counts how they fare.
+
+    Args:
+        sample: their share of all queries.
+    """
+
+    def __init__(self, sample: float) -> None:
+        self.audit = Audit()
+        self._sample = sample
+        self._due = 0.0  # comparisons that are due and not yet made, less than one
+        self._lock = Lock()
+
+    def is_due(self) -> bool:
+        """Whether the next query is one of them."""
+        if not self._sample:
+            return False
+        with self._lock:
+            self._due += self._sample
+            if self._due < 1:
+                return False
+            self._due -= 1
+            return True
+
+    def note(self, same: bool) -> None:
+        """Counts a comparison."""
+        with self._lock:
+            self.audit = Audit(self.audit.queries + 1, self.audit.differing + (not same))
 
 
 class _Bounds:
