@@ -7,9 +7,10 @@
 #   make fuzz        damaged and forged files, 200 times as many as in make test; FUZZ=1000 for 1000 times
 #   make docs        the documentation as a web site in site/, which loads nothing from other hosts
 #   make bench       the bank compared with faiss, hnswlib, scikit-learn and the published code
+#   make bench-scale the progressive search beside faiss flat, up to the rows of ImageNet: 7 GB of memory, 6 of disk
 #   make clean       removes .venv and everything that was built
 
-.PHONY: help demo check test test-fast fuzz docs bench clean
+.PHONY: help demo check test test-fast fuzz docs bench bench-scale clean
 PYTHON ?= python3
 FUZZ ?= 200
 BIN := .venv/bin
@@ -68,9 +69,13 @@ bench: .venv/ready
 	$(INSTALL) --editable '.[bench]'
 	$(BIN)/python -m benchmarks.core
 
+bench-scale: .venv/ready
+	$(INSTALL) --editable '.[bench]'
+	$(BIN)/python -m benchmarks.scale
+
 # torch comes first and pinned, and timm and torchvision without what they ask for, so that nothing pulls another build
 # of torch.
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml constraints.txt setup.py src/adanpc/index/_kernels.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		(echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" && false)
 	$(PYTHON) -m venv .venv
