@@ -78,8 +78,11 @@ class MemoryBank:
     Args:
         dim: length of a feature vector.
         classes: number of classes, or their names; labels are 0 … classes - 1.
-        storage: ``float32``; ``float16``, half the memory; or ``int8``, the memory of float16 and the fastest search:
-            one byte a coordinate finds candidates, a second one re-ranks them at 16 bits.
+        storage: ``float32``; ``float16``, half the memory; ``int8``, the memory of float16 and the fastest search of
+            few rows: one byte a coordinate finds candidates, a second one re-ranks them at 16 bits; or
+            ``progressive``, for 20,000 rows and more: float16, and codes that take a third of its memory and by which
+            a search reads a few bits of most rows. It may miss a neighbor with a probability below 2e-6 for each
+            query of k = 50; see ``adanpc.index.ProgressiveIndex``, which can also keep rows in a file.
         capacity: the most admitted rows that may vote; source, expert and vetoed rows always stay and do not count.
         evict: who leaves a full bank: ``fifo``, ``balanced`` (oldest of the largest class) or ``reservoir``.
         soft: rows keep class probabilities beside their label.
