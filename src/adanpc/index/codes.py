@@ -123,7 +123,9 @@ class Coder:
         tail = tails[0]
         length = sqrt(tail @ tail) * (1 + 1e-9)
         deviation = length / sqrt(self.padded - 1)
-        at_centers = centers @ tail + SLACK
+        # By vecdot, in this thread: for so many numbers, BLAS would wake threads and wait for them, on a busy machine
+        # a thousand times as long as the product takes.
+        at_centers = numpy.vecdot(centers, tail) + SLACK
         width = length
         if not certified:
             width = min(length, SIGMAS * deviation)

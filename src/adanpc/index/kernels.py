@@ -150,7 +150,7 @@ def _bound_rows(codes: dict[str, Array], query: Nibbles, base: Array) -> Array:
     """``bound_rows`` for a few rows, in NumPy."""
     whole = 256.0 * query.high + query.low  # float64 adds up such numbers without rounding
     nibbles = codes["nibbles"]
-    sums = (nibbles & 15) @ whole[0] + (nibbles >> 4) @ whole[1]
+    sums = numpy.vecdot(nibbles & 15, whole[0]) + numpy.vecdot(nibbles >> 4, whole[1])  # which wakes no threads
     weight = codes["factors"][:, 0]
     left_out = codes["factors"][:, 1]
     step, shift, spread, rounding = map(numpy.float32, query[2:])

@@ -19,7 +19,7 @@ from adanpc.index import single
 from adanpc.index.blocks import Blocks, Kind
 from adanpc.index.codes import HEAD, SAMPLE, WIDEST, Coder, bytes_of_coder, number_of_signs, padded_length
 from adanpc.index.exact import ExactIndex
-from adanpc.index.grid import Array, Columns
+from adanpc.index.grid import Array, Columns, decode
 from adanpc.index.kernels import LANES, HeadAndBits, Nibbles, bound_rows, chosen, scan_tiles
 from adanpc.index.protocol import Found, Wanted, one_after_another
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("adanpc")
 
 LEAST = 16384  # rows from which on codes are made of them: fewer are read faster than they are bounded
 SPAN = 4096  # slots whose tails share a center
-ENCODED = 1024  # rows encoded at once
+ENCODED = 512  # rows encoded at once
 FIRST = 1024  # rows with the highest bounds that are looked at to find what the k-th nearest must reach, at least
 SHARE = 400  # and at least one in so many
 SAMPLED = 16384  # bounds from which the one is guessed that so many rows reach
@@ -409,7 +409,7 @@ class _Codes:
 
     def _encode(self, coder: Coder, exact: ExactIndex, slots: Array, span: int) -> None:
         """Writes the codes of the rows in these slots (n,) of a span."""
-        rows = exact.rows(torch.from_numpy(slots)).numpy().astype(numpy.float64)
+        rows = decode(exact.blocks.read(slots, *exact.encoded)).astype(numpy.float64)
         with numpy.errstate(all="ignore"):  # slots that were never written hold anything
             coded = coder.encode(rows, self._centers[span])
         if span == self._spans - 1:
