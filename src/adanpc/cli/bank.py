@@ -58,7 +58,7 @@ def create(
     preset: Annotated[
         str, typer.Option(help="How it learns: safe or paper.", autocompletion=completing(PRESETS))
     ] = "safe",
-    storage: Annotated[str, typer.Option(help="Of the rows: float32, float16 or int8.")] = "float32",
+    storage: Annotated[str, typer.Option(help="Of the rows: float32, float16, int8 or progressive.")] = "float32",
     capacity: Annotated[int | None, typer.Option(min=1, help="The most rows that may join; by default any.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the preset, as name=value; may be repeated.")

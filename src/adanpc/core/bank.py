@@ -56,7 +56,7 @@ from adanpc.core.table import (
 )
 from adanpc.core.types import Neighbors, Origin, with_fields
 from adanpc.errors import AdaNPCError, ChangeError, LabelError, RowError
-from adanpc.index import ApproximateIndex, ExactIndex, Index, check_features, unit
+from adanpc.index import ApproximateIndex, Index, check_features, index_for, unit
 from adanpc.index.blocks import Blocks, Kind
 from adanpc.index.grid import Columns, array_if_on_cpu, on_device, to_main_memory
 
@@ -78,14 +78,19 @@ class MemoryBank:
     Args:
         dim: length of a feature vector.
         classes: number of classes, or their names; labels are 0 … classes - 1.
-        storage: ``float32``; ``float16``, half the memory; or ``int8``, the memory of float16 and the fastest search:
-            one byte a coordinate finds candidates, a second one re-ranks them at 16 bits.
+        storage: ``float32``; ``float16``, half the memory; ``int8``, the memory of float16 and the fastest search of
+            few rows: one byte a coordinate finds candidates, a second one re-ranks them at 16 bits; or
+            ``progressive``, for 20,000 rows and more: float16, and codes that take a third of its memory and by which
+            a search reads a few bits of most rows. It may miss a neighbor with a probability below 2e-6 for each
+            query of k = 50; see ``adanpc.index.ProgressiveIndex``, which can also keep rows in a file.
         capacity: the most admitted rows that may vote; source, expert and vetoed rows always stay and do not count.
         evict: who leaves a full bank: ``fifo``, ``balanced`` (oldest of the largest class) or ``reservoir``.
         soft: rows keep class probabilities beside their label.
         seed: of the ranks by which ``reservoir`` chooses; by default drawn at random, so that nobody can foresee which
             rows will stay.
         device: any torch device with float64.
+        max_memory: the most bytes that the bank may need, as ``memory`` counts them; a change that would need more is
+            refused, and nothing has happened. It is not saved.
         index: makes what stores and searches the rows, from dim, storage and device; or, for an approximate search,
             "faiss:" and a factory string of faiss, such as "faiss:IVF1024,SQ8"; see ``adanpc.index.ApproximateIndex``.
     """
@@ -102,7 +107,8 @@ class MemoryBank:
         soft: bool = False,
         seed: int | None = None,
         device: torch.device | str = "cpu",
-        index: IndexFactory | str = ExactIndex,
+        max_memory: int | None = None,
+        index: IndexFactory | str = index_for,
     ) -> None:
         if seed is None:
             seed = secrets.randbits(53) if evict == "reservoir" else 0  # every JSON reader keeps 53 bits
@@ -111,6 +117,9 @@ class MemoryBank:
         settings = BankSettings(dim, count, storage, capacity, evict, soft, seed, names)
         self.device = torch.device(device)
         self._make_index = _index_factory(index)
+        self._max_memory = max_memory
+        if max_memory is not None:
+            self._max_memory = require.whole("max_memory", max_memory, least=1)
         self._lock = RLock()
         self._ledger: Ledger | None = None  # made of the contents when it is needed
         self._version = 0
@@ -228,6 +237,13 @@ class MemoryBank:
         """Bytes of the slots in use."""
         return self._contents.nbytes
 
+    def memory(self) -> dict[str, int]:
+        """Bytes of the slots in use, by what they are for; the total is of those in memory, without a file's.
+
+        Vetoes, judgments and the order of evictions are not counted: they are Python's, a few hundred bytes each.
+        """
+        return self._contents.memory(self._contents.index.slots)
+
     # Reading
 
     def search(
@@ -265,7 +281,7 @@ class MemoryBank:
 
     @classmethod
     def load(
-        cls, state: State, *, device: torch.device | str = "cpu", index: IndexFactory | str = ExactIndex
+        cls, state: State, *, device: torch.device | str = "cpu", index: IndexFactory | str = index_for
     ) -> MemoryBank:
         """The bank that ``state`` described. Files are checked by ``store`` before they come here."""
         document = state["document"]
@@ -305,12 +321,15 @@ class MemoryBank:
             "document": state["document"],
             "arrays": arrays,
             "device": str(self.device),
+            "max_memory": self._max_memory,
             "index": self._make_index,
         }
 
     def __setstate__(self, saved: Mapping[str, Any]) -> None:
         document = saved["document"]
-        self.__init__(**document["bank"], device=saved["device"], index=saved["index"])  # type: ignore[misc]
+        self.__init__(  # type: ignore[misc]
+            **document["bank"], device=saved["device"], max_memory=saved["max_memory"], index=saved["index"]
+        )
         tensors = {name: torch.from_numpy(array) for name, array in saved["arrays"].items()}
         self._load_state({"document": document, "tensors": tensors})
 
@@ -583,6 +602,7 @@ class MemoryBank:
         places = ledger.allocate(len(table["id"]))
         if not places:
             return with_fields(contents, **others)
+        self._check_memory(contents, max(contents.index.slots, max(places) + 1))
         slots = torch.from_numpy(numpy.array(places)).to(self.device)
         contents.columns.reserve(max(places) + 1)
         contents.columns.write(slots, table)
@@ -603,6 +623,17 @@ class MemoryBank:
             admitted=_recounted(contents.admitted, voting),
             **others,
         )
+
+    def _check_memory(self, contents: Contents, slots: int) -> None:
+        """Refuses so many slots if they need more memory than the bank may have."""
+        if self._max_memory is None:
+            return
+        needed = contents.memory(slots)["total"]
+        if needed > self._max_memory:
+            raise ChangeError(
+                f"the bank would need {needed} bytes, more than max_memory={self._max_memory}: "
+                "raise it, give a capacity, or delete rows"
+            )
 
     def _slots(self, contents: Contents, ids: Sequence[int]) -> Tensor:
         """The slots (n,) of these rows, or a RowError."""

@@ -31,6 +31,7 @@ from adanpc.errors import EmptyBankError, LabelError, RowError
 from adanpc.index import STORAGE, Found, Index, check_features, unit
 from adanpc.index.blocks import Blocks
 from adanpc.index.grid import Columns
+from adanpc.index.protocol import FILE, Accounting
 
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # the most dimensions, classes and neighbors
@@ -125,6 +126,16 @@ class Contents:
     def nbytes(self) -> int:
         """Bytes of the slots in use."""
         return self.index.nbytes + self.index.slots * self.columns.slot_bytes
+
+    def memory(self, slots: int) -> dict[str, int]:
+        """Bytes that so many slots need, by what they are for; see ``MemoryBank.memory``."""
+        index = self.index
+        if isinstance(index, Accounting):
+            parts = index.memory(slots)
+        else:
+            parts = {"rows": slots * -(-index.nbytes // max(index.slots, 1))}
+        parts["labels and the like"] = slots * self.columns.slot_bytes
+        return {**parts, "total": sum(parts.values()) - parts.get(FILE, 0)}
 
     @property
     def summary(self) -> str:
