@@ -19,6 +19,7 @@ from adanpc.require import did_you_mean
 if TYPE_CHECKING:
     from adanpc.lab.data.streams import Stream
     from adanpc.lab.sweep.meeting import Meeting
+    from adanpc.lab.train.run import Run
 
 ALL = "all"
 DEFAULT = "adanpc-safe"  # learns as a wrapped model does
@@ -49,7 +50,9 @@ def adapt(
     encoder: Annotated[
         str,
         typer.Option(
-            help="The network of the --model, such as resnet-18 or timm:NAME.", autocompletion=completing(ENCODERS)
+            help="The network of the --model, such as resnet-18, timm:NAME or your own, as module:function; or the "
+            "run's encoder if it is your own.",
+            autocompletion=completing(ENCODERS),
         ),
     ] = "",
     source: Annotated[
@@ -78,6 +81,9 @@ def adapt(
         str | None,
         typer.Option(help="The run's algorithm if it is your own: a run never decides which code is executed."),
     ] = None,
+    data: Annotated[
+        str, typer.Option(help="The run's data set if it is your own, as module:function or file.py:function.")
+    ] = "",
     which: Annotated[str, typer.Option(help="Which model of the run to use: best or last.")] = "best",
     seed: Annotated[int, typer.Option(min=0, help="Random seed for the order of arrival and for the methods.")] = 0,
     device: Annotated[str, typer.Option(help="Where to compute, such as cpu or cuda.")] = "cpu",
@@ -104,10 +110,11 @@ def adapt(
         order = _stream(stream, seed)
         place = known_device(device)
         if model is None:
-            _refuse_together("a run", encoder=encoder, source=source, out=out)
-            meeting = _with_run(run, algorithm, on, which, images, place, skip_unreadable)
+            _refuse_together("a run", source=source, out=out)
+            opened = _opened(run, algorithm, encoder, data)
+            meeting = _with_run(opened, on, which, images, place, skip_unreadable)
         else:
-            _refuse_together("--model", run=run, algorithm=algorithm)
+            _refuse_together("--model", run=run, algorithm=algorithm, data=data)
             meeting = _with_weights(model, encoder, source, on, out, images, place, skip_unreadable)
 
         questions = []
@@ -167,9 +174,17 @@ def _refuse_together(with_what: str, **others: object) -> None:
             raise AdaNPCError(f"{shown} has no effect together with {with_what}: omit one of them")
 
 
+def _opened(folder: Path | None, algorithm: str | None, encoder: str, data: str) -> Run:
+    """The run, with the code of one's own that it needs named."""
+    from adanpc.lab.train.run import Run
+
+    if folder is None:
+        raise AdaNPCError("there is nothing to adapt: pass the folder of a run, or a file of weights as --model")
+    return Run(folder, algorithm, encoder=encoder or None, data=data or None)
+
+
 def _with_run(
-    folder: Path | None,
-    algorithm: str | None,
+    run: Run,
     on: Path | None,
     which: str,
     images: int | None,
@@ -179,15 +194,12 @@ def _with_run(
     """The model of a run, and its targets or other images."""
     from adanpc.lab.data import read_images
     from adanpc.lab.sweep.meeting import of_run
-    from adanpc.lab.train.run import Run
 
-    if folder is None:
-        raise AdaNPCError("there is nothing to adapt: pass the folder of a run, or a file of weights as --model")
     others = None
     if on is not None:
         others = read_images(on, skip_unreadable=skip_unreadable)
         _tell(others.notice)
-    return of_run(Run(folder, algorithm), others, which=which, images=images, device=device)
+    return of_run(run, others, which=which, images=images, device=device)
 
 
 def _with_weights(
@@ -202,6 +214,7 @@ def _with_weights(
 ) -> Meeting:
     """The network in a file of weights, and images of one's own."""
     from adanpc.lab.data import read_images
+    from adanpc.lab.networks import find_encoder
     from adanpc.lab.sweep.meeting import of_weights
 
     if not encoder or source is None or on is None:
@@ -209,6 +222,7 @@ def _with_weights(
             "--model also needs --encoder, --source with the images that it was trained on, and --on with the images "
             "to adapt to"
         )
+    find_encoder(encoder)
     known = read_images(source, skip_unreadable=skip_unreadable)
     met = read_images(on, skip_unreadable=skip_unreadable)
     _tell(known.notice)

@@ -232,8 +232,8 @@ class DeYOPublished(DeYO):
         ICLR 2024.
 
     Differs from the published code:
-        A side that the grid does not divide is not resized. The margin scales with ln C. In networks other than ResNets and ViTs the last block is the last quarter of the
-        normalization layers.
+        A side that the grid does not divide is not resized. The margin scales with ln C. In networks other than ResNets
+        and ViTs the last block is the last quarter of the normalization layers.
 
     Args:
         margin, drop, patches, lr, optimizer: see ``DeYO``.
