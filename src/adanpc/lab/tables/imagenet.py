@@ -120,13 +120,13 @@ def show(results: Results) -> tuple[Parts, list[str]]:
     sheets = [_blurs(results, "imagenet-c", "all", ROWS, "batches of 32")]
     for group, rows in ONE_BY_ONE.items():
         sheets.append(_blurs(results, "imagenet-c-batch-1", group, rows, f"one by one, {group}"))
-    groups = {
+    shown = {
         "batches of 32": [*ROWS, *OTHERS],
         "one by one": _each_once([*ONE_BY_ONE.values(), OTHERS_ONE_BY_ONE]),
     }
-    for about, group in groups.items():
-        sheets.append(_fifteen(results, group, about))
-        by_method = {row.label: _by_seed(results.scale, row) for row in group if row.method}
+    for about, methods in shown.items():
+        sheets.append(_fifteen(results, methods, about))
+        by_method = {row.label: _by_seed(results.scale, row) for row in methods if row.method}
         sheets.append(hidden(results, f"ImageNet-C, {about}", by_method))
     notes = [JOINT, SLOW, HIDDEN_NOTE, *remarks("imagenet-c", "imagenet-c-batch-1")]
     records = results.all_of(plan(results.scale))
