@@ -113,7 +113,9 @@ def _of_images(
 ) -> tuple[AdaNPC, dict[str, str]]:
     from adanpc.lab.banks import of_images
     from adanpc.lab.data import read_images
+    from adanpc.lab.networks import find_encoder
 
+    find_encoder(encoder)
     wrapped = of_images(read_images(source), encoder, weights=weights, pretrained=pretrained, **options)
     return wrapped.classifier, wrapped.recipe
 

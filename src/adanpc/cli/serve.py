@@ -182,6 +182,7 @@ def _encoder(
     bank: DurableBank, model: Path | None, which: str, name: str, weights: Path | None, pretrained: bool
 ) -> Encoder:
     """What makes features of images, once it is known to be what made those of the bank."""
+    from adanpc.lab.networks import find_encoder
     from adanpc.lab.serving import encoder_of_name, encoder_of_run, image_encoder
 
     known = bank.contents.settings
@@ -190,6 +191,7 @@ def _encoder(
     if model is not None:
         network = encoder_of_run(model, which)
     else:
+        find_encoder(name)
         network = encoder_of_name(name, known.classes, weights=weights, pretrained=pretrained)
     return image_encoder(network, bank.recipe, known.dim)
 

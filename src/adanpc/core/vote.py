@@ -11,7 +11,7 @@ from adanpc import require
 from adanpc.core.types import Neighbors
 from adanpc.errors import AdaNPCError
 
-RULES = ("share", "paper", "published", "uniform", "classwise")
+RULES = ("share", "paper", "published", "uniform", "classwise", "rank")
 FLOOR = 1e-5  # what the published code adds to every class
 PER_CLASS = 15  # neighbors of each class that the class-wise rule compares
 
@@ -36,6 +36,8 @@ def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: f
         classwise: softmax over classes of the mean similarity of the 15 nearest rows of each class, so that a class
             does not win by having more rows. Rows beyond the k nearest are unknown, so each that is missing from the 15
             counts as similar as the k-th; choose k several times 15. Soft labels are ignored.
+        rank: the nearest neighbor counts 1/2, the next 1/3, and so on, over their sum: how much nearer one is than
+            another does not matter (Geirhos et al., Towards flexible perception with visual memory, 2024).
     """
     check_vote_settings(rule, temperature)
     if rule == "classwise":
@@ -48,6 +50,8 @@ def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: f
     if rule == "uniform":
         present = (similarity > -torch.inf).double()
         weights = present / present.sum(1, keepdim=True)
+    elif rule == "rank":
+        weights = _by_rank(similarity)
     else:
         weights = (similarity / temperature).softmax(1)
     probs = tally(neighbors, weights, classes)
@@ -61,6 +65,16 @@ def tally(neighbors: Neighbors, votes: Tensor, classes: int) -> Tensor:
     if neighbors.soft is not None:
         return (votes[:, :, None] * neighbors.soft).sum(1)
     return votes.new_zeros(len(votes), classes).scatter_add(1, neighbors.labels.clamp(min=0), votes)
+
+
+def _by_rank(similarity: Tensor) -> Tensor:
+    """Weights (B, K) that fall with the rank alone, and sum to 1; of equals, the earlier column comes first."""
+    nearest_first = similarity.argsort(dim=1, descending=True, stable=True)
+    places = torch.arange(similarity.shape[1], device=similarity.device).expand_as(nearest_first)
+    ranks = torch.empty_like(nearest_first).scatter_(1, nearest_first, places)
+    present = (similarity > -torch.inf).double()
+    votes = present / (2 + ranks)
+    return votes / votes.sum(1, keepdim=True)
 
 
 def _classwise(neighbors: Neighbors, classes: int, temperature: float) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,8 @@ from torch.nn.functional import cross_entropy
 from adanpc.files import held
 from adanpc.lab.data import read
 from adanpc.lab.data.domain import DataSet, Domain
-from adanpc.lab.networks import build
+from adanpc.lab.networks import build, find_encoder
+from adanpc.lab.networks.encoders import is_own_encoder
 from adanpc.lab.networks.features import features
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.seeds import seed_of
@@ -184,6 +185,11 @@ class Frozen:
     share: float = 1.0
     known: tuple[str, str] | None = None
     seed: int = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if is_own_encoder(self.encoder):  # so that another process, which is sent this as a pickle, knows it, too
+            find_encoder(self.encoder)
 
     def document(self) -> dict[str, Any]:
         """As JSON has it."""
