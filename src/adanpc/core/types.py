@@ -13,12 +13,14 @@ from reprlib import repr as brief
 from typing import Any, TypeVar
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn.functional import pad
 
 from adanpc.index.grid import array_if_on_cpu
 
 Value = TypeVar("Value")
+Numbers = Tensor | ArrayLike  # what users have: tensors, arrays, lists
 
 
 def with_fields(value: Value, **fields: Any) -> Value:
