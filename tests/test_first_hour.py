@@ -317,6 +317,18 @@ def test_finished_work_is_not_repeated(folder: Path, data_dir: Path, monkeypatch
             raise run("adapt", folder, "--method", "knn", *other).exception or ValueError
 
 
+def test_a_run_is_opened_by_a_text(folder: Path) -> None:
+    assert Run(str(folder)).spec == Run(folder).spec
+
+
+def test_an_image_that_cannot_be_read_is_answered_with_a_flag(folder: Path, tmp_path: Path) -> None:
+    plant(tmp_path, {"red": 2})
+    (tmp_path / "red" / "broken.png").write_bytes(b"no image")
+    done = run("adapt", folder, "--method", "knn", "--on", tmp_path)
+    assert done.exit_code == 2
+    assert "copy it again, or use --skip-unreadable to skip such files" in done.stderr
+
+
 def test_all_methods_refused_is_a_failure(folder: Path) -> None:
     done = run("adapt", folder, "--method", "tent-prebn", "bn-adapt", "--batch-size", 1)
     assert done.exit_code == 2
@@ -331,7 +343,7 @@ def test_a_flat_folder_is_one_domain(tmp_path: Path) -> None:
     shown = json.loads(run("data", "folder", "--data-dir", tmp_path / "animals", "--json").stdout)
     assert shown["domains"] == {"animals": {"cat": 2, "dog": 3}}
     (tmp_path / "animals" / "dog" / "broken.png").write_bytes(b"no image")
-    sound = read_images(tmp_path / "animals", skip_unreadable=True)
+    sound = read_images(str(tmp_path / "animals"), skip_unreadable=True)
     assert sound.notice.endswith("; 1 image was skipped as unreadable")
     assert len(sound.domains[0]) == 5
 

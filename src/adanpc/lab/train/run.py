@@ -52,7 +52,8 @@ class Run:
             has not named that yet, in a ``Spec`` or to ``adanpc.lab.train.find``.
     """
 
-    def __init__(self, folder: Path, algorithm: str | None = None) -> None:
+    def __init__(self, folder: str | Path, algorithm: str | None = None) -> None:
+        folder = Path(folder)
         self.folder = folder
         if algorithm is not None:
             find(algorithm)
