@@ -717,8 +717,7 @@ def checked_device(given: Any) -> torch.device:
     try:
         return torch.device(given)
     except (RuntimeError, TypeError):
-        known = "device must be one that torch knows, such as 'cpu' or 'cuda:0'"
-        raise AdaNPCError(f"{known}, got {brief(given)}") from None
+        raise AdaNPCError(f"device must be one that torch knows, such as 'cpu', got {brief(given)}") from None
 
 
 def _index_factory(given: IndexFactory | str) -> IndexFactory:
