@@ -310,8 +310,10 @@ class MemoryBank:
 
     def __setstate__(self, saved: Mapping[str, Any]) -> None:
         document = saved["document"]
-        self.__init__(**document["bank"], device=saved["device"], index=saved["index"])  # type: ignore[misc]
-        tensors = {name: torch.from_numpy(array) for name, array in saved["arrays"].items()}
+        settings = document["bank"]
+        arrays = saved["arrays"]
+        self.__init__(**settings, device=saved["device"], index=saved["index"])  # type: ignore[misc]
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         self._restore_state({"document": document, "tensors": tensors})
 
     # Changing
@@ -741,10 +743,13 @@ def _remedy(name: str) -> str:
 
 def _check_labels(labels: Any, classes: int) -> None:
     """Passes labels (n,) of so many classes."""
-    if not len(labels) or (labels.min() >= 0 and labels.max() < classes):
+    if not len(labels):
+        return
+    if labels.min() >= 0 and labels.max() < classes:
         return
     outside = (labels < 0) | (labels >= classes)
-    raise LabelError(f"labels must be between 0 and {classes - 1}, got {int(labels[outside][0])}")
+    first = int(labels[outside][0])
+    raise LabelError(f"labels must be between 0 and {classes - 1}, got {first}")
 
 
 def _judged(

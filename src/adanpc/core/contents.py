@@ -315,10 +315,12 @@ def class_names(classes: Any) -> tuple[str, ...]:
 
 def digest_of(state: State) -> str:
     """A hash of all that decides later answers: of everything but the number of changes that led here."""
-    document = {name: value for name, value in state["document"].items() if name != "position"}
+    document = dict(state["document"])
+    document.pop("position", None)
     total = hashlib.sha256(canonical(document).encode())
     for name, tensor in sorted(state["tensors"].items()):
-        total.update(canonical([name, NAMES[tensor.dtype], list(tensor.shape)]).encode())
+        kind = canonical([name, NAMES[tensor.dtype], list(tensor.shape)])
+        total.update(kind.encode())
         array: Any = tensor.cpu().contiguous().numpy()
         total.update(array)
     return total.hexdigest()
