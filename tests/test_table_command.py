@@ -37,7 +37,7 @@ def test_a_table_its_files_and_the_report(tmp_path: Path) -> None:
     asked = ("table", "loss-rotated-mnist", "--data-dir", str(tmp_path), "--out", str(out), *LEAST, "--only", "erm")
     code, printed, said = run(*asked)
     assert code == 0, said
-    assert re.match(r"Reduced \(least\): 2 steps \(paper 5,000\).* About .+ on 1 cores are left\.", said)
+    assert re.match(r"Reduced \(least\): 2 steps \(paper 5,000\).* About .+ left on 1 core\.", said)
     assert "ERM + AdaNPC" in printed
     assert "[96.6 ± 0.4]" in printed  # the paper's, from its own table
     for form in ("md", "csv", "tex"):

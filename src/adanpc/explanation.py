@@ -50,7 +50,9 @@ class Witness:
         origin = f"{self.origin}, vetoed since" if self.vetoed else self.origin
         key = UNKNOWN if self.key is None else str(self.key)
         file = UNKNOWN if self.file is None else self.file
-        return (f"{self.share:.3f}", self.name, f"{self.similarity:.4f}", origin, str(self.row), key, file)
+        share = f"{self.share:.3f}"
+        similarity = f"{self.similarity:.4f}"
+        return (share, self.name, similarity, origin, str(self.row), key, file)
 
 
 @dataclass(frozen=True)

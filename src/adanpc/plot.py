@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from adanpc import require
 from adanpc.core import Prediction
 from adanpc.errors import AdaNPCError, LabelError, UnavailableError
+from adanpc.index.grid import tensor_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,7 +97,10 @@ def _draw(figure: Figure, curves: Mapping[str, Tensor], window: int) -> None:
 
 
 def _column(name: str, given: Any, count: int) -> Tensor:
-    values = torch.as_tensor(given).cpu()
+    try:
+        values = tensor_of(given).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise LabelError(f"{name} must be numbers, one for each query, got {brief(given)}") from None
     if values.shape != (count,):
         raise LabelError(f"{name} must have shape ({count},), one for each query, got {tuple(values.shape)}")
     return values

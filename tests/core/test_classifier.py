@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import oracles
 import pytest
 import torch
@@ -231,7 +232,7 @@ def test_one_query_does_not_change_the_rule_for_its_batch_mates() -> None:
 
 def test_keys_must_fit_the_queries() -> None:
     for verb in (small().step, small().propose):
-        with pytest.raises(LabelError, match=r"keys must have shape \(3,\), one for each query, got \(2,\)"):
+        with pytest.raises(LabelError, match=r"keys must have shape \(3,\), one for each sample, got \(2,\)"):
             verb(torch.ones(3, 2), keys=torch.tensor([1, 2]))
 
 
@@ -240,7 +241,7 @@ def test_keys_must_be_whole_numbers(keys: Any) -> None:
     for verb in (small().step, small().propose):
         with pytest.raises(LabelError, match="keys must be whole numbers"):
             verb(torch.ones(3, 2), keys=keys)
-    assert small(admission=everyone).step(torch.ones(3, 2), keys=[5, 6, 7]).joined.tolist() == [2, 3, 4]  # type: ignore[arg-type]
+    assert small(admission=everyone).step(torch.ones(3, 2), keys=[5, 6, 7]).joined.tolist() == [2, 3, 4]
 
 
 def test_settings_are_fixed() -> None:
@@ -328,3 +329,71 @@ def test_an_option_cannot_be_changed_afterward(name: str) -> None:
         setattr(made, name, 5)
     other = AdaNPC(made.bank, k=5)
     assert other.settings.k == 5
+
+
+PREPARED: list[dict[str, Any]] = [{"preset": "safe"}, {"centering": "stream"}, {"centering": "none"}]
+
+
+@pytest.mark.parametrize("options", PREPARED)
+@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int16, torch.int32])
+def test_labels_and_domains_may_be_whole_numbers_of_any_type(options: dict[str, Any], kind: torch.dtype) -> None:
+    features = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(40) % 2
+    digests = set()
+    for numbers in (labels, labels.to(kind), labels.to(kind).numpy()):
+        made = AdaNPC(MemoryBank(3, 2, soft=True), **options)
+        made.learn(features, numbers, domain=numbers)
+        digests.add(made.digest())
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("options", PREPARED)
+@pytest.mark.parametrize(
+    ("labels", "domain", "message"),
+    [
+        ([0, 1, 2], -1, "labels must be between 0 and 1, got 2"),
+        ([0, 1, -1], -1, "labels must be between 0 and 1, got -1"),
+        ([0.0, 1.0, 0.0], -1, "labels must be whole numbers, got torch.float32"),
+        (["a", "b", "c"], -1, "labels must be numbers, one for each row, got"),
+        ([[1, 0], [0, 1], [1, 0]], -1, "pass labels.argmax\\(1\\) if they are one-hot"),
+        ([0, 1, 0], "night", "domain must be numbers, one for each row, got 'night'"),
+        ([0, 1, 0], [1, 2], "domain must have shape \\(60,\\), one for each row, got \\(2,\\)"),
+    ],
+)
+def test_labels_and_domains_are_refused_in_the_same_words_by_every_preset(
+    options: dict[str, Any], labels: Any, domain: Any, message: str
+) -> None:
+    made = AdaNPC(MemoryBank(3, 2, soft=True), **options)
+    features = torch.eye(3).repeat(20, 1)
+    with pytest.raises(LabelError, match=message):
+        made.learn(features, labels * 20, domain=domain)
+    assert len(made.bank) == 0
+
+
+@pytest.mark.parametrize("exclude", ["a", [["a"]], object()])
+def test_what_is_excluded_must_be_ids(exclude: Any) -> None:
+    with pytest.raises(AdaNPCError, match="exclude must be whole numbers"):
+        small().predict(torch.ones(1, 2), exclude=exclude)
+
+
+def test_arrays_that_cannot_be_written_to_are_taken_without_a_warning() -> None:
+    """As pandas and memory maps give them."""
+    features = np.eye(2, dtype=np.float32)
+    labels = np.array([0, 1])
+    for array in (features, labels):
+        array.flags.writeable = False
+    made = AdaNPC(MemoryBank(2, 2))
+    torch.set_warn_always(True)  # else it warns once in a process
+    try:
+        made.learn(features, labels, domain=labels, keys=labels)
+        assert made.predict(features, exclude=labels[:, None]).labels.tolist() == [1, 0]
+        assert made.step(features, keys=labels).labels.tolist() == [0, 1]
+    finally:
+        torch.set_warn_always(False)
+
+
+def test_arrays_that_run_backward_are_taken() -> None:
+    features = np.eye(3, dtype=np.float32)
+    made = AdaNPC(MemoryBank(3, 3))
+    made.learn(features[::-1], np.arange(3)[::-1])
+    assert made.predict(features[:, ::-1][::-1]).labels.tolist() == [0, 1, 2]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import adanpc
-from adanpc.errors import AdaNPCError
+from adanpc.errors import AdaNPCError, FeatureError, LabelError
 from adanpc.index import unit
 from adanpc.models.recipe import RecipeError, describe, fingerprint
 from adanpc.models.wrap import extract, find_head
@@ -275,3 +275,36 @@ def test_a_deep_model_is_not_listed_layer_by_layer() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(40)))
     with pytest.raises(AdaNPCError, match=r"it has: 0, 1, .*, 11, … \(40 in all: see model\.named_modules\(\)\)$"):
         adanpc.wrap(model, [(torch.randn(4, 2), torch.arange(4) % 2)], layer="features")
+
+
+def test_labels_may_be_bytes_as_many_data_sets_store_them(net: Net) -> None:
+    inputs = torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    labels = (torch.arange(40) % 3).to(torch.uint8)
+    assert torch.equal(adanpc.wrap(net, [(inputs, labels.numpy())]).classifier.bank.table()["label"], labels.long())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layer": 3}, "layer must be a string, got 3"),
+        ({"device": "gpu"}, "device must be one that torch knows, such as 'cpu', got 'gpu'"),
+        ({"keys": ["a"] * 6}, "keys must be whole numbers, one for each sample, got"),
+        ({"classes": ["cat", "dog"]}, "labels must be between 0 and 1, got 2"),
+    ],
+)
+def test_unusable_arguments_are_refused_in_one_sentence(net: Net, options: dict[str, Any], message: str) -> None:
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+    with pytest.raises(AdaNPCError, match=message):
+        adanpc.wrap(net, [(torch.randn(6, 1, 8, 8), labels)], **options)
+
+
+def test_keys_of_a_step_must_be_whole_numbers(net: Net) -> None:
+    wrapped = adanpc.wrap(net, [(torch.randn(6, 1, 8, 8), torch.arange(6) % 3)])
+    for verb in (wrapped.step, wrapped.propose):
+        with pytest.raises(LabelError, match="keys must be whole numbers"):
+            verb(torch.randn(2, 1, 8, 8), keys=["a", "b"])
+
+
+def test_features_that_are_not_finite_are_said_to_be(net: Net) -> None:
+    with pytest.raises(FeatureError, match="feature row 0 holds NaN"):
+        adanpc.wrap(net, [(torch.full((6, 1, 8, 8), float("nan")), torch.arange(6) % 3)])

@@ -58,7 +58,7 @@ from adanpc.core.types import Neighbors, Origin, with_fields
 from adanpc.errors import AdaNPCError, ChangeError, LabelError, RowError
 from adanpc.index import ApproximateIndex, Index, check_features, index_for, unit
 from adanpc.index.blocks import Blocks, Kind
-from adanpc.index.grid import Columns, array_if_on_cpu, on_device, to_main_memory
+from adanpc.index.grid import Columns, array_if_on_cpu, on_device, tensor_of, to_main_memory
 
 IndexFactory = Callable[[int, str, torch.device], Index]
 Table = dict[str, Any]  # columns as NumPy arrays or tensors; see ``array_if_on_cpu``
@@ -115,7 +115,7 @@ class MemoryBank:
         names = class_names(classes)
         count: Any = len(names) if names else classes
         settings = BankSettings(dim, count, storage, capacity, evict, soft, seed, names)
-        self.device = torch.device(device)
+        self.device = checked_device(device)
         self._make_index = _index_factory(index)
         self._max_memory = max_memory
         if max_memory is not None:
@@ -644,8 +644,7 @@ class MemoryBank:
         if rows is None:
             rows = unit(check_features(change.features, self.dim).to(self.device))
         count = rows.shape[0]
-        labels = self._whole_numbers("labels", change.labels, count)
-        _check_labels(labels, self.classes)
+        labels = self._labels(change, count)
         origin = _origin(change.origin)
         keys = UNKNOWN if change.keys is None else change.keys
         table = {
@@ -660,6 +659,22 @@ class MemoryBank:
         elif change.soft is not None:
             raise LabelError("this bank keeps hard labels: build it with soft=True to store soft ones")
         return table | self._contents.index.encode(rows)
+
+    def with_whole_numbers(self, change: Append, count: int) -> Append:
+        """The change with labels and domains that a preset can count on: whole numbers, (n,) int64.
+
+        A domain that is one number for all rows stays one, so that a log need not hold it n times.
+        """
+        labels = self._labels(change, count)
+        domain = change.domain
+        if not isinstance(domain, int):
+            domain = torch.as_tensor(self._whole_numbers("domain", domain, count))
+        return replace(change, labels=torch.as_tensor(labels), domain=domain)
+
+    def _labels(self, change: Append, count: int) -> Any:
+        labels = self._whole_numbers("labels", change.labels, count)
+        _check_labels(labels, self.classes)
+        return labels
 
     def _whole_numbers(self, name: str, given: Tensor | int, count: int) -> Any:
         """One whole number for each row, (count,) int64."""
@@ -702,7 +717,7 @@ class MemoryBank:
         try:
             if isinstance(given, int | float):
                 return torch.full(shape, given, device=self.device)
-            value = torch.as_tensor(given, device=self.device).detach()
+            value = tensor_of(given).to(self.device).detach()
         except (TypeError, ValueError, RuntimeError, OverflowError):
             raise LabelError(f"{name} must be numbers, one for each row, got {brief(given)}") from None
         if not value.ndim:
@@ -731,6 +746,14 @@ class MemoryBank:
         super().__setattr__(name, value)
 
 
+def checked_device(given: Any) -> torch.device:
+    """The device of this name."""
+    try:
+        return torch.device(given)
+    except (RuntimeError, TypeError):
+        raise AdaNPCError(f"device must be one that torch knows, such as 'cpu', got {brief(given)}") from None
+
+
 def _index_factory(given: IndexFactory | str) -> IndexFactory:
     """What makes an index, by itself or by its name."""
     if not isinstance(given, str):
@@ -752,10 +775,13 @@ def _remedy(name: str) -> str:
 
 def _check_labels(labels: Any, classes: int) -> None:
     """Refuses labels (n,) outside 0 … classes - 1."""
-    if not len(labels) or (labels.min() >= 0 and labels.max() < classes):
+    if not len(labels):
+        return
+    if labels.min() >= 0 and labels.max() < classes:
         return
     outside = (labels < 0) | (labels >= classes)
-    raise LabelError(f"labels must be between 0 and {classes - 1}, got {int(labels[outside][0])}")
+    first = int(labels[outside][0])
+    raise LabelError(f"labels must be between 0 and {classes - 1}, got {first}")
 
 
 def _judged(

@@ -11,7 +11,6 @@ from adanpc import require
 from adanpc.core.changes import Append, Observed
 from adanpc.core.transform import Transform
 from adanpc.core.types import Origin
-from adanpc.errors import LabelError
 from adanpc.index import unit
 
 MODES = ("none", "source", "stream")
@@ -100,11 +99,7 @@ class Centering:
             mean = _mean(features)
         means = mean.repeat(len(features), 1)
         if self.mode == "stream":
-            domains = torch.as_tensor(change.domain, device=features.device)
-            if domains.ndim and domains.shape != (len(features),):
-                shape = tuple(domains.shape)
-                raise LabelError(f"domain must have shape ({len(features)},), one for each row, got {shape}")
-            domains = domains.expand(len(features))
+            domains = torch.as_tensor(change.domain, device=features.device).expand(len(features))
             for name in domains.unique():
                 means[domains == name] = _mean(features[domains == name])
         return replace(change, features=_less(features, means), centered=True, source_mean=mean)

@@ -12,14 +12,14 @@ from torch import Tensor
 from adanpc import require
 from adanpc.core.bank import MemoryBank
 from adanpc.core.changes import Append, Change, Rollback
-from adanpc.core.contents import Contents, State, digest_of
+from adanpc.core.contents import Contents, State, digest_of, excluded_ids
 from adanpc.core.guard import Signs
 from adanpc.core.presets import PRESETS, preset_from, preset_of
 from adanpc.core.safe import Question
-from adanpc.core.types import Origin, Prediction, answered_in_turn
+from adanpc.core.types import Numbers, Origin, Prediction, answered_in_turn
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.index import check_features
-from adanpc.index.grid import Columns
+from adanpc.index.grid import Columns, tensor_of
 
 CHUNK = 128  # queries resolved together by step; a matter of speed, never of the answer
 
@@ -89,16 +89,17 @@ class AdaNPC:
 
     # Answering
 
-    def frozen_queries(self, features: Tensor) -> Tensor:
+    def frozen_queries(self, features: Numbers) -> Tensor:
         """Queries (B, D) as the bank is searched for them before anything has been learned from a stream."""
         return self._preset.frozen_queries(self.bank.contents, self._checked(features))
 
-    def predict(self, features: Tensor, *, exclude: Tensor | None = None) -> Prediction:
+    def predict(self, features: Numbers, *, exclude: Numbers | None = None) -> Prediction:
         """The answer that each query (B, D) would get if it came next; ``exclude`` as in ``MemoryBank.search``."""
-        return self._preset.predict(self.bank.contents, self._checked(features), exclude)
+        checked = self._checked(features)
+        return self._preset.predict(self.bank.contents, checked, excluded_ids(exclude, len(checked)))
 
     def propose(
-        self, features: Tensor, *, domain: int = -1, keys: Tensor | None = None
+        self, features: Numbers, *, domain: int = -1, keys: Numbers | None = None
     ) -> tuple[Prediction, Append | None]:
         """The answers to queries that arrive in this order, and the change by which the admitted ones join.
 
@@ -109,7 +110,7 @@ class AdaNPC:
         answer, change, _ = self._propose(checked, domain, self.checked_keys(keys, len(checked)))
         return answer, change
 
-    def step(self, features: Tensor, *, domain: int = -1, keys: Tensor | None = None) -> Prediction:
+    def step(self, features: Numbers, *, domain: int = -1, keys: Numbers | None = None) -> Prediction:
         """Answers queries (B, D) in order and learns from each: the same for every way of cutting them into batches."""
         checked = self._checked(features)
         all_keys = self.checked_keys(keys, len(checked))
@@ -124,7 +125,7 @@ class AdaNPC:
                 answers.append(answer)
         return answered_in_turn(answers)
 
-    def ask(self, features: Tensor, *, most: int = 10) -> list[Question]:
+    def ask(self, features: Numbers, *, most: int = 10) -> list[Question]:
         """Those of the queries (B, D) whose labels would say most about whether to adapt; the preset "safe" only.
 
         No sign tells a stream that should be centered by its whole mean from one of a single class, but a few labels
@@ -143,18 +144,19 @@ class AdaNPC:
 
     def learn(
         self,
-        features: Tensor,
-        labels: Tensor,
+        features: Numbers,
+        labels: Numbers,
         *,
         origin: Origin = Origin.SOURCE,
-        domain: Tensor | int = -1,
-        keys: Tensor | None = None,
+        domain: Numbers | int = -1,
+        keys: Numbers | None = None,
         who: str = "",
         why: str = "",
         when: float | None = None,
     ) -> range:
         """Appends labeled rows (n, D) of the source, or of an expert; their ids."""
-        return self.apply(Append(features, labels, origin, domain=domain, keys=keys, who=who, why=why, when=when))
+        columns: dict[str, Any] = {"features": features, "labels": labels, "domain": domain, "keys": keys}
+        return self.apply(Append(origin=origin, who=who, why=why, when=when, **columns))  # which makes tensors of them
 
     def apply(self, change: Change, *, log: Callable[[Change], object] | None = None) -> range:
         """Carries out one change, whole or not at all; the ids that it gave to the rows it appended.
@@ -166,6 +168,7 @@ class AdaNPC:
         with self.bank.writing():
             if isinstance(change, Append) and not change.centered:
                 features = self._checked(change.features)
+                change = self.bank.with_whole_numbers(change, len(features))
                 change = self._preset.prepared(self.bank.contents, change, features)
             return self.bank.apply(change, log=log)
 
@@ -232,19 +235,19 @@ class AdaNPC:
         """``propose`` for checked features, and what ``unit`` makes of those that the change holds, if it is known."""
         return self._preset.propose(self.bank.contents, self.bank.queue_of, features, domain, keys)
 
-    def _checked(self, features: Tensor) -> Tensor:
+    def _checked(self, features: Numbers) -> Tensor:
         return check_features(features, self.bank.dim).to(self.bank.device)
 
     def checked_keys(self, given: Any, count: int) -> Tensor | None:
-        """The user's own numbers of so many queries (B,), if there are any."""
+        """The user's own numbers of so many samples (B,), if there are any."""
         if given is None:
             return None
         try:
-            keys = torch.as_tensor(given, device=self.bank.device)
+            keys = tensor_of(given).to(self.bank.device)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise LabelError(f"keys must be whole numbers, one for each query, got {brief(given)}: {error}") from None
+            raise LabelError(f"keys must be whole numbers, one for each sample, got {brief(given)}: {error}") from None
         if keys.shape != (count,):
-            raise LabelError(f"keys must have shape ({count},), one for each query, got {tuple(keys.shape)}")
+            raise LabelError(f"keys must have shape ({count},), one for each sample, got {tuple(keys.shape)}")
         if keys.is_floating_point() or keys.is_complex():
             raise LabelError(f"keys must be whole numbers, got {keys.dtype}")
         return keys

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from reprlib import repr as brief
 from typing import Any, NamedTuple, TypedDict
 
 import torch
@@ -27,10 +28,10 @@ from adanpc.core.guard import Stream
 from adanpc.core.table import ACTIVE, VETOED, TableError, check_judgments
 from adanpc.core.transform import Transform
 from adanpc.core.types import Neighbors, Origin
-from adanpc.errors import EmptyBankError, LabelError, RowError
+from adanpc.errors import AdaNPCError, EmptyBankError, LabelError, RowError
 from adanpc.index import STORAGE, Found, Index, check_features, unit
 from adanpc.index.blocks import Blocks
-from adanpc.index.grid import Columns
+from adanpc.index.grid import Columns, tensor_of
 from adanpc.index.protocol import FILE, Accounting
 
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
@@ -146,7 +147,7 @@ class Contents:
         """See ``MemoryBank.search``."""
         require.whole("k", k, least=1)
         checked = check_features(queries, self.settings.dim).to(self.index.device)
-        return self.nearest(unit(checked), k, exclude, source)
+        return self.nearest(unit(checked), k, excluded_ids(exclude, len(checked)), source)
 
     def nearest(
         self,
@@ -168,8 +169,6 @@ class Contents:
             pools: in which to search. Rows are read once for all of them.
             exclude: (B, E) ids that may not vote for that query.
         """
-        if exclude is not None:
-            exclude = torch.as_tensor(exclude)
         found = self.index.search_groups(queries, [(pool.k, pool.group) for pool in pools], exclude=exclude)
         return [self._neighbors(near, pool) for near, pool in zip(found, pools, strict=True)]
 
@@ -298,6 +297,20 @@ class Contents:
         return {"document": document, "tensors": tensors}
 
 
+def excluded_ids(given: Any, queries: int) -> Tensor | None:
+    """Ids (B, E) that may not vote for each of so many queries, if there are any."""
+    if given is None:
+        return None
+    wanted = f"exclude must be whole numbers of shape ({queries}, E), ids for each query"
+    try:
+        ids = tensor_of(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise AdaNPCError(f"{wanted}, got {brief(given)}") from None
+    if ids.ndim != 2 or len(ids) != queries or ids.is_floating_point():
+        raise AdaNPCError(f"{wanted}, got {ids.dtype} of shape {tuple(ids.shape)}")
+    return ids
+
+
 def class_names(classes: Any) -> tuple[str, ...]:
     """The names of classes that were given by name; none if there is only their number."""
     if isinstance(classes, str | bytes) or not isinstance(classes, Iterable):
@@ -313,10 +326,12 @@ def class_names(classes: Any) -> tuple[str, ...]:
 
 def digest_of(state: State) -> str:
     """A hash of all that decides later answers: of everything but the number of changes that led here."""
-    document = {name: value for name, value in state["document"].items() if name != "position"}
+    document = dict(state["document"])
+    document.pop("position", None)
     hasher = hashlib.sha256(canonical(document).encode())
     for name, tensor in sorted(state["tensors"].items()):
-        hasher.update(canonical([name, NAMES[tensor.dtype], list(tensor.shape)]).encode())
+        kind = canonical([name, NAMES[tensor.dtype], list(tensor.shape)])
+        hasher.update(kind.encode())
         array: Any = tensor.cpu().contiguous().numpy()
         hasher.update(array)
     return hasher.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -71,10 +72,11 @@ class Ledger:
 
     def slots(self, contents: Contents, ids: list[int]) -> Tensor:
         """The slots (n,) of these rows."""
-        device = contents.index.device
-        if all(row in self._slot_of for row in ids):
-            return torch.tensor([self._slot_of[row] for row in ids], dtype=torch.int64, device=device)
-        return contents.slots_of(torch.tensor(ids, dtype=torch.int64, device=device))
+        whole_numbers = partial(torch.tensor, dtype=torch.int64, device=contents.index.device)
+        known = [self._slot_of[row] for row in ids if row in self._slot_of]
+        if len(known) == len(ids):
+            return whole_numbers(known)
+        return contents.slots_of(whole_numbers(ids))
 
     def enter(self, table: Columns, slots: Tensor, *, version: int) -> None:
         """Notes where rows are that may be evicted, and since which version."""

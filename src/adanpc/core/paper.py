@@ -83,9 +83,11 @@ class Paper:
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Paper:
         """The preset that ``document`` described."""
-        admission = {name: float(value) for name, value in document["admission"].items()}
+        thresholds = {name: float(value) for name, value in document["admission"].items()}
+        admission = Admission(**thresholds)
         centering = Centering(**document["centering"])
-        return cls(Settings(**document["classifier"], admission=Admission(**admission), centering=centering))
+        settings = Settings(**document["classifier"], admission=admission, centering=centering)
+        return cls(settings)
 
     def document(self) -> dict[str, Any]:
         """The settings in plain values, as a state's document has them."""
@@ -115,9 +117,10 @@ class Paper:
 
     def predict(self, contents: Contents, features: Tensor, exclude: Tensor | None) -> Prediction:
         """The answer that each of these checked queries (B, D) would get if it came next."""
-        centered, _ = self.settings.centering.queries(features, contents.statistics, sequence=False)
-        voters = contents.nearest_of(unit(centered), self.settings.pools, exclude)
-        return self._answer(contents.settings.classes, side_by_side(voters))
+        queries = unit(self.frozen_queries(contents, features))
+        sides = contents.nearest_of(queries, self.settings.pools, exclude)
+        voters = side_by_side(sides)
+        return self._answer(contents.settings.classes, voters)
 
     def propose(
         self,

@@ -37,7 +37,7 @@ from adanpc.core.guard import WARM_UP, Arrivals, Beliefs, Stream, Verdicts, dist
 from adanpc.core.transform import NEAREST, Transform, centered, domain_centers, fit
 from adanpc.core.types import Neighbors, Origin, Prediction, side_by_side
 from adanpc.core.vote import vote
-from adanpc.errors import AdaNPCError, EmptyBankError, LabelError
+from adanpc.errors import AdaNPCError, EmptyBankError
 from adanpc.index import unit
 from adanpc.index.grid import Array, to_main_memory
 
@@ -95,10 +95,8 @@ def prepared(change: Append, features: Tensor, contents: Contents, settings: Saf
         transformed = transformed_by(contents, features, settings)
         frames = frames_apart(contents, transformed, settings)
         return replace(change, features=joining(frames, transformed), centered=True)
-    labels = torch.as_tensor(change.labels, device=features.device)
-    domains = _domains(change, features)
-    if labels.shape != (len(features),):
-        return change  # the bank says what is wrong with them
+    labels = change.labels
+    domains = torch.as_tensor(change.domain, device=features.device).expand(len(features))
     transform = contents.statistics.transform
     classes = contents.settings.classes
     unfitted = transform is None
@@ -120,13 +118,6 @@ def prepared(change: Append, features: Tensor, contents: Contents, settings: Saf
         packed = calibration.packed().to(features.device)
         change = replace(change, transform=replace(transform, calibration=packed))
     return change
-
-
-def _domains(change: Append, features: Tensor) -> Tensor:
-    domains = torch.as_tensor(change.domain, device=features.device)
-    if domains.ndim and domains.shape != (len(features),):
-        raise LabelError(f"domain must have shape ({len(features)},), one for each row, got {tuple(domains.shape)}")
-    return domains.expand(len(features))
 
 
 def _directed(moved: Tensor, transformed: Tensor) -> Tensor:

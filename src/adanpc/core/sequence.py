@@ -163,18 +163,24 @@ def _gone(near: Neighbors, evicted: list[tuple[int, int]]) -> Tensor:
     """Which neighbors have left the bank before the query's turn, (B, K)."""
     if not evicted:
         return torch.zeros_like(near.ids, dtype=torch.bool)
-    rows, turns = torch.tensor(sorted(evicted), device=near.ids.device).T.contiguous()
-    place = torch.searchsorted(rows, near.ids).clamp(max=len(rows) - 1)  # (B, K)
+    device = near.ids.device
+    by_row = torch.tensor(sorted(evicted), device=device)  # (E, 2)
+    rows = by_row[:, 0].contiguous()
+    turns = by_row[:, 1]
+    last = len(rows) - 1  # a row that is higher than all would be looked for behind the end
+    place = torch.searchsorted(rows, near.ids).clamp(max=last)  # (B, K)
     leaves = rows[place] == near.ids
-    turn = torch.arange(len(near.ids), device=near.ids.device)[:, None]  # (B, 1)
+    turn = torch.arange(len(near.ids), device=device)[:, None]  # (B, 1)
     gone: Tensor = leaves & (turns[place] < turn)
     return gone
 
 
 def _stands(guess: Prediction, answered: Prediction) -> bool:
     """Whether the same queries, but for the last, which nobody comes after, join with the same answers."""
-    if not torch.equal(guess.joined[:-1], answered.joined[:-1]):
+    joined = guess.joined[:-1]
+    if not torch.equal(joined, answered.joined[:-1]):
         return False
-    joins = guess.joined[:-1] >= 0
-    # Not their labels alone: in banks with soft labels, probabilities vote.
-    return torch.equal(guess.probs[:-1][joins], answered.probs[:-1][joins])
+    joins = joined >= 0
+    guessed = guess.probs[:-1][joins]
+    found = answered.probs[:-1][joins]
+    return torch.equal(guessed, found)  # not their labels alone: in banks with soft labels, probabilities vote

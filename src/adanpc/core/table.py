@@ -14,7 +14,7 @@ from adanpc.core.guard import HEAD, packed_length
 from adanpc.core.transform import LONGEST, SAMPLE, Transform
 from adanpc.core.types import Origin
 from adanpc.errors import AdaNPCError
-from adanpc.index.grid import GRID, Columns, decode
+from adanpc.index.grid import GRID, INT8, Columns, decode
 
 ACTIVE, VETOED = 1, 2  # the states of a row
 DECIDING = ("id", "label", "origin", "state")  # the columns by which it is decided who may vote and who is evicted
@@ -37,30 +37,45 @@ def check_kinds(table: Mapping[str, Tensor], like: Columns) -> None:
     """Passes columns with the names, types and shapes of an empty bank's table, all of one length."""
     if table.keys() != like.keys():
         raise TableError(f"the columns must be {', '.join(like)}, got {', '.join(table)}")
-    count = len(table["id"]) if table["id"].ndim else 0
+    ids = table["id"]
+    count = len(ids) if ids.ndim else 0
     for name, wanted in like.items():
-        shape = (count, *wanted.shape[1:])
         column = table[name]
-        if column.dtype != wanted.dtype or column.shape != shape:
-            given = f"{column.dtype} of shape {tuple(column.shape)}"
-            raise TableError(f"the column {name!r} must be {wanted.dtype} of shape {shape}, got {given}")
+        shape = (count, *wanted.shape[1:])
+        if column.dtype == wanted.dtype and column.shape == shape:
+            continue
+        expected = f"{wanted.dtype} of shape {shape}"
+        given = f"{column.dtype} of shape {tuple(column.shape)}"
+        raise TableError(f"the column {name!r} must be {expected}, got {given}")
 
 
 def check_rows(table: Mapping[str, Tensor], classes: int, next_id: int) -> None:
     """Passes rows whose columns are of the right kind and that a bank of so many classes can hold."""
     ids = table["id"]
-    if (ids[1:] <= ids[:-1]).any():
-        raise TableError("its ids do not rise from row to row")
-    if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < next_id:
-        raise TableError(f"its ids, {int(ids[0])} … {int(ids[-1])}, must be between 0 and next_id - 1, {next_id - 1}")
+    _check_ids(ids, next_id)
     for bad, what in _bad_columns(table, classes):
         _refuse(bad, ids, what)
-    encoded = {name: table[name] for name in ("row", "fine", "scale", "residual") if name in table}
-    step = max(1, CHUNK // encoded["row"].shape[1])
+    encoded = {name: table[name] for name in INT8 if name in table}
+    dim = encoded["row"].shape[1]
+    step = max(1, CHUNK // dim)
     for start in range(0, len(ids), step):
-        part = {name: column[start : start + step] for name, column in encoded.items()}
+        rows = slice(start, start + step)
+        part = {name: column[rows] for name, column in encoded.items()}
         for bad, what in _bad_rows(part):
-            _refuse(bad, ids[start : start + step], what)
+            _refuse(bad, ids[rows], what)
+
+
+def _check_ids(ids: Tensor, next_id: int) -> None:
+    """Passes ids that rise from row to row and that a bank has given."""
+    falls = ids[1:] <= ids[:-1]  # a difference of forged ids could overflow
+    if falls.any():
+        raise TableError("its ids do not rise from row to row")
+    if not len(ids):
+        return
+    first = int(ids[0])
+    last = int(ids[-1])
+    if first < 0 or last >= next_id:
+        raise TableError(f"its ids, {first} … {last}, must be between 0 and next_id - 1, {next_id - 1}")
 
 
 def check_judgments(
@@ -84,7 +99,8 @@ def check_judgments(
 def check_mean(name: str, mean: Tensor, dim: int) -> None:
     """Passes a finite vector of float64."""
     if mean.dtype != torch.float64 or mean.shape != (dim,):
-        raise TableError(f"its {name} must be float64 of shape ({dim},), got {mean.dtype} of {tuple(mean.shape)}")
+        given = f"{mean.dtype} of {tuple(mean.shape)}"
+        raise TableError(f"its {name} must be float64 of shape ({dim},), got {given}")
     if not mean.isfinite().all():
         raise TableError(f"its {name} holds NaN or infinity")
 
@@ -112,19 +128,22 @@ def check_transform(transform: Transform, dim: int) -> None:
 
 def _check_foreign(similarities: Tensor) -> None:
     """Passes finite numbers of float64 in rising order."""
-    if similarities.dtype != torch.float64 or similarities.ndim != 1 or len(similarities) > SAMPLE:
+    fits = similarities.ndim == 1 and len(similarities) <= SAMPLE
+    if not fits or similarities.dtype != torch.float64:
         given = f"{similarities.dtype} of {tuple(similarities.shape)}"
         raise TableError(f"its foreign must be float64 of shape (at most {SAMPLE},), got {given}")
-    if not similarities.isfinite().all() or (similarities.diff() < 0).any():
+    falls = similarities.diff() < 0
+    if not similarities.isfinite().all() or falls.any():
         raise TableError("its foreign must hold finite numbers in rising order")
 
 
 def _check_vectors(name: str, vectors: Tensor, dim: int, longest: float) -> None:
     """Passes at most ``dim`` finite vectors of float64 with lengths up to about ``longest``."""
-    given = f"{vectors.dtype} of {tuple(vectors.shape)}"
-    fits = vectors.ndim == 2 and vectors.shape[1] == dim and len(vectors) <= dim
+    shape = tuple(vectors.shape)
+    fits = len(shape) == 2 and shape[0] <= dim and shape[1] == dim
     if not fits or vectors.dtype != torch.float64:
-        raise TableError(f"its {name} must be float64 of shape (at most {dim}, {dim}), got {given}")
+        wanted = f"float64 of shape (at most {dim}, {dim})"
+        raise TableError(f"its {name} must be {wanted}, got {vectors.dtype} of {shape}")
     short = vectors.norm(dim=1) <= longest + LENGTH  # false for NaN
     if not short.all():
         raise TableError(f"its {name} has vectors longer than {longest:g}, NaN or infinity")
@@ -172,14 +191,21 @@ def _bad_columns(table: Mapping[str, Tensor], classes: int) -> Iterator[tuple[Te
 
 def _bad_rows(part: Columns) -> Iterator[tuple[Tensor, str]]:
     """Rows for which search would not be exact; every comparison is turned so that NaN is bad."""
-    if part["row"].dtype == torch.float32:
-        yield ((part["row"] * GRID).frac() != 0).any(1), "is NaN, infinite or off the grid of 2**-24"
+    stored = part["row"]
+    if stored.dtype == torch.float32:
+        off_grid = (stored * GRID).frac() != 0
+        yield off_grid.any(1), "is NaN, infinite or off the grid of 2**-24"
     rows = decode(part).double()
     if "fine" in part:
         scale = part["scale"].double()
-        yield ~((scale > 0) & scale.isfinite()), "has a scale that is not a positive number"
-        yield ((part["row"] == -128) | (part["fine"] == -128)).any(1), "has a code outside -127 … 127"
-        hidden = (rows - part["row"].double() * scale).norm(dim=1, keepdim=True) * 1.0001
+        positive = (scale > 0) & scale.isfinite()
+        yield ~positive, "has a scale that is not a positive number"
+        outside = (stored == -128) | (part["fine"] == -128)
+        yield outside.any(1), "has a code outside -127 … 127"
+        left_out = rows - stored.double() * scale  # of what a scan reads
+        hidden = left_out.norm(dim=1, keepdim=True) * 1.0001
+        error = (part["residual"].double() - hidden).abs()
         # Machines round a sum in different orders; this is far less than the room that 1.0001 leaves.
-        yield ~((part["residual"].double() - hidden).abs() <= 1e-6 * hidden), "has a false residual"
-    yield ~((rows.norm(dim=1) - 1).abs() <= LENGTH), "does not have length one"
+        yield ~(error <= 1e-6 * hidden), "has a false residual"
+    excess = rows.norm(dim=1) - 1
+    yield ~(excess.abs() <= LENGTH), "does not have length one"

@@ -13,12 +13,14 @@ from reprlib import repr as brief
 from typing import Any, TypeVar, cast
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn.functional import pad
 
 from adanpc.index.grid import array_if_on_cpu
 
 Value = TypeVar("Value")
+Numbers = Tensor | ArrayLike  # what users have: tensors, arrays, lists
 
 
 def with_fields(value: Value, **fields: Any) -> Value:
@@ -213,8 +215,12 @@ class Prediction:
         """The same with true ids, where ``first`` is the first id that ``apply`` gave to the proposal's rows."""
         if self.provisional is None or self.provisional == first:
             return with_fields(self, provisional=None)
-        shift = first - self.provisional
-        joined = torch.where(self.joined >= self.provisional, self.joined + shift, self.joined)
-        ids = self.neighbors.ids
-        ids = torch.where(ids >= self.provisional, ids + shift, ids)
-        return replace(self, neighbors=replace(self.neighbors, ids=ids), joined=joined, provisional=None)
+        joined = _moved(self.joined, self.provisional, first)
+        ids = _moved(self.neighbors.ids, self.provisional, first)
+        neighbors = replace(self.neighbors, ids=ids)
+        return replace(self, neighbors=neighbors, joined=joined, provisional=None)
+
+
+def _moved(ids: Tensor, provisional: int, first: int) -> Tensor:
+    """Ids of which those from ``provisional`` on are counted from ``first`` instead."""
+    return torch.where(ids >= provisional, ids + (first - provisional), ids)

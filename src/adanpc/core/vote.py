@@ -101,12 +101,15 @@ def _rank_in_class(similarity: Tensor, labels: Tensor) -> Tensor:
     """For each neighbor (B, K), how many of its class come before it by similarity; ties go by column."""
     # Neighbors in the order of classes, and within a class in that of similarity: two stable sorts.
     nearest_first = similarity.argsort(dim=1, descending=True, stable=True)
-    by_label = labels.gather(1, nearest_first).argsort(dim=1, stable=True)
+    labels_in_turn = labels.gather(1, nearest_first)
+    by_label = labels_in_turn.argsort(dim=1, stable=True)
     order = nearest_first.gather(1, by_label)
     ordered = labels.gather(1, order)
     # A rank is a place less the place at which the run of its class begins.
-    places = torch.arange(labels.shape[1], device=labels.device).expand_as(labels)
     begins = torch.ones_like(ordered, dtype=torch.bool)
     begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    first = torch.where(begins, places, 0).cummax(1).values
-    return torch.empty_like(places).scatter_(1, order, places - first)
+    columns = torch.arange(labels.shape[1], device=labels.device)
+    places = columns.expand_as(labels)
+    first = torch.where(begins, places, 0).cummax(1).values  # where the neighbor's class begins
+    ranks = torch.empty_like(places)
+    return ranks.scatter_(1, order, places - first)

@@ -90,10 +90,21 @@ def _magnitudes_of_tensor(values: Tensor) -> list[float]:
     return largest
 
 
+def tensor_of(values: Any) -> Tensor:
+    """Arrays and lists of numbers as a tensor.
+
+    Arrays that run backward are copied, since torch refuses them, and so are those that cannot be written to, as
+    pandas and memory maps give them, since it warns.
+    """
+    if isinstance(values, numpy.ndarray) and not (values.flags.writeable and min(values.strides, default=0) >= 0):
+        values = values.copy()
+    return torch.as_tensor(values)
+
+
 def _as_tensor(features: Any) -> Tensor:
-    """Arrays and lists of numbers as a tensor."""
+    """Features that are not a tensor, as one."""
     try:
-        return torch.as_tensor(numpy.asarray(features))
+        return tensor_of(numpy.asarray(features))
     except (TypeError, ValueError):
         raise FeatureError(
             f"features must be an array of numbers with rows of equal length, got {brief(features)}"

@@ -64,12 +64,19 @@ def find_head(model: nn.Module, inputs: Any, classes: int | None = None) -> tupl
         output = run(target, inputs)
     for logits in possible_logits(output):
         for module in reversed(made):
-            if made[module].shape == logits.shape and torch.equal(made[module], logits):
+            if _equal(made[module], logits):
                 return INPUT_OF + name_of(model, module), classes or module.out_features
     raise AdaNPCError(
         "no linear layer returns exactly what the model returns, so its features cannot be found: name a layer, "
         f"{_suggestion(modules, made, output)}; model.named_modules() lists all"
     )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same; NaN equals NaN, so that it is the features that are found to hold it."""
+    if one.shape != other.shape:
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _suggestion(modules: Mapping[str, nn.Module], made: Mapping[nn.Linear, Any], output: Any) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from adanpc.errors import AdaNPCError, LabelError
+from adanpc.index.grid import tensor_of
 from adanpc.models.inputs import PIL_REMEDY, InputError
 from adanpc.progress import track
 
@@ -160,6 +161,6 @@ def _labels(values: Any) -> Tensor:
 def _whole_numbers(name: str, values: Any) -> Tensor:
     """A copy of a loader's whole numbers: loaders may use their arrays again."""
     try:
-        return torch.as_tensor(values).clone()
+        return tensor_of(values).clone()
     except (TypeError, ValueError, RuntimeError):
         raise LabelError(f"the loader's {name} must be whole numbers from 0, got {brief(values)}") from None

@@ -12,6 +12,7 @@ from torch.utils.data import Subset
 
 from adanpc import require
 from adanpc.core import AdaNPC, Append, Change, MemoryBank, Prediction, Rollback
+from adanpc.core.bank import checked_device
 from adanpc.core.contents import class_names
 from adanpc.core.presets import PRESETS, preset_of
 from adanpc.errors import AdaNPCError, LabelError
@@ -97,7 +98,7 @@ class Wrapped:
 
         The change is not applied, so that it can be written to a log first; see ``AdaNPC.propose``.
         """
-        return self.classifier.propose(self.features(inputs), domain=domain, keys=_keys(keys))
+        return self.classifier.propose(self.features(inputs), domain=domain, keys=keys)
 
     def step(
         self, inputs: Any, *, domain: int = -1, keys: Any = None, files: Sequence[Any] | None = None
@@ -112,7 +113,7 @@ class Wrapped:
         """
         features = self.features(inputs)
         names = checked_files(files, len(features))
-        answer = self.classifier.step(features, domain=domain, keys=_keys(keys))
+        answer = self.classifier.step(features, domain=domain, keys=keys)
         if names is not None:
             self._files.note(answer.joined, names)
             bank = self.classifier.bank
@@ -217,7 +218,8 @@ def wrap(
         **options: of the preset: stream, guard, balance; or k, rule, temperature, admission, centering, …
     """
     check_model(model)
-    _check_options(preset, options)
+    _check_options(layer, preset, options)
+    device = checked_device(device)
     if soft is None:
         soft = preset == "safe"
     dataset = getattr(loader, "dataset", None)
@@ -240,9 +242,6 @@ def wrap(
     domains = torch.cat([batch.domains for batch in batches])
     all_keys = torch.cat([batch.keys for batch in batches])
     file_of_key = files_of(dataset)
-    if keys is not None:
-        file_of_key = None  # these keys are not the data set's row numbers
-        all_keys = _keys_of_all(keys, len(labels))
     if class_count is None:
         class_count = 1 + int(labels.max())
     names = _names(classes, whole, class_count)
@@ -256,6 +255,10 @@ def wrap(
         device=device,
     )
     classifier = AdaNPC(bank, preset=preset, **options)
+    given_keys = classifier.checked_keys(keys, len(labels))
+    if given_keys is not None:
+        all_keys = given_keys
+        file_of_key = None  # these keys are not the data set's row numbers
     if classifier.needs_all_at_once:
         features = [torch.cat(features)]
     stored = 0
@@ -278,8 +281,10 @@ def check_model(model: Any) -> None:
         )
 
 
-def _check_options(preset: str, options: Mapping[str, Any]) -> None:
-    """Refuses an argument that neither wrap nor the preset has, before anything is encoded."""
+def _check_options(layer: str | None, preset: str, options: Mapping[str, Any]) -> None:
+    """Refuses, before anything is encoded, an argument that neither wrap nor the preset has, and what is no layer."""
+    if layer is not None:
+        require.text("layer", layer)
     own = [name for name in signature(wrap).parameters if name != "options"]
     known = [*own, *(name for known in PRESETS.values() for name in known.options)]
     require.known_arguments("wrap", options, known)
@@ -316,14 +321,3 @@ def _check_count(features: Tensor, batch: LabeledBatch) -> None:
     """Refuses a batch without one label for each of its inputs."""
     if len(features) != len(batch.labels):
         raise LabelError(f"the loader gave {len(features)} inputs with {len(batch.labels)} labels: give one for each")
-
-
-def _keys(keys: Any) -> Tensor | None:
-    return None if keys is None else torch.as_tensor(keys)
-
-
-def _keys_of_all(keys: Any, count: int) -> Tensor:
-    values = torch.as_tensor(keys)
-    if values.shape != (count,):
-        raise LabelError(f"keys must have shape ({count},), one for each sample, got {tuple(values.shape)}")
-    return values

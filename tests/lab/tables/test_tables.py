@@ -396,7 +396,7 @@ def test_records_on_other_data_are_not_taken_for_these(workspace: Workspace, tmp
     table, here = TABLES["convergence"], Workspace(workspace.data_dir, tmp_path)
     own = {"steps": 2, "images": 10}
     sweep(table.plan(LEAST)[:1], here, Records(tmp_path), workers=1)
-    assert "are left" in chosen(table, "", "least", own, here, 1)[1]
+    assert " left on " in chosen(table, "", "least", own, here, 1)[1]
     text = (tmp_path / "records.jsonl").read_text()
     (tmp_path / "records.jsonl").write_text(text.replace('"rotated-mnist": 5000', '"rotated-mnist": 70000'))
     with pytest.raises(AdaNPCError, match="on rotated-mnist with 70,000 images, and there are 5,000 now: choose ano"):
@@ -494,7 +494,7 @@ def test_one_call_makes_a_table_and_again_runs_nothing(workspace: Workspace, tmp
     assert again() == first
     assert (tmp_path / "records.jsonl").read_bytes() == before
     assert [message.split(":")[0] for message in messages] == ["Reduced (least)"] * 2
-    assert "About 0 s on 1 cores are left." in messages[1]
+    assert "About 0 s left on 1 core." in messages[1]
 
 
 @pytest.mark.parametrize(

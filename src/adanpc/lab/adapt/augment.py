@@ -174,7 +174,8 @@ def _warped(images: Tensor, matrices: Tensor) -> Tensor:
     height, width = images.shape[2:]
     # The grid counts from -1 to 1 along each side, whatever its length: moves double, and slopes depend on the sides.
     to_grid_units = torch.tensor([[1.0, height / width, 2.0], [width / height, 1.0, 2.0]])
-    grid = affine_grid((matrices[:, :2] * to_grid_units).to(images), list(images.shape), align_corners=False)
+    in_grid_units = matrices[:, :2] * to_grid_units
+    grid = affine_grid(in_grid_units.to(images), list(images.shape), align_corners=False)
     return grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 

@@ -133,10 +133,12 @@ class TAST(Adapter):
 
     def _logits(self, rows: Tensor, means: Tensor) -> Tensor:
         """Returns the scaled cosines (E, n, C) of rows (n, D) to means (C, D), as each head sees them."""
-        has_supports = means.any(1)[None, :, None]  # a class without any has logit 0, whatever the heads add
-        mapped, centers = self.heads(torch.cat([rows, means])).split([len(rows), len(means)], 1)
+        mapped = self.heads(torch.cat([rows, means]))
+        queries, centers = mapped.split([len(rows), len(means)], 1)
+        has_supports = means.any(1)[:, None]  # a class without any has logit 0, whatever the heads add
+        queries = normalize(queries, dim=2)
         centers = normalize(centers * has_supports, dim=2)
-        return self.scale * normalize(mapped, dim=2) @ centers.transpose(1, 2)
+        return self.scale * queries @ centers.transpose(1, 2)
 
 
 class Heads(nn.Module):

@@ -107,12 +107,21 @@ def house(random: Generator) -> list[Part]:
 def tree(random: Generator) -> list[Part]:
     """A tree: a trunk under a round crown, or under the tiers of a fir."""
     trunk = Part(box(-0.11, -0.95, 0.11, -0.2), (110, 75, 45))
-    green = (int(random.integers(45, 80)), int(random.integers(120, 150)), 60)
+    red = int(random.integers(45, 80))
+    green = int(random.integers(120, 150))
     if random.random() < 0.4:
-        tiers = [(0.7, -0.45, 0.1), (0.55, -0.1, 0.5), (0.4, 0.25, 0.95)]
-        return [trunk, *(Part([(-half, low), (half, low), (0, high)], green) for half, low, high in tiers)]
-    crowns = [ellipse(-0.32, 0.1, 0.38, 0.34), ellipse(0.34, 0.12, 0.38, 0.34), ellipse(0, 0.45, 0.45, 0.42)]
-    return [trunk, *(Part(crown, green) for crown in crowns)]
+        crown = [
+            [(-0.7, -0.45), (0.7, -0.45), (0, 0.1)],
+            [(-0.55, -0.1), (0.55, -0.1), (0, 0.5)],
+            [(-0.4, 0.25), (0.4, 0.25), (0, 0.95)],
+        ]
+    else:
+        crown = [
+            ellipse(-0.32, 0.1, 0.38, 0.34),
+            ellipse(0.34, 0.12, 0.38, 0.34),
+            ellipse(0, 0.45, 0.45, 0.42),
+        ]
+    return [trunk, *(Part(outline, (red, green, 60)) for outline in crown)]
 
 
 def ellipse(x: float, y: float, width: float, height: float) -> list[Point]:

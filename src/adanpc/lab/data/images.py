@@ -73,8 +73,7 @@ class ImageFiles:
         except Exception as error:  # every decoder has errors of its own
             reason = printable(str(error))
             raise DataError(
-                f"{file!r} cannot be read ({reason}): copy it again, or drop it by adanpc.lab.data.without "
-                "or --skip-unreadable; adanpc.lab.data.unreadable lists all such files"
+                f"{file!r} cannot be read ({reason}): copy it again, or use `skip_unreadable` to skip such files"
             ) from error
         return torch.from_numpy(pixels).permute(2, 0, 1)
 

@@ -149,13 +149,14 @@ def _reader(name: str) -> Reader:
     return Reader(read_own, OWN_REMEDY)
 
 
-def read_images(path: Path, *, skip_unreadable: bool = False) -> DataSet:
+def read_images(path: str | Path, *, skip_unreadable: bool = False) -> DataSet:
     """The images of a folder, or those that a CSV or Parquet file lists.
 
     Args:
         path: as for the data sets ``folder`` and ``manifest``.
         skip_unreadable: decodes every image first, and leaves out those that cannot be; the notice counts them.
     """
+    path = Path(path)
     name = "folder"
     if path.suffix.lower() in MANIFEST_SUFFIXES:
         name = "manifest"

@@ -201,10 +201,12 @@ def _check_member(member: ZipInfo) -> None:
 
 
 def _build_domain(name: str, found: Scan, classes: tuple[str, ...]) -> Domain:
-    number_of = {label: number for number, label in enumerate(classes)}
-    numbers = torch.tensor([number_of[label] for label in found.counts], dtype=torch.int64)
-    counts = torch.tensor(list(found.counts.values()), dtype=torch.int64)
-    return Domain(name, found.images, numbers.repeat_interleave(counts), version=found.fingerprint)
+    # Images are listed class by class, so counts are enough to tell their labels.
+    numbers = {label: number for number, label in enumerate(classes)}
+    labels = [torch.zeros(0, dtype=torch.int64)]
+    for label, count in found.counts.items():
+        labels.append(torch.full((count,), numbers[label]))
+    return Domain(name, found.images, torch.cat(labels), version=found.fingerprint)
 
 
 def _list_domain(root: Path, folder: str) -> Iterator[ListedFile]:

@@ -397,11 +397,14 @@ def _question(axes: Axes, question: Question, top: float, width: float) -> None:
 def _picture(axes: Axes, picture: Picture, left: float, top: float) -> None:
     """The image in the middle of its cell, with the caption below."""
     pixels = np.array(picture.image.shape[:2])
-    height, width = pixels * CELL / max(picture.image.shape[:2])
+    height, width = pixels * CELL / max(pixels)
     x = left + (CELL - width) / 2
     y = top + (CELL - height) / 2
-    axes.imshow(picture.image, extent=(x, x + width, y + height, y), aspect="auto")
-    axes.text(left + CELL / 2, top + CELL + 0.04, _caption(picture), va="top", ha="center", fontsize=7)
+    extent = (x, x + width, y + height, y)
+    axes.imshow(picture.image, extent=extent, aspect="auto")
+    middle = left + CELL / 2
+    below = top + CELL + 0.04
+    axes.text(middle, below, _caption(picture), va="top", ha="center", fontsize=7)
 
 
 def _caption(picture: Picture) -> str:

@@ -180,7 +180,8 @@ def describe(table: Table, estimate: Estimate, budget: str, workers: int) -> str
     if budget and estimate.seconds > seconds(budget):
         over = f", more than the budget of {budget}"
     size = estimate.scale.about(table.uses)
-    return f"{size} About {length(estimate.seconds)} on {workers} cores are left{over}."
+    cores = "1 core" if workers == 1 else f"{workers} cores"
+    return f"{size} About {length(estimate.seconds)} left on {cores}{over}."
 
 
 def choices(folder: Path) -> dict[str, Choice]:

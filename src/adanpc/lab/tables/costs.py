@@ -36,11 +36,17 @@ SHOWN = {32: (BESIDE, TOTAL, MEMORY), 1: (BESIDE, TOTAL)}  # by batch size, on w
 
 def timing(scale: Scale, data: str, batch: int) -> Timing:
     """Every method in one run, on a model that is trained for two steps: its weights decide no time."""
-    first = BENCHMARKS[data].domains[:1]
-    spec = replace(scale.spec(data, first, "rotation"), steps=2, every=2)
-    names = tuple(method for method in ADAPTERS if scale.wants(method))
-    own = tuple((name, settings(name, data)) for name, method in ADAPTERS.items() if method.one_by_one)
-    return Timing(Trained(spec), names, batch, IMAGES[batch], own)
+    target = BENCHMARKS[data].domains[:1]
+    spec = scale.spec(data, target, "rotation")
+    short = replace(spec, steps=2, every=2)
+    names = []
+    own = []
+    for name, method in ADAPTERS.items():
+        if scale.wants(name):
+            names.append(name)
+        if method.one_by_one:
+            own.append((name, settings(name, data)))
+    return Timing(Trained(short), tuple(names), batch, IMAGES[batch], tuple(own))
 
 
 def timing_plan(scale: Scale) -> list[Task]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -203,7 +203,7 @@ def measured_with(workspace: Workspace) -> dict[str, str]:
         made_from = noted[name].data
         if made_from is not None:
             for data, about in made_from.sets.items():
-                seen["data"][f"{data}, {about['images']:,} images from {made_from.folder}"] = None
+                seen["data"][_provenance(data, about, made_from.folder)] = None
         for task in TABLES[name].plan(noted[name].scale):
             if task in records:
                 environment = records.entries[task.id]["environment"]
@@ -212,6 +212,14 @@ def measured_with(workspace: Workspace) -> dict[str, str]:
                 seen["commit"][environment["commit"] or "unknown"] = None
                 seen["versions"][", ".join(packages) or "unknown"] = None
     return {name: "; ".join(values) for name, values in seen.items() if values}
+
+
+def _provenance(data: str, about: Mapping[str, Any], folder: str) -> str:
+    """Where the images of a data set came from, in words: a notice says so if it was not the folder."""
+    images = f"{data}, {about['images']:,} images"
+    if about["notice"]:
+        return f"{images} with the data folder {folder} ({about['notice']})"
+    return f"{images} from {folder}"
 
 
 def write_report(workspace: Workspace, *, where_made: bool = False) -> Path:

@@ -73,13 +73,20 @@ def _proposition_3(dim: int, records: Group, shift: str) -> Chart:
 
 def _series(label: str, records: Group, x: str, read: Reading) -> Series:
     """Means over seeds at every positive x, with standard errors if every point has several seeds."""
-    values = {size: mean(group, read) for size, group in sorted(by(records, lambda record: record[x]).items())}
-    drawable = {size: value for size, value in values.items() if size > 0 and value.mean > 0}
-    means = tuple(value.mean for value in drawable.values())
-    errors = tuple(value.error for value in drawable.values() if value.error is not None)
+    sizes = []
+    means = []
+    errors = []
+    for size, group in sorted(by(records, lambda record: record[x]).items()):
+        value = mean(group, read)
+        if size <= 0 or value.mean <= 0:  # axes are logarithmic
+            continue
+        sizes.append(size)
+        means.append(value.mean)
+        if value.error is not None:
+            errors.append(value.error)
     if len(errors) < len(means):
-        return Series(label, tuple(drawable), means)
-    return Series(label, tuple(drawable), means, errors)
+        return Series(label, tuple(sizes), tuple(means))
+    return Series(label, tuple(sizes), tuple(means), tuple(errors))
 
 
 def _bound_series(label: str, records: Group, x: str, read: Reading) -> Series:

@@ -43,8 +43,10 @@ class Rotation(Algorithm):
         """The mean loss of the domains, plus the weighted loss of the rotations."""
         risk = losses(self.model, batches).mean()
         images, turns = turned(torch.cat([batch.images for batch in batches]))
-        rotation = cross_entropy(self.rotation_head(self.model.features(images)), turns)
-        return risk + self.weight * rotation, {"risk": risk.detach(), "rotation": rotation.detach()}
+        features = self.model.features(images)
+        rotation = cross_entropy(self.rotation_head(features), turns)
+        reported = {"risk": risk.detach(), "rotation": rotation.detach()}
+        return risk + self.weight * rotation, reported
 
 
 def turned(images: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,8 +58,9 @@ class Run:
     """
 
     def __init__(
-        self, folder: Path, algorithm: str | None = None, *, encoder: str | None = None, data: str | None = None
+        self, folder: str | Path, algorithm: str | None = None, *, encoder: str | None = None, data: str | None = None
     ) -> None:
+        folder = Path(folder)
         self.folder = folder
         _name(algorithm, encoder, data)
         _refuse_links(folder)

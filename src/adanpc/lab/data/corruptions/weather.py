@@ -28,12 +28,16 @@ def snow(
     kept: float,
 ) -> Array:
     """Flakes blown along a steep line, twice, the second time turned around, over a whitened image."""
-    flakes = zoom(rng.normal(mean, std, image.shape[:2]), size)
+    noise = rng.normal(mean, std, image.shape[:2])
+    flakes = zoom(noise, size)
     flakes = cut(np.where(flakes < threshold, 0, flakes))
-    blown = streak(flakes, radius, sigma, rng.uniform(-135, -45))[..., None]
+    angle = rng.uniform(-135, -45)
+    blown = streak(flakes, radius, sigma, angle)[..., None]
     turned = blown[::-1, ::-1]
-    whitened = np.maximum(image, gray(image) * 1.5 + 0.5)
-    return kept * image + (1 - kept) * whitened + blown + turned
+    bright = gray(image) * 1.5 + 0.5
+    whitened = np.maximum(image, bright)
+    ground = kept * image + (1 - kept) * whitened
+    return ground + blown + turned
 
 
 def fog(image: Array, rng: Generator, density: float, decay: float) -> Array:
