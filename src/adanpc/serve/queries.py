@@ -36,11 +36,6 @@ class Query:
         row = int(self.prediction.joined[self.place])
         return [row] if row >= 0 else []
 
-    @property
-    def label(self) -> int:
-        """Its answer."""
-        return int(self.prediction.labels[self.place])
-
 
 class Queries:
     """The newest queries, under names that this process gives out once.
