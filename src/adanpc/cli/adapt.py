@@ -24,7 +24,7 @@ ALL = "all"
 DEFAULT = "adanpc-safe"  # learns as a wrapped model does
 COLUMNS = 120  # the table needs them, whatever the terminal says
 LEGEND = (
-    "Accuracy on each domain as its samples arrive; source: on held-out source images afterwards (before); "
+    "Accuracy on each domain as its samples arrive; source: on held-out source images after adapting (before); "
     "ms: a sample's share of its batch, without the encoder's time (enc) where a method sees features; "
     "MB: memory beyond the model."
 )
