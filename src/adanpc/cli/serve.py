@@ -66,7 +66,7 @@ def serve(
         from adanpc.require import library
 
         for name in ("fastapi", "uvicorn", "prometheus_client", "PIL"):
-            library(name, "a service")
+            library(name, "a service", extra="serve")
         from adanpc.serve import Limits, Tokens, create, listening, run
         from adanpc.serve.logs import log_to_stderr
         from adanpc.serve.security import LOOPBACK
