@@ -267,6 +267,18 @@ def test_british_forms_are_noticed_and_words_like_them_are_not() -> None:
     assert british(ROOT / "src/adanpc/store/file.py", "centring") == []
 
 
+def test_the_readme_counts_what_there_is() -> None:
+    readme = (ROOT / "README.md").read_text()
+    published = set(READERS) - {"folder", "manifest"}  # the others are for images of one's own
+    for count, what in (
+        (len(ALGORITHMS), "training algorithms"),
+        (len(ADAPTERS), "test-time methods"),
+        (len(published), "data sets"),
+        (len(STREAMS), "orders"),
+    ):
+        assert f"{count} {what}" in readme
+
+
 def test_nothing_mentions_the_machine_that_it_was_written_on() -> None:
     places = re.compile(r"(?<![\w.])/(?:Users|home|mnt|opt|root|work)/\w")
     for path in texts():

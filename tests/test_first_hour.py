@@ -112,6 +112,16 @@ def test_version_help_and_completion_import_nothing_large(arguments: list[str], 
     assert "imported: []" in done.stdout
 
 
+@pytest.mark.parametrize("missing", ["fastapi", "PIL"])
+def test_a_service_without_its_libraries_names_the_extra(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    done = run("serve", tmp_path)
+    assert done.exit_code == 2
+    assert f"a service needs {missing}, which is not installed: pip install 'adanpc[serve]'" in done.stderr
+
+
 # Long work ------------------------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from adanpc import require
 from adanpc.core import Prediction
-from adanpc.errors import AdaNPCError, LabelError, UnavailableError
+from adanpc.errors import AdaNPCError, LabelError
 from adanpc.index.grid import tensor_of
 
 if TYPE_CHECKING:
@@ -69,10 +68,7 @@ def plot_stream(
         path: where to write the figure, if anywhere: a .png, .pdf or .svg file.
     """
     curves = stream_curves(answers, labels, window=window)
-    try:
-        figure_module = import_module("matplotlib.figure")
-    except ModuleNotFoundError:
-        raise UnavailableError("a plot needs matplotlib, which is not installed: pip install matplotlib") from None
+    figure_module = require.library("matplotlib.figure", "a plot")
     figure: Figure = figure_module.Figure(figsize=(8, 5), layout="constrained")
     _draw(figure, curves, window)
     if path is not None:

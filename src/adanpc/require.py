@@ -108,13 +108,20 @@ def _checking(function: Called, name: str) -> Called:
     return checked  # type: ignore[return-value]  # it has the same signature
 
 
-def library(name: str, purpose: str) -> ModuleType:
-    """A library that most users do not need, or an error that says how to install it."""
+def library(name: str, purpose: str, extra: str | None = None) -> ModuleType:
+    """A library that most users do not need, or an error that says how to install it.
+
+    Args:
+        name: of the module.
+        purpose: what needs it.
+        extra: of adanpc, in which it is; without one, the package has the name of the module.
+    """
     try:
         return import_module(name)
     except ModuleNotFoundError:
         package = name.partition(".")[0]
-        raise UnavailableError(f"{purpose} needs {package}, which is not installed: pip install {package}") from None
+        install = package if extra is None else f"'adanpc[{extra}]'"
+        raise UnavailableError(f"{purpose} needs {package}, which is not installed: pip install {install}") from None
 
 
 def _as_float(value: Any) -> float:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SHOWN = 20  # entries of a log that are listed
 COLUMNS = 100  # the table of the log needs them, whatever the terminal says
 
-bank = typer.Typer(no_args_is_help=True, help="Keep a bank in a folder that loses no change, and look after it.")
+bank = typer.Typer(no_args_is_help=True, help="Create and manage durable banks: folders in which no change is lost.")
 app.add_typer(bank, name="bank")
 
 Folder = Annotated[Path, typer.Argument(help="The folder of a durable bank.")]
@@ -65,7 +65,7 @@ def create(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Create a durable bank from rows that are labeled, or from a bank that was saved."""
+    """Create a durable bank from labeled rows or from a saved bank."""
     with one_sentence():
         from adanpc.require import one_of
         from adanpc.store import DurableBank
@@ -138,7 +138,7 @@ def _of_embeddings(source: Path, labels: Path | None, options: dict[str, Any]) -
 
 @bank.command()
 def info(folder: Folder, json: Json = False) -> None:
-    """Show what a bank holds, also while it is in use."""
+    """Show what a bank holds, even while it is in use."""
     with one_sentence():
         from adanpc.store import SqliteLog
         from adanpc.store.recovery import recovered
@@ -187,7 +187,7 @@ def log(
     last: Annotated[int, typer.Option(min=1, help="Else list so many of the newest.")] = SHOWN,
     json: Json = False,
 ) -> None:
-    """List changes: what happened, who caused it, why and when."""
+    """List changes: what happened, who did it, why and when."""
     with one_sentence():
         from adanpc.store import SqliteLog
 
@@ -258,7 +258,7 @@ def _rows(entry: dict[str, Any]) -> str:
 
 @bank.command()
 def verify(folder: Folder, json: Json = False) -> None:
-    """Read all of a bank and tell whether it is whole, and its snapshots are what its changes lead to."""
+    """Check a whole bank: every change is intact, and the snapshots match the changes."""
     with one_sentence():
         from adanpc.store import verify as read_all
 
@@ -323,7 +323,7 @@ def rollback(
     why: Why = "",
     json: Json = False,
 ) -> None:
-    """Return to an earlier position, by one more change: nothing is lost by it."""
+    """Return to an earlier position; that is one more change, so nothing is lost."""
     _change(folder, lambda opened: opened.rollback(to, who=who or getuser(), why=why), json)
 
 
@@ -336,7 +336,7 @@ def import_(
     why: Why = "",
     json: Json = False,
 ) -> None:
-    """Add labeled rows as an expert's: they are never evicted."""
+    """Add labeled rows as an expert's, which are never evicted."""
 
     def add(opened: DurableBank) -> object:
         from adanpc.core import Append, Origin
@@ -373,7 +373,7 @@ def export(
     ],
     json: Json = False,
 ) -> None:
-    """Write a bank for other programs, also while it is in use."""
+    """Export a bank for other programs, even while it is in use."""
     with one_sentence():
         from adanpc.require import one_of
         from adanpc.store import SqliteLog, write_onnx, write_parquet
@@ -405,7 +405,7 @@ def compact(
     keep: Annotated[int, typer.Option(min=1, help="Snapshots that are kept, the newest.")] = 2,
     json: Json = False,
 ) -> None:
-    """Forget changes before the oldest snapshot that is kept: no rollback leads behind it.
+    """Drop all changes before the oldest snapshot that is kept; you cannot roll back beyond it.
 
     With --keep 1 nothing is left of rows that were deleted.
     """

@@ -30,7 +30,7 @@ def demo(
     """Train on upright digits, then adapt to digits that are rotated further and further: about 90 seconds.
 
     A table and a figure compare a linear head, a frozen k-NN vote, the paper's rule and AdaNPC, which is the library's
-    default, on each rotation, and show what is still known of the upright digits afterwards.
+    default, on each rotation, and show what is still known of the upright digits afterward.
     """
     with one_sentence():
         from adanpc.lab.data.digits import rotated_digits

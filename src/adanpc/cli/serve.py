@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PORT = 8080
 ROLES = ("predict", "expert", "admin")  # those of adanpc.serve.tokens, which takes long to import
 
-token = typer.Typer(no_args_is_help=True, help="Decide who may use a service, by tokens.")
+token = typer.Typer(no_args_is_help=True, help="Manage the tokens that say who may use a service.")
 app.add_typer(token, name="token")
 
 TokenFile = Annotated[Path, typer.Argument(help="A file of tokens; it holds their hashes.")]
@@ -31,35 +31,40 @@ TokenName = Annotated[str, typer.Argument(help="Whose token it is; changes are s
 @app.command()
 def serve(
     folder: Annotated[Path, typer.Argument(help="The folder of a durable bank; see adanpc bank create.")],
-    model: Annotated[Path | None, typer.Option(help="The run whose model makes features of images.")] = None,
-    which: Annotated[str, typer.Option(help="The best or the last model of the run.")] = "best",
+    model: Annotated[Path | None, typer.Option(help="The run whose model turns images into features.")] = None,
+    which: Annotated[str, typer.Option(help="Which model of the run to use: best or last.")] = "best",
     encoder: Annotated[
-        str, typer.Option(help="Or an encoder, such as resnet-18 or timm:NAME.", autocompletion=completing(ENCODERS))
+        str,
+        typer.Option(
+            help="An encoder instead of a run, such as resnet-18 or timm:NAME.", autocompletion=completing(ENCODERS)
+        ),
     ] = "",
-    weights: Annotated[Path | None, typer.Option(help="The weights of the --encoder, as a file.")] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Or its published weights.")] = False,
+    weights: Annotated[Path | None, typer.Option(help="A file of weights for the --encoder.")] = None,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Use the published weights of the --encoder.")
+    ] = False,
     images: Annotated[
         Path | None,
-        typer.Option(help="What the bank was created from, images or a run, to show the images of its source rows."),
+        typer.Option(help="The images or the run that the bank was created from, to show pictures of source rows."),
     ] = None,
     thumbnails: Annotated[
-        bool, typer.Option("--thumbnails", help="Keep small pictures of queries that join beside the bank.")
+        bool, typer.Option("--thumbnails", help="Keep thumbnails of the images that join the bank.")
     ] = False,
-    host: Annotated[str, typer.Option(help="The address to listen at; others than loopback need --tokens.")] = (
+    host: Annotated[str, typer.Option(help="The address to listen on; any but loopback needs --tokens.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")] = PORT,
     tokens: Annotated[Path | None, typer.Option(help="Who may do what: a file made by adanpc token add.")] = None,
-    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request, at most.")] = 32 * 2**20,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of an image, at most.")] = 50_000_000,
-    max_requests: Annotated[int, typer.Option(min=1, help="Requests that are answered at a time.")] = 256,
-    max_connections: Annotated[int, typer.Option(min=1, help="Connections that are open at a time.")] = 1000,
-    rate: Annotated[float, typer.Option(min=0.001, help="Requests a second of one caller, at most.")] = 2000.0,
+    max_body: Annotated[int, typer.Option(min=1, help="The largest request, in bytes.")] = 32 * 2**20,
+    max_pixels: Annotated[int, typer.Option(min=1, help="The largest image, in pixels.")] = 50_000_000,
+    max_requests: Annotated[int, typer.Option(min=1, help="The most requests to answer at once.")] = 256,
+    max_connections: Annotated[int, typer.Option(min=1, help="The most connections to keep open at once.")] = 1000,
+    rate: Annotated[float, typer.Option(min=0.001, help="The most requests per second from one caller.")] = 2000.0,
 ) -> None:
     """Answer predictions over HTTP, adapt while doing so, and show experts why.
 
-    The page for experts is at the address that is printed. SIGTERM or Ctrl-C ends the service when it has answered
-    what it accepted. Logs go to the standard error stream, as lines of JSON.
+    The page for experts is at the printed address. SIGTERM or Ctrl-C stops the service once it has answered every
+    request that it accepted. Logs go to standard error, as JSON lines.
     """
     with one_sentence():
         _check_libraries()
@@ -144,7 +149,7 @@ def _check_libraries() -> None:
     from adanpc.require import library
 
     for name in ("fastapi", "uvicorn", "prometheus_client", "PIL"):
-        library(name, "a service")
+        library(name, "a service", extra="serve")
 
 
 def _answer(
