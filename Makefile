@@ -5,13 +5,17 @@
 #   make test        make check, then every test with coverage: what must pass before a change lands
 #   make test-fast   the product's tests without the slow ones, for the inner loop: under a minute on two cores
 #   make fuzz        damaged and forged files, 200 times as many as in make test; FUZZ=1000 for 1000 times
+#   make serve       a service with drawn pictures to look at, at http://127.0.0.1:8080; Ctrl-C ends it
+#   make browser     Chromium for the tests of the page, if it is not there and may be installed; make test does it
 #   make docs        the documentation as a web site in site/, which loads nothing from other hosts
 #   make bench       the bank compared with faiss, hnswlib, scikit-learn and the published code
+#   make bench-scale the progressive search beside faiss flat, up to the rows of ImageNet: 7 GB of memory, 6 of disk
 #   make clean       removes .venv and everything that was built
 
-.PHONY: help demo check test test-fast fuzz docs bench clean
+.PHONY: help demo serve check test test-fast fuzz docs bench bench-scale bench-serve clean browser
 PYTHON ?= python3
 FUZZ ?= 200
+PORT ?= 8080
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -39,15 +43,24 @@ help:
 demo: .venv/ready
 	$(BIN)/adanpc demo
 
+serve: .venv/ready
+	$(BIN)/adanpc sample adanpc-sample --port $(PORT)
+
 check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check
+test: check browser
 	$(BIN)/pytest -n auto --dist worksteal --cov --cov-report=term
 	$(BIN)/coverage report --include='src/adanpc/core/*,src/adanpc/index/*,src/adanpc/store/*' --fail-under=100
+
+# The tests of the page need Chromium. Without it, and without the right to install it, they are skipped and say so.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+		(test "$$(id -u)" = 0 && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium) || \
+		echo "Chromium is not here and cannot be installed: the tests of the page will be skipped."
 
 test-fast: .venv/ready
 	$(BIN)/pytest -q -n auto --dist worksteal $(FAST) $(addprefix --deselect=,$(SLOW))
@@ -68,9 +81,13 @@ bench: .venv/ready
 	$(INSTALL) --editable '.[bench]'
 	$(BIN)/python -m benchmarks.core
 
+bench-scale: .venv/ready
+	$(INSTALL) --editable '.[bench]'
+	$(BIN)/python -m benchmarks.scale
+
 # torch comes first and pinned, and timm and torchvision without what they ask for, so that nothing pulls another build
 # of torch.
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml constraints.txt setup.py src/adanpc/index/_kernels.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		(echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" && false)
 	$(PYTHON) -m venv .venv
@@ -80,4 +97,4 @@ bench: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv build dist site .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv adanpc-sample build dist site .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

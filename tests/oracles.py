@@ -36,7 +36,15 @@ def vote(near: list[tuple[float, int]], classes: int, rule: str, temperature: fl
             totals[label] += similarity
         powers = [math.exp(total) for total in totals]
         return [power / sum(powers) for power in powers]
-    weights = [1.0 if rule == "uniform" else math.exp(similarity / temperature) for similarity, _ in near]
+    if rule == "rank":
+        order = sorted(
+            range(len(near)), key=lambda place: -near[place][0]
+        )  # stable: of equals, the earlier comes first
+        weights = [1 / (2 + order.index(place)) for place in range(len(near))]
+    elif rule == "uniform":
+        weights = [1.0] * len(near)
+    else:
+        weights = [math.exp(similarity / temperature) for similarity, _ in near]
     for weight, (_, label) in zip(weights, near, strict=True):
         totals[label] += weight / sum(weights)
     if rule == "published":

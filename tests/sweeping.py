@@ -49,7 +49,7 @@ class Chore(Task):
     def effort(self, costs: CostModel) -> float:
         return float(len(self.name))
 
-    def first(self) -> Chore | None:
+    def prerequisite(self) -> Chore | None:
         return self.after
 
 

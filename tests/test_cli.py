@@ -1,6 +1,7 @@
 """The command line as a user meets it, and the progress bar."""
 
 import io
+import json
 import os
 import pty
 import re
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 from adanpc import cli, progress
 from adanpc.cli.app import printable, with_flags
 from adanpc.errors import AdaNPCError
+from adanpc.index import kernels
 from adanpc.lab.data import Domain, rotated_digits
 from adanpc.lab.demo import ADAPTED, METHODS, PAPER, OnSource, Result, Settings, Stage
 from adanpc.progress import track
@@ -50,6 +53,25 @@ def test_help(arguments: tuple[str, ...]) -> None:
     assert "demo" in out + err
     assert "Adapt a trained classifier" in out + err
     assert run("--help")[0] == 0
+
+
+def test_info_says_which_kernels_and_versions_are_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernels.VARIABLE, "numpy")
+    code, out, err = run("info")
+    assert (code, err) == (0, "")
+    assert f"adanpc: {__version__}\n" in out
+    assert f"kernels: in use numpy, available {' '.join(kernels.paths())}, chosen by ADANPC_KERNELS\n" in out
+    assert f"torch {version('torch')}, " in out
+    assert "threads of torch: " in out
+    monkeypatch.delenv(kernels.VARIABLE)
+    document = json.loads(run("info", "--json")[1])
+    assert document["kernels"]["in use"] == kernels.paths()[0]
+    assert document["kernels"]["chosen by"] == "speed"
+    assert document["packages"]["numpy"] == version("numpy")
+    monkeypatch.setenv(kernels.VARIABLE, "abacus")
+    code, out, err = run("info")
+    assert code == 2
+    assert "ADANPC_KERNELS must be one of" in err
 
 
 def test_help_of_the_demo_names_its_options() -> None:

@@ -171,6 +171,7 @@ def test_every_option_matters() -> None:
         {"k_source": 3, "k_target": 7},
         {"rule": "paper"},
         {"rule": "uniform"},
+        {"rule": "rank"},
         {"rule": "classwise"},
         {"rule": "published"},
         {"temperature": 0.5},

@@ -1,4 +1,4 @@
-"""Other classifiers of the same rows: another capacity, more classes, two in one. The given ones stay as they are."""
+"""Other classifiers of the same rows: another capacity, more classes, fewer rows, two in one. The given ones stay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ import torch
 from torch import nn
 
 import adanpc
-from adanpc import AdaNPC, Delete, MemoryBank, Relabel, Restore, Veto, everyone, merged, with_capacity, with_classes
+from adanpc import (
+    AdaNPC,
+    Delete,
+    MemoryBank,
+    Relabel,
+    Restore,
+    Veto,
+    everyone,
+    merged,
+    reduced,
+    with_capacity,
+    with_classes,
+)
 from adanpc.core.eviction import random_rank
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.models import RecipeError
@@ -194,6 +206,72 @@ class TestMerge:
         other: Any = MemoryBank(3, 2)
         with pytest.raises(AdaNPCError, match="expected an AdaNPC or a wrapped model, got MemoryBank"):
             merged(filled(), other)
+
+
+class TestReduced:
+    @staticmethod
+    def learned(count: int = 60, **options: Any) -> AdaNPC:
+        """Two classes in two domains: of class 0 twice as many rows as of class 1."""
+        made = AdaNPC(MemoryBank(6, 2, **options), k=3, admission=everyone)
+        rows = torch.randn(count, 6, generator=torch.Generator().manual_seed(1))
+        made.learn(rows, (torch.arange(count) % 3 == 2).long(), domain=torch.arange(count) % 2)
+        return made
+
+    @pytest.mark.parametrize("storage", STORAGE)
+    def test_of_each_class_and_domain_the_same_share_stays(self, storage: str) -> None:
+        made = self.learned(storage=storage)
+        before = made.digest()
+        smaller = reduced(made, 0.3)
+        table = smaller.bank.table("id", "label", "domain")
+        kinds = list(zip(table["label"].tolist(), table["domain"].tolist(), strict=True))
+        assert sorted((kind, kinds.count(kind)) for kind in set(kinds)) == [
+            ((0, 0), 6), ((0, 1), 6), ((1, 0), 3), ((1, 1), 3),
+        ]  # fmt: skip
+        assert torch.equal(smaller.bank.rows(table["id"]), made.bank.rows(table["id"]))
+        assert smaller.bank.next_id == made.bank.next_id
+        assert made.digest() == before
+
+    def test_the_rows_are_always_the_same_and_not_the_first(self) -> None:
+        stays = reduced(self.learned(), 0.5).bank.table("id")["id"].tolist()
+        assert stays == reduced(self.learned(), 0.5).bank.table("id")["id"].tolist()
+        assert stays != list(range(30))
+
+    def test_what_was_admitted_or_judged_stays(self) -> None:
+        made = self.learned()
+        made.step(torch.randn(6, 6, generator=torch.Generator().manual_seed(3)))
+        made.apply(Veto((1,), who="me"))
+        made.apply(Relabel((3,), 1))
+        smaller = reduced(made, 0.01)
+        ids = smaller.bank.table("id")["id"].tolist()
+        assert len(ids) == 4 + 2 + 6  # one of each class and domain, those that were judged, those that were admitted
+        assert {1, 3, *range(60, 66)} < set(ids)
+        assert smaller.bank.history(3) == made.bank.history(3)
+
+    def test_all_of_it_is_the_same_classifier(self) -> None:
+        made = self.learned()
+        assert reduced(made, 1).digest() == made.digest()
+
+    def test_the_transform_of_the_preset_safe_stays(self) -> None:
+        made = AdaNPC(MemoryBank(6, 2, soft=True), preset="safe")
+        labels = torch.arange(80) % 2
+        made.learn(torch.randn(80, 6, generator=torch.Generator().manual_seed(4)) + 3 * labels[:, None], labels)
+        smaller = reduced(made, 0.25)
+        assert len(smaller.bank) == 20
+        ours = smaller.state()["tensors"]
+        theirs = made.state()["tensors"]
+        assert torch.equal(ours["transform.origin"], theirs["transform.origin"])
+        smaller.step(torch.randn(5, 6, generator=torch.Generator().manual_seed(5)))
+
+    @pytest.mark.parametrize("share", [0, -0.1, 1.5, float("nan"), "half"])
+    def test_a_share_that_makes_no_sense_is_refused(self, share: Any) -> None:
+        with pytest.raises(AdaNPCError, match="share must be"):
+            reduced(self.learned(), share)
+
+    def test_of_a_wrapped_model(self) -> None:
+        wrapped = TestWrapped.wrapped()
+        smaller = reduced(wrapped, 0.5)
+        assert smaller.model is wrapped.model
+        assert len(smaller.classifier.bank) == 4
 
 
 class TestWrapped:

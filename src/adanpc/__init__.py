@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from adanpc.losses import KNNLoss
     from adanpc.models.wrap import Wrapped, wrap
     from adanpc.plot import plot_stream
-    from adanpc.rebuild import merged, with_capacity, with_classes
+    from adanpc.rebuild import merged, reduced, with_capacity, with_classes
     from adanpc.store import DurableBank, load, save
 
 # Where each name comes from. A module is imported when one of its names is first used: torch alone takes seconds, which
@@ -47,7 +47,7 @@ _MODULES = {
     "losses": ["KNNLoss"],
     "models": ["Wrapped", "wrap"],
     "plot": ["plot_stream"],
-    "rebuild": ["merged", "with_capacity", "with_classes"],
+    "rebuild": ["merged", "reduced", "with_capacity", "with_classes"],
     "store": ["DurableBank", "load", "save"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -56,7 +56,7 @@ __all__ = [
     "AdaNPC", "AdaNPCClassifier", "AdaNPCError", "AdaNPCTransformer", "Admission", "Append", "Delete", "DurableBank",
     "Explanation", "Feedback", "KNNLoss", "MemoryBank", "Origin", "Prediction", "Relabel", "Restore", "Rollback",
     "Veto", "Wrapped", "__version__", "adapt_predict", "everyone", "explain", "load", "merged", "nobody",
-    "plot_stream", "save", "with_capacity", "with_classes", "wrap",
+    "plot_stream", "reduced", "save", "with_capacity", "with_classes", "wrap",
 ]  # fmt: skip
 
 

@@ -143,6 +143,17 @@ def _sweep(target: Path, before: float) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder, and those above it that are missing, on the disk when it returns."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for made in reversed(missing):
+        made.mkdir(exist_ok=True)
+        sync_folder(made.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Forces the names in a folder to the disk, where the platform can."""
     if os.name == "posix":  # Windows opens no folders

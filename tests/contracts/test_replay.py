@@ -12,7 +12,7 @@ from adanpc.core import AdaNPC, Admission, MemoryBank, Veto, everyone, nobody
 from adanpc.core.centering import MODES
 from adanpc.core.eviction import POLICIES
 from adanpc.core.vote import RULES
-from adanpc.index import STORAGE
+from adanpc.index import STORAGE, ProgressiveIndex, progressive
 from adanpc.testing import check_replay
 
 ADMISSIONS = {
@@ -53,6 +53,25 @@ def test_every_bank_replays(bank: dict[str, Any]) -> None:
 @pytest.mark.parametrize("bank", [bank for bank in BANKS if bank["soft"]], ids=lambda bank: str([*bank.values()]))
 def test_the_safe_preset_replays(bank: dict[str, Any], options: dict[str, Any]) -> None:
     check_replay(lambda: AdaNPC(MemoryBank(5, 3, **bank), preset="safe", **options))
+
+
+@pytest.mark.parametrize("number", range(0, len(MODELS), 7))
+def test_a_bank_that_searches_by_codes_replays(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progressive, "LEAST", 16)
+    monkeypatch.setattr(progressive, "MANY", 1)
+    monkeypatch.setattr(progressive, "FIRST", 4)
+    bank = {**BANKS[number % len(BANKS)], "storage": "progressive"}
+    settings = {**MODELS[number], "admission": ADMISSIONS[MODELS[number]["admission"]]}
+    made = []
+
+    def make() -> AdaNPC:
+        made.append(AdaNPC(MemoryBank(5, 3, **bank), **settings))
+        return made[-1]
+
+    check_replay(make, seed=number)
+    index = made[0].bank.contents.index
+    assert isinstance(index, ProgressiveIndex)
+    assert index.coded
 
 
 def test_the_check_sees_what_is_not_in_the_changes() -> None:

@@ -18,8 +18,8 @@ from adanpc.core import AdaNPC, Append, Delete, MemoryBank, Origin, Relabel, Res
 from adanpc.core.codec import decode, encode
 from adanpc.core.contents import Pool
 from adanpc.core.eviction import random_rank
-from adanpc.errors import AdaNPCError, EmptyBankError, FeatureError, LabelError, RowError
-from adanpc.index import unit
+from adanpc.errors import AdaNPCError, ChangeError, EmptyBankError, FeatureError, LabelError, RowError
+from adanpc.index import ExactIndex, unit
 
 
 def bank(rows: int = 4, **options: Any) -> MemoryBank:
@@ -578,3 +578,61 @@ def test_labels_of_other_whole_numbers_are_stored_as_int64(kind: torch.dtype) ->
     bank.apply(Append(torch.eye(2), torch.tensor([0, 1], dtype=kind)))
     assert bank.table("label")["label"].dtype == torch.int64
     assert bank.table("label")["label"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8", "progressive"])
+def test_memory_says_what_bytes_are_for(storage: str) -> None:
+    bank = MemoryBank(20, 3, storage=storage, soft=True)
+    assert bank.memory()["total"] == 0
+    bank.apply(Append(torch.eye(20), torch.arange(20) % 3))
+    parts = bank.memory()
+    total = parts.pop("total")
+    assert total == sum(parts.values()) == bank.nbytes
+    width = {"float32": 4, "float16": 2, "int8": 1, "progressive": 2}[storage]
+    assert parts["rows"] == 20 * 20 * width
+    assert parts["labels and the like"] == 20 * (3 * 8 + 4 + 1 + 3 * 4)
+
+
+def test_the_memory_of_an_index_of_ones_own_is_what_it_says() -> None:
+    bank = MemoryBank(20, 3, index=lambda dim, storage, device: Plain(ExactIndex(dim, storage, device)))
+    bank.apply(Append(torch.eye(20), torch.arange(20) % 3))
+    assert bank.memory() == {"rows": bank.contents.index.nbytes, "labels and the like": 20 * 29, "total": bank.nbytes}
+
+
+class Plain:
+    """Only what the protocol asks for, as an index of one's own has it."""
+
+    def __init__(self, exact: ExactIndex) -> None:
+        self._exact = exact
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "memory":
+            raise AttributeError(name)
+        return getattr(self._exact, name)
+
+    def put(self, *args: Any) -> Plain:
+        return Plain(self._exact.put(*args))
+
+
+@pytest.mark.parametrize("storage", ["float32", "progressive"])
+def test_a_change_that_needs_too_much_memory_is_refused_before_it_happens(storage: str) -> None:
+    needed = MemoryBank(4, 2, storage=storage)
+    needed.apply(Append(torch.eye(4), torch.zeros(4).long()))
+    most = needed.memory()["total"]
+    bank = MemoryBank(4, 2, storage=storage, max_memory=most)
+    bank.apply(Append(torch.eye(4)[:3], torch.zeros(3).long()))
+    before = bank.digest()
+    logged: list[object] = []
+    with pytest.raises(ChangeError, match=rf"would need \d+ bytes, more than max_memory={most}: raise it, give a"):
+        bank.apply(Append(torch.eye(4)[:2], torch.zeros(2).long()), log=logged.append)
+    assert (bank.digest(), bank.position, logged) == (before, 1, [])
+    bank.apply(Append(torch.eye(4)[3:], torch.zeros(1).long()))
+    copied = pickle.loads(pickle.dumps(bank))
+    for made in (bank, copied):
+        with pytest.raises(ChangeError, match="max_memory"):
+            made.apply(Append(torch.eye(4)[:1], torch.zeros(1).long()))
+    bank.apply(Delete((0,)))
+    bank.apply(Append(torch.eye(4)[:1], torch.zeros(1).long()))  # in the slot that is free now
+    assert len(bank) == 4
+    with pytest.raises(AdaNPCError, match="max_memory must be at least 1, got 0"):
+        MemoryBank(4, 2, max_memory=0)

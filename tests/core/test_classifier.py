@@ -288,7 +288,7 @@ def test_an_empty_or_silenced_bank_says_so() -> None:
         ({"k": 0}, "k must be at least 1, got 0"),
         ({"k_source": 3}, "k_source and k_target go together"),
         ({"k_source": 3, "k_target": 0}, "k_target must be at least 1, got 0"),
-        ({"rule": "loudest"}, "rule must be one of share, paper, published, uniform, classwise, got 'loudest'"),
+        ({"rule": "loudest"}, "rule must be one of share, paper, published, uniform, classwise, rank, got 'loudest'"),
         ({"temperature": 0.0}, "temperature must be a finite number greater than 0, got 0.0"),
         ({"temperature": float("nan")}, "temperature must be a finite number greater than 0, got nan"),
         ({"centering": "median"}, "centering must be one of none, source, stream, got 'median'"),

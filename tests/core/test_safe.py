@@ -13,6 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 import adanpc
@@ -20,7 +21,7 @@ from adanpc.core import AdaNPC, Append, Feedback, MemoryBank, Origin, Restore, V
 from adanpc.core.codec import _packed, _unpacked, canonical, decode, encode
 from adanpc.core.guard import ADVANTAGE, ERROR, LEAD, Stream, packed_length, with_more_classes
 from adanpc.core.table import TableError
-from adanpc.core.transform import Transform, fit
+from adanpc.core.transform import Transform, fit, root_suits
 from adanpc.errors import AdaNPCError, ChangeError, EmptyBankError, LabelError
 from adanpc.store import BankFileError
 from adanpc.store.file import KEY, _document, _seal
@@ -65,7 +66,7 @@ class Loop:
         self.balance = classifier.settings.balance
         self.guard = classifier.settings.guard
         self.screen = classifier.settings.screen
-        self.rooted = classifier.settings.transform
+        self.power = float(transform.power)
         self.mean = transform.origin.numpy()
         self.count = 0
         self.last: int | None = None
@@ -118,10 +119,7 @@ class Loop:
         return trust * belief + (1 - trust) * frozen, trust, joins
 
     def transformed(self, feature: Array) -> Array:
-        z = feature
-        if self.rooted:
-            z = np.sign(feature) * np.sqrt(np.abs(feature))
-        z = unit(z)
+        z = unit(np.sign(feature) * np.abs(feature) ** self.power)
         z = z - (self.transform.directions.numpy() @ z) @ self.transform.damped.numpy()
         return np.asarray(z + (self.transform.telling.numpy() @ z) @ self.transform.amplified.numpy())
 
@@ -409,7 +407,7 @@ class TestLabels:
 
     def test_refusals(self) -> None:
         classifier = made()
-        with pytest.raises(LabelError, match="labels must lie in 0 … 2, got 3"):
+        with pytest.raises(LabelError, match="labels must be between 0 and 2, got 3"):
             classifier.apply(Feedback(3, frozen=0, adapted=1))
         with pytest.raises(AdaNPCError, match="most must be"):
             classifier.ask(samples(3, 0)[0], most=0)
@@ -476,6 +474,33 @@ class TestTransform:
         before = (features.sign() * features.abs().sqrt())[:, 0].var()
         after = transform(features)[:, 0].var()
         assert float(after) < 0.5 * float(before)
+
+    @pytest.mark.parametrize("domains", [1, 3, 7])
+    def test_the_root_is_left_out_where_it_does_harm(self, domains: int) -> None:
+        """Pixels of digits on a black ground, which the root makes gray as soon as there is any noise."""
+        digits = load_digits()
+        features = torch.tensor(digits.data[:1000]).float()
+        labels = torch.tensor(digits.target[:1000])
+        domain = torch.arange(1000) % domains
+        assert not root_suits(features, labels, domain, 10)
+        assert float(fit(features, labels, domain, 10).power) == 1
+
+    def test_the_root_is_kept_where_few_coordinates_would_decide(self) -> None:
+        """Classes by many small coordinates, beside a few that are large and say nothing."""
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.arange(1200) % 4
+        centers = torch.rand(4, 100, generator=generator)
+        small = centers[labels] + 0.1 * torch.rand(1200, 100, generator=generator)
+        large = 200 * torch.rand(1200, 3, generator=generator) ** 4
+        features = torch.cat([large, small], 1)
+        domain = torch.zeros(1200, dtype=torch.int64)
+        assert root_suits(features, labels, domain, 4)
+        assert float(fit(features, labels, domain, 4).power) == 0.5
+        assert float(fit(features, labels, domain, 4, plain=True).power) == 1
+
+    def test_domains_that_share_no_class_tell_nothing_about_the_root(self) -> None:
+        features, labels = samples(60, 0)
+        assert root_suits(features, labels, labels, CLASSES)
 
     def test_it_amplifies_what_tells_classes_apart(self) -> None:
         generator = torch.Generator().manual_seed(3)
@@ -549,6 +574,8 @@ class TestChanges:
         good = classifier.bank.contents.statistics.transform
         assert good is not None
         bad = [
+            replace(good, power=good.power / 2),
+            replace(good, power=good.power[:0]),
             replace(good, origin=good.origin + 1e-9),
             replace(good, origin=good.origin[:2]),
             replace(good, directions=good.directions * 3, damped=good.damped),
@@ -647,9 +674,21 @@ def test_more_classes_keep_what_is_known_of_the_stream() -> None:
 def test_a_transform_is_a_value() -> None:
     nothing = torch.zeros(0, 2).double()
     transform = Transform(
-        torch.zeros(2).double(), nothing, nothing, nothing, nothing, nothing, nothing[:, 0], torch.zeros(4).double()
+        power=torch.tensor([0.5]).double(),
+        origin=torch.zeros(2).double(),
+        directions=nothing,
+        damped=nothing,
+        telling=nothing,
+        amplified=nothing,
+        span=nothing,
+        foreign=nothing[:, 0],
+        calibration=torch.zeros(4).double(),
     )
     assert transform(torch.tensor([[1.0, 0.0]])).tolist() == [[1, 0]]
+    rooted = transform(torch.tensor([[9.0, -16.0]]))
+    assert rooted[0].tolist() == pytest.approx([0.6, -0.8], abs=1e-6)
+    plain = replace(transform, power=torch.tensor([1.0]).double())
+    assert plain(torch.tensor([[3.0, -4.0]]))[0].tolist() == pytest.approx([0.6, -0.8], abs=1e-6)
 
 
 class TestFiles:

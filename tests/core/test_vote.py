@@ -55,6 +55,16 @@ def test_temperature_sharpens() -> None:
     assert float(vote(near, 2, "share", 0.01)[0][0, 0]) == pytest.approx(1 / (1 + math.exp(-10)))
 
 
+def test_ranks_alone_decide() -> None:
+    near = neighbors([[0.9, 0.1, 0.8]], [[0, 1, 1]])
+    probs, weights = vote(near, 2, "rank")
+    total = 1 / 2 + 1 / 3 + 1 / 4
+    assert weights[0].tolist() == pytest.approx([1 / 2 / total, 1 / 4 / total, 1 / 3 / total])
+    assert probs[0].tolist() == pytest.approx([1 / 2 / total, (1 / 4 + 1 / 3) / total])
+    spread = neighbors([[0.9, -0.9, 0.89]], [[0, 1, 1]])
+    assert torch.equal(vote(spread, 2, "rank")[0], probs)
+
+
 def test_soft_labels_share_a_vote_out() -> None:
     near = neighbors([[0.9, 0.9]], [[0, 1]])
     soft = Neighbors(near.ids, near.similarity, near.labels, torch.tensor([[[0.7, 0.3], [0.1, 0.9]]]))
@@ -64,8 +74,9 @@ def test_soft_labels_share_a_vote_out() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_votes_are_differentiable(rule: str) -> None:
     labels = torch.tensor([[0, 1, 1], [2, 0, 2]])
-    similarity = torch.rand(2, 3, dtype=torch.float64, requires_grad=rule != "uniform")
-    if rule != "uniform":  # its weights do not depend on similarity
+    depends = rule not in ("uniform", "rank")  # whose weights do not depend on similarity
+    similarity = torch.rand(2, 3, dtype=torch.float64, requires_grad=depends)
+    if depends:
         assert torch.autograd.gradcheck(lambda s: vote(Neighbors(labels, s, labels), 3, rule, 0.3)[0], similarity)
     assert not vote(Neighbors(labels, similarity.detach(), labels), 3, rule)[0].requires_grad
 
@@ -74,6 +85,8 @@ def test_bad_rules_and_temperatures_are_refused() -> None:
     near = neighbors([[0.5]], [[0]])
     with pytest.raises(AdaNPCError, match="got 'best'"):
         vote(near, 2, "best")
-    for temperature in (-1.0, 0.0, math.nan, math.inf, 1e-320):  # the last one's inverse is infinite
+    for temperature in (-1.0, 0.0, math.nan, math.inf):
         with pytest.raises(AdaNPCError, match=f"temperature must be a finite number greater than 0, got {temperature}"):
             vote(near, 2, "share", temperature)
+    with pytest.raises(AdaNPCError, match="temperature 1e-320 is too small to divide by"):
+        vote(near, 2, "share", 1e-320)

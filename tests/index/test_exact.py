@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from adanpc.errors import AdaNPCError, FeatureError
 from adanpc.index import STORAGE, ExactIndex, batch, blocks, check_features, exact, grid, single, unit
 from adanpc.index import scan as scans
 from adanpc.index.grid import Columns, decode, encode
+from adanpc.testing import check_index
 
 CPU = torch.device("cpu")
 STORAGES = list(STORAGE)
@@ -49,6 +52,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if request.param == "torch":
         monkeypatch.setattr(scans, "numkong", None)
         monkeypatch.setattr(scans, "CACHED", 0)
+        monkeypatch.setattr(scans, "multiplies_integers", lambda: False)
     else:
         assert scans.numkong is not None, "the tests run with the extra `fast`"
     return str(request.param)
@@ -73,7 +77,7 @@ def test_search_finds_what_a_loop_finds(storage: str, batch: int, spread: float,
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_one_query_finds_what_a_batch_and_a_loop_find(data: st.DataObject) -> None:
-    dim, count = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 400))
+    dim, count = data.draw(st.integers(1, 6) | st.just(33)), data.draw(st.integers(1, 400))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     spread = data.draw(st.sampled_from([1.0, 1e-4, 0.0]))  # ties among few directions, near ties, and all the same
     directions = torch.randn(1, dim, generator=generator) + spread * torch.randn(40, dim, generator=generator)
@@ -335,7 +339,7 @@ def test_rows_are_on_the_grid_and_of_length_one(storage: str, seed: int, dim: in
     rows = unit(features)
     read = decode(encode(rows, storage)).double()
     assert torch.equal((read * 2**24).round(), read * 2**24)
-    length = {"float32": 2e-6, "float16": 2e-3, "int8": 2e-4}[storage]
+    length = {"float32": 2e-6, "float16": 2e-3, "int8": 2e-4, "progressive": 2e-3}[storage]
     torch.testing.assert_close(read.norm(dim=1), torch.ones(5).double(), atol=length, rtol=0)
     torch.testing.assert_close(read, rows.double(), atol={"float32": 0.0}.get(storage, 3e-4), rtol=0)
 
@@ -374,7 +378,7 @@ def test_a_lower_matmul_precision_changes_no_answer(precision: str) -> None:
 
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("batch", [1, 2, 5, 12])
-@pytest.mark.parametrize("dim", [30, 200])
+@pytest.mark.parametrize("dim", [30, 32, 200])
 def test_the_bound_of_a_scan_holds(storage: str, batch: int, dim: int, engine: str) -> None:
     torch.manual_seed(5)
     rows, queries = unit(torch.randn(640, dim).pow(5)), unit(torch.randn(batch, dim).pow(5))  # far from even
@@ -391,20 +395,37 @@ def test_the_fast_scan_is_used_where_it_is_faster(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(scans, "numkong_scan", lambda *_: called.append("numkong"))
     monkeypatch.setattr(scans, "torch_scan", lambda *_: called.append("torch"))
     monkeypatch.setattr(scans, "numpy_scan", lambda *_: called.append("numpy"))
+    monkeypatch.setattr(scans, "integer_scan", lambda *_: called.append("integer"))
+    monkeypatch.setattr(scans, "multiplies_integers", lambda: True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
-    def scan(dtype: torch.dtype, batch: int) -> str:
-        scans.scan([torch.zeros(64, 4, dtype=dtype)], torch.zeros(batch, 4), torch.zeros(1, batch, 64))
+    def scan(dtype: torch.dtype, batch: int, dim: int = 32) -> str:
+        scans.scan([torch.zeros(64, dim, dtype=dtype)], torch.zeros(batch, dim), torch.zeros(1, batch, 64))
         return called.pop()
 
-    asked = ((torch.int8, 1), (torch.float16, 7), (torch.int8, 8), (torch.float32, 3))
-    assert [scan(*each) for each in asked] == ["numkong", "numkong", "torch", "torch"]
+    asked = ((torch.int8, 1), (torch.float16, 7), (torch.int8, 8), (torch.float16, 8), (torch.float32, 3))
+    assert [scan(*each) for each in asked] == ["numkong", "numkong", "integer", "torch", "torch"]
+    with monkeypatch.context() as patch:
+        patch.setattr(scans, "multiplies_integers", lambda: False)
+        assert scan(torch.int8, 8) == "torch"
+    assert scan(torch.int8, 8, dim=31) == "torch"
     assert scan(torch.float32, 1) == scan(torch.float32, 2) == "numpy"
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 3)
         assert scan(torch.float32, 1) == "torch"
-    monkeypatch.setattr(scans, "CACHED", 255)  # one number less than there are
+    monkeypatch.setattr(scans, "CACHED", 64 * 32 - 1)  # one number less than there are
     assert scan(torch.float32, 1) == "torch"
+
+
+def test_products_of_whole_numbers_are_used_only_where_they_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = scans.multiplies_integers.__wrapped__
+    if torch.backends.mkldnn.is_available():
+        monkeypatch.setattr(torch, "_int_mm", lambda a, b: (a.double() @ b.double()).to(torch.int32))
+        assert right()
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: (a.double() @ b.double()).clamp(max=2**15 - 1).to(torch.int32))
+    assert not right()  # as on processors that clip sums
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not right()
 
 
 @pytest.mark.parametrize(
@@ -432,7 +453,7 @@ def test_other_number_types_are_taken_as_float32(dtype: torch.dtype) -> None:
 
 
 def test_an_unknown_storage_is_refused() -> None:
-    with pytest.raises(AdaNPCError, match="storage must be one of float32, float16, int8, got 'int4'"):
+    with pytest.raises(AdaNPCError, match="storage must be one of float32, float16, int8, progressive, got 'int4'"):
         ExactIndex(4, "int4", CPU)
 
 
@@ -467,3 +488,76 @@ def test_an_earlier_reader_sees_the_blocks_that_it_knows(monkeypatch: pytest.Mon
     made.reserve(200)
     assert [len(part) for part in made.used("row", 64)] == [64]
     assert [len(part) for part in made.used("row", 128)] == [64, 64]
+
+
+def test_rows_may_be_kept_in_a_file_that_has_no_name(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    features = torch.randn(300, 24)
+    in_memory = build(features, "float16")
+    index = ExactIndex(24, "float16", CPU, folder=tmp_path)
+    slots = torch.arange(300)
+    in_file = index.put(slots, slots, index.encode(unit(features)), torch.ones(300, dtype=torch.uint8))
+    queries = unit(torch.randn(9, 24))
+    for count in (1, 9):
+        for ours, theirs in zip(in_file.search(queries[:count], 7), in_memory.search(queries[:count], 7), strict=True):
+            assert torch.equal(ours, theirs)
+    assert list(tmp_path.iterdir()) == []
+    check_index(partial(ExactIndex, folder=tmp_path), "int8")
+
+
+def test_a_folder_without_room_is_refused_and_nothing_has_happened(tmp_path: Path) -> None:
+    index = ExactIndex(4, folder=tmp_path / "missing")
+    with pytest.raises(AdaNPCError, match=r"bytes of rows cannot be kept in .*missing: No such file .*; give another"):
+        index.put(torch.arange(2), torch.arange(2), index.encode(torch.eye(4)[:2]), torch.ones(2, dtype=torch.uint8))
+    assert index.slots == 0
+    limited = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True)
+    assert limited.stdout == "refused, and 64 rows answer\n", limited.stderr
+
+
+FULL_DISK = """
+import resource, signal, sys, torch
+from adanpc.errors import AdaNPCError
+from adanpc.index import ExactIndex, unit
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # no file may be larger: as if the disk were full
+torch.manual_seed(0)
+index = ExactIndex(32, folder=sys.argv[1])
+rows = unit(torch.randn(5000, 32))
+slots = torch.arange(5000)
+group = torch.ones(5000, dtype=torch.uint8)
+few = index.put(slots[:64], slots[:64], index.encode(rows[:64]), group[:64])
+try:
+    few.put(slots[64:], slots[64:], index.encode(rows[64:]), group[64:])
+except AdaNPCError as error:
+    assert "cannot be kept in" in str(error), error
+    assert few.search(rows[:5], 1).ids[:, 0].tolist() == [0, 1, 2, 3, 4]
+    print("refused, and", few.count, "rows answer")
+"""
+
+
+def test_a_forked_process_cannot_write_into_the_file_of_its_parent(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FORK_AND_WRITE, str(tmp_path)], capture_output=True, text=True)
+    assert done.stdout == "refused in the child\nthe parent goes on\n", done.stderr
+
+
+FORK_AND_WRITE = """
+import os, sys, torch
+from adanpc.errors import AdaNPCError
+from adanpc.index import ExactIndex
+index = ExactIndex(4, folder=sys.argv[1])
+ones = torch.ones(2, dtype=torch.uint8)
+index = index.put(torch.arange(2), torch.arange(2), index.encode(torch.eye(4)[:2]), ones)
+child = os.fork()
+if not child:
+    assert index.search(torch.eye(4)[:1], 1).ids.tolist() == [[0]]
+    try:
+        index.put(torch.arange(2, 4), torch.arange(2, 4), index.encode(torch.eye(4)[2:]), ones)
+    except AdaNPCError as error:
+        assert "cannot be changed in a forked process" in str(error), error
+        print("refused in the child", flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+index = index.put(torch.arange(2, 4), torch.arange(2, 4), index.encode(torch.eye(4)[2:]), ones)
+assert index.search(torch.eye(4), 1).ids.flatten().tolist() == [0, 1, 2, 3]
+print("the parent goes on")
+"""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -425,6 +428,7 @@ def test_memory_that_lags_behind_its_log_is_not_written_to(tmp_path: Path, monke
             patches.setattr(MemoryBank, "_publish", fail)
             with pytest.raises(MemoryError):
                 bank.classify(features(1, 1))
+        assert not bank.ready
         with pytest.raises(LogWriteError, match=r"the bank lags behind its log \(no room\): open it again"):
             bank.classify(features(1, 1))
         bank.predict(features(1, 1))
@@ -444,7 +448,9 @@ def test_a_bank_that_was_changed_from_outside_is_not_written_to(tmp_path: Path) 
 def test_a_closed_bank_is_not_asked(tmp_path: Path) -> None:
     bank = DurableBank.create(tmp_path / "bank", classifier())
     waiting = [bank.submit(features(number, 1)) for number in range(20)]
+    assert bank.ready
     bank.close()
+    assert not bank.ready
     bank.close()
     assert all(answer.done() for answer in waiting)  # what was asked before is answered
     for ask in (lambda: bank.classify(features(1, 1)), lambda: bank.apply(Veto((0,)))):
@@ -509,6 +515,70 @@ def test_a_snapshot_that_cannot_be_taken_is_no_harm(tmp_path: Path, monkeypatch:
         assert bank.digest() == digest
 
 
+def test_a_snapshot_that_fails_again_and_again_costs_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def fail(state: dict[str, Any], *_: Any) -> None:
+        tried.append(state["document"]["position"])
+        raise adanpc.store.BankFileError("the disk is full")
+
+    with DurableBank.create(tmp_path / "bank", classifier(), snapshot_every=10) as bank:
+        with monkeypatch.context() as patches:
+            patches.setattr(sqlite, "write_state", fail)
+            for number in range(35):
+                bank.classify(features(number, 1))
+                if bank._snapshot_thread is not None:
+                    bank._snapshot_thread.join()
+            assert len(tried) == 3  # not once for every change since the first failed
+            assert bank.notices == ["no snapshot was taken: the disk is full"]
+        for number in range(10):
+            bank.classify(features(number, 1))
+        assert bank._snapshot_thread is not None
+        bank._snapshot_thread.join()
+        assert not bank.notices  # by now there is one
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_forked_process_leaves_the_bank_to_the_one_that_opened_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer does not live on in the fork, so whoever asked there would wait for ever."""
+    program = f"""
+import os, sys, torch
+from adanpc import Veto
+from adanpc.errors import UnavailableError
+from adanpc.store import DurableBank
+bank = DurableBank.open({str(tmp_path / "bank")!r})
+bank.apply(Veto((0,)))
+child = os.fork()
+if not child:
+    try:
+        bank.apply(Veto((1,)))
+    except UnavailableError as error:
+        bank.close()
+        sys.stdout.write(str(error))
+        sys.stdout.flush()
+        os._exit(7)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert len(bank.log.snapshots()) == 1, "the fork closed it"
+bank.apply(Veto((2,)))
+bank.close()
+"""
+    DurableBank.create(tmp_path / "bank", classifier()).close()
+    said = subprocess.check_output([sys.executable, "-W", "ignore", "-c", program], text=True, timeout=60)
+    assert said == "the bank was opened by another process, of which this is a fork: open it in one of them alone"
+    with DurableBank.open(tmp_path / "bank") as bank:
+        assert list(bank.contents.vetoed) == [0, 2]
+        with monkeypatch.context() as patches:
+            patches.setattr(os, "getpid", lambda: 0)  # the same in this process, whose lines are counted
+            with pytest.raises(UnavailableError, match="the bank was opened by another process"):
+                bank.apply(Veto((3,)))
+            bank.close()
+        bank.apply(Veto((3,)))
+    assert not verify(tmp_path / "bank").problems
+
+
 def test_too_many_threads_are_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DurableBank.create(tmp_path / "bank", classifier(), snapshot_every=1) as bank:
 
@@ -519,7 +589,8 @@ def test_too_many_threads_are_no_harm(tmp_path: Path, monkeypatch: pytest.Monkey
         bank.classify(features(1, 1))
         bank.classify(features(2, 1))
         monkeypatch.undo()
-    assert "no snapshot was taken: can't start new thread" in bank.notices
+        assert bank.notices == ["no snapshot was taken: can't start new thread"]
+    assert not bank.notices  # there was one at the end
 
 
 def test_a_damaged_snapshot_costs_nothing_and_is_noticed(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from adanpc.core.centering import Statistics
 from adanpc.core.codec import canonical, decode, encode
 from adanpc.core.safe import SafeSettings
 from adanpc.errors import AdaNPCError
+from adanpc.index import ProgressiveIndex, progressive
 from adanpc.models import RecipeError, Wrapped
 from adanpc.store import BankFileError, load, save
 from adanpc.store import file as file_module
@@ -330,7 +331,7 @@ def test_the_bytes_of_a_small_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert end == len(data)
 
 
-@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("storage", [*STORAGE, "progressive"])
 def test_the_safetensors_library_reads_the_file(tmp_path: Path, storage: str) -> None:
     classifier = in_mid_stream(storage, soft=True, centering="stream")
     save(classifier, tmp_path / "bank")
@@ -349,6 +350,28 @@ def test_the_safetensors_library_reads_the_file(tmp_path: Path, storage: str) ->
 def blocks(language: str) -> list[str]:
     """The code blocks of docs/bank-format.md in one language."""
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / "bank-format.md").read_text(), re.DOTALL)
+
+
+def test_codes_of_rows_are_not_in_a_file_and_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progressive, "LEAST", 16)
+    monkeypatch.setattr(progressive, "MANY", 1)
+    classifier = in_mid_stream("progressive", soft=True, centering="stream")
+    without_codes = AdaNPC.load(in_mid_stream("progressive", soft=True, centering="stream").state())
+    save(classifier, tmp_path / "bank")
+    loaded = load(tmp_path / "bank")
+    assert_same(loaded, classifier)
+    assert isinstance(loaded.bank.contents.index, ProgressiveIndex)
+    assert loaded.bank.contents.index.coded
+    assert loaded.bank.config()["storage"] == "progressive"
+    assert load_file(tmp_path / "bank")["row"].dtype == torch.float16
+    queries = features(9, 30)
+    for other in (loaded, without_codes):
+        ours = classifier.predict(queries)
+        theirs = other.predict(queries)
+        assert torch.equal(ours.probs, theirs.probs)
+        assert torch.equal(ours.neighbors.ids, theirs.neighbors.ids)
+    save(loaded, tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "bank").read_bytes()
 
 
 @pytest.mark.parametrize("storage", STORAGE)

@@ -462,9 +462,9 @@ def test_after_a_sync_that_failed_nothing_more_is_written(folder: Path) -> None:
     error.sqlite_errorname = "SQLITE_IOERR_FSYNC"
     with closing(SqliteLog(folder)) as log:
         log._connection = Failing(log._connection, "COMMIT", error)  # type: ignore[assignment]
-        with pytest.raises(LogWriteError, match="nothing has changed: disk I/O error"):
+        with pytest.raises(LogWriteError, match=r"could not be synced to the disk \(disk I/O error\), so nobody knows"):
             log.append(change(5))
-        with pytest.raises(LogWriteError, match="could not be synced to the disk: check the disk, and open it again"):
+        with pytest.raises(LogWriteError, match="whether the last change is there: check the disk, and open it again"):
             log.append(change(5))
     everything(folder)
 
@@ -523,6 +523,58 @@ def test_nothing_is_dropped_for_a_snapshot_that_cannot_be_read(folder: Path) -> 
         with pytest.raises(AdaNPCError, match="was not loaded"):
             log.compact(1)
         assert len(list(log.read(1))) == 5
+
+
+def test_a_log_that_has_no_room_to_be_made_smaller(folder: Path) -> None:
+    error = sqlite3.OperationalError("database or disk is full")
+    with closing(SqliteLog(folder)) as log:
+        whole = log._connection
+        log._connection = Failing(whole, "VACUUM", error)  # type: ignore[assignment]
+        with pytest.raises(LogWriteError, match="was compacted, but its file is as large as before: database or disk"):
+            log.compact(1)
+        log._connection = whole
+        assert (log.start, log.snapshots()) == (5, [5])
+        before = (folder / "log.sqlite").stat().st_size
+        log.compact(1)
+        assert (folder / "log.sqlite").stat().st_size <= before
+    everything(folder)
+
+
+def test_a_log_whose_snapshots_are_gone_is_not_compacted(folder: Path) -> None:
+    with closing(SqliteLog(folder)) as log:
+        shutil.rmtree(folder / "snapshots")
+        (folder / "snapshots").mkdir()
+        with pytest.raises(LogError, match="has no snapshot that could be kept: take one first"):
+            log.compact(2)
+        assert len(list(log.read(1))) == 5
+
+
+def test_a_log_that_is_compacted_while_it_is_read_is_not_called_damaged(folder: Path) -> None:
+    with closing(SqliteLog(folder, read_only=True)) as reader:
+        with closing(SqliteLog(folder)) as log:
+            log.compact(1)
+        with pytest.raises(LogError, match="was compacted to 5 meanwhile: open it again") as caught:
+            list(reader.read(1))
+        assert "damaged" not in str(caught.value)
+        with pytest.raises(LogError, match="was compacted to 5 meanwhile: open it again"):
+            list(reader.read(2))
+        assert len(list(reader.read(5))) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are named through /proc")
+def test_folders_that_are_made_for_a_log_are_on_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a loss of power takes the folder above, and all that was acknowledged with it."""
+    synced = []
+    sync = os.fsync
+
+    def overheard(number: int) -> None:
+        sync(number)
+        synced.append(Path(os.readlink(f"/proc/self/fd/{number}")))
+
+    monkeypatch.setattr(os, "fsync", overheard)
+    with closing(SqliteLog.create(tmp_path / "a" / "b" / "bank", classifier().state(), {})):
+        pass
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(synced)
 
 
 def test_what_was_compacted_is_gone_from_the_files(tmp_path: Path) -> None:

@@ -48,6 +48,51 @@ def test_they_are_bounded_in_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert pictures.find(2) == b"two"
 
 
+def test_a_picture_that_cannot_be_kept_is_lost_and_nothing_else(tmp_path: Path) -> None:
+    with closing(Thumbnails(tmp_path)) as pictures:
+        pictures.keep(1, b"one")
+        (pages,) = pictures._connection.execute("PRAGMA page_count").fetchone()
+        pictures._connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()  # as on a disk that is full
+        pictures.keep(2, b"x" * LARGEST)
+        assert pictures.find(2) is None
+        assert pictures.find(1) == b"one"
+        pictures._connection.execute("PRAGMA max_page_count = 100000").fetchall()
+        pictures.keep(2, b"two")
+        assert pictures.find(2) == b"two"
+
+
+def test_a_file_that_is_damaged_while_it_is_in_use(tmp_path: Path) -> None:
+    with closing(Thumbnails(tmp_path)) as pictures:
+        for row in range(100):
+            pictures.keep(row, bytes([row]) * 5000)
+        pictures._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        pictures._connection.execute("PRAGMA cache_size = 0").fetchall()
+        size = (tmp_path / FILE).stat().st_size
+        (tmp_path / FILE).write_bytes(b"\xff" * size)
+        pictures.keep(200, b"another")
+        assert pictures.find(50) is None
+        with pytest.raises(AdaNPCError, match=f"the pictures were not removed .*: delete .*{FILE}"):
+            pictures.forget([50])
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(b"precious")
+    (tmp_path / FILE).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(AdaNPCError, match="is a symbolic link, and is not followed"):
+        Thumbnails(tmp_path)
+    assert (tmp_path / "elsewhere").read_bytes() == b"precious"
+
+
+def test_old_pictures_are_found_without_reading_all(tmp_path: Path) -> None:
+    with closing(Thumbnails(tmp_path)) as pictures:
+        for query in (
+            "DELETE FROM picture WHERE kept < 5",
+            "SELECT row, length(image) FROM picture ORDER BY kept, row",
+        ):
+            plan = pictures._connection.execute(f"EXPLAIN QUERY PLAN {query}").fetchall()
+            assert "USING INDEX" in str(plan) or "COVERING INDEX" in str(plan), plan
+
+
 def test_a_damaged_file_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"no database" * 100)
     with closing(Thumbnails(tmp_path)) as pictures:

@@ -1,6 +1,6 @@
 """The command line: one module for each command."""
 
-from adanpc.cli import adapt, bank, data, demo, serve, table, train
+from adanpc.cli import adapt, bank, data, demo, info, serve, table, train
 from adanpc.cli.app import app, main
 
-__all__ = ["adapt", "app", "bank", "data", "demo", "main", "serve", "table", "train"]
+__all__ = ["adapt", "app", "bank", "data", "demo", "info", "main", "serve", "table", "train"]

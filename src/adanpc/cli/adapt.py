@@ -19,14 +19,16 @@ from adanpc.require import did_you_mean
 if TYPE_CHECKING:
     from adanpc.lab.data.streams import Stream
     from adanpc.lab.sweep.meeting import Meeting
+    from adanpc.lab.train.run import Run
 
 ALL = "all"
 DEFAULT = "adanpc-safe"  # learns as a wrapped model does
-COLUMNS = 120  # the table needs them, whatever the terminal says
+COLUMNS = 140  # the table needs them, whatever the terminal says
 LEGEND = (
-    "Accuracy on each domain as its samples arrive; source: on held-out source images after adapting (before); "
-    "ms: a sample's share of its batch, without the encoder's time (enc) where a method sees features; "
-    "MB: memory beyond the model."
+    "Accuracy on each domain as its samples arrive; worst: in the worst tenth of windows of 100 answers; ECE: expected "
+    "calibration error; OOD: how well confidence tells the images from shuffled ones (AUROC); source: on held-out "
+    "source images after adapting (before); ms: a sample's share of its batch, without the encoder's time (enc) where a "
+    "method sees features; MB: memory beyond the model."
 )
 
 
@@ -49,7 +51,9 @@ def adapt(
     encoder: Annotated[
         str,
         typer.Option(
-            help="The network of the --model, such as resnet-18 or timm:NAME.", autocompletion=completing(ENCODERS)
+            help="The network of the --model, such as resnet-18, timm:NAME or your own, as module:function; or the "
+            "run's encoder if it is your own.",
+            autocompletion=completing(ENCODERS),
         ),
     ] = "",
     source: Annotated[
@@ -69,6 +73,9 @@ def adapt(
     stream: Annotated[
         str, typer.Option(help="How samples arrive: " + ", ".join(STREAMS) + ".", autocompletion=completing(STREAMS))
     ] = "successive",
+    visits: Annotated[
+        int | None, typer.Option(min=1, help="How often each domain comes in the stream recurring. Default: 5.")
+    ] = None,
     batch_size: Annotated[list[int] | None, typer.Option(min=1, help="One or several. Default: 32.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="The most images to use from each target domain.")] = None,
     set_: Annotated[
@@ -78,6 +85,9 @@ def adapt(
         str | None,
         typer.Option(help="The run's algorithm if it is your own: a run never decides which code is executed."),
     ] = None,
+    data: Annotated[
+        str, typer.Option(help="The run's data set if it is your own, as module:function or file.py:function.")
+    ] = "",
     which: Annotated[str, typer.Option(help="Which model of the run to use: best or last.")] = "best",
     seed: Annotated[int, typer.Option(min=0, help="Random seed for the order of arrival and for the methods.")] = 0,
     device: Annotated[str, typer.Option(help="Where to compute, such as cpu or cuda.")] = "cpu",
@@ -101,13 +111,14 @@ def adapt(
         sizes = batch_size or [32]
         # All that was typed is checked before any image is encoded, which may take minutes.
         own_settings = _settings_by_method(set_ or [], names)
-        order = _stream(stream, seed)
+        order = _stream(stream, seed, visits)
         place = known_device(device)
         if model is None:
-            _refuse_together("a run", encoder=encoder, source=source, out=out)
-            meeting = _with_run(run, algorithm, on, which, images, place, skip_unreadable)
+            _refuse_together("a run", source=source, out=out)
+            opened = _opened(run, algorithm, encoder, data)
+            meeting = _with_run(opened, on, which, images, place, skip_unreadable)
         else:
-            _refuse_together("--model", run=run, algorithm=algorithm)
+            _refuse_together("--model", run=run, algorithm=algorithm, data=data)
             meeting = _with_weights(model, encoder, source, on, out, images, place, skip_unreadable)
 
         questions = []
@@ -150,13 +161,17 @@ def _settings_by_method(given: Sequence[str], names: Sequence[str]) -> dict[str,
     return by_method
 
 
-def _stream(name: str, seed: int) -> Stream:
+def _stream(name: str, seed: int, visits: int | None) -> Stream:
     from adanpc.lab.data import streams
 
     if name not in streams.STREAMS:
         hint = did_you_mean(name, STREAMS)
         raise AdaNPCError(f"unknown stream {name!r}; available: {', '.join(STREAMS)}{hint}")
-    return streams.STREAMS[name](seed=seed)
+    if visits is None:
+        return streams.STREAMS[name](seed=seed)
+    if name != streams.Recurring.name:
+        raise AdaNPCError(f"--visits has no effect on the stream {name}: omit it, or use --stream recurring")
+    return streams.Recurring(seed=seed, visits=visits)
 
 
 def _refuse_together(with_what: str, **others: object) -> None:
@@ -167,9 +182,17 @@ def _refuse_together(with_what: str, **others: object) -> None:
             raise AdaNPCError(f"{shown} has no effect together with {with_what}: omit one of them")
 
 
+def _opened(folder: Path | None, algorithm: str | None, encoder: str, data: str) -> Run:
+    """The run, with the code of one's own that it needs named."""
+    from adanpc.lab.train.run import Run
+
+    if folder is None:
+        raise AdaNPCError("there is nothing to adapt: pass the folder of a run, or a file of weights as --model")
+    return Run(folder, algorithm, encoder=encoder or None, data=data or None)
+
+
 def _with_run(
-    folder: Path | None,
-    algorithm: str | None,
+    run: Run,
     on: Path | None,
     which: str,
     images: int | None,
@@ -179,15 +202,12 @@ def _with_run(
     """The model of a run, and its targets or other images."""
     from adanpc.lab.data import read_images
     from adanpc.lab.sweep.meeting import of_run
-    from adanpc.lab.train.run import Run
 
-    if folder is None:
-        raise AdaNPCError("there is nothing to adapt: pass the folder of a run, or a file of weights as --model")
     others = None
     if on is not None:
         others = read_images(on, skip_unreadable=skip_unreadable)
         _tell(others.notice)
-    return of_run(Run(folder, algorithm), others, which=which, images=images, device=device)
+    return of_run(run, others, which=which, images=images, device=device)
 
 
 def _with_weights(
@@ -202,6 +222,7 @@ def _with_weights(
 ) -> Meeting:
     """The network in a file of weights, and images of one's own."""
     from adanpc.lab.data import read_images
+    from adanpc.lab.networks import find_encoder
     from adanpc.lab.sweep.meeting import of_weights
 
     if not encoder or source is None or on is None:
@@ -209,6 +230,7 @@ def _with_weights(
             "--model also needs --encoder, --source with the images that it was trained on, and --on with the images "
             "to adapt to"
         )
+    find_encoder(encoder)
     known = read_images(source, skip_unreadable=skip_unreadable)
     met = read_images(on, skip_unreadable=skip_unreadable)
     _tell(known.notice)
@@ -268,7 +290,7 @@ def _show(records: Sequence[dict[str, Any]], domains: Sequence[str], images: int
 def _table(records: Sequence[dict[str, Any]], domains: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), title="Accuracy (%)", title_justify="left")
     table.add_column("method", justify="left", no_wrap=True)
-    for heading in ("batch", *domains, "mean", "source", "ms p50", "p99", "enc", "MB"):
+    for heading in ("batch", *domains, "mean", "worst", "ECE", "OOD", "source", "ms p50", "p99", "enc", "MB"):
         table.add_column(heading, justify="right", no_wrap=True)
     for record in records:
         method = record["method"].rpartition(":")[2]  # of a method of one's own, the class
@@ -279,16 +301,22 @@ def _table(records: Sequence[dict[str, Any]], domains: Sequence[str]) -> Table:
 def _cells(record: dict[str, Any], domains: Sequence[str]) -> list[str]:
     """Returns the cells of a row after the method and the batch size."""
     if "error" in record:
-        return ["–"] * (len(domains) + 6)
+        return ["–"] * (len(domains) + 9)
     accuracies = [f"{record['domains'][name]:.1f}" if name in record["domains"] else "–" for name in domains]
     before = record["source"]["before"]
     after = list(record["source"]["after"].values())
     return [
         *accuracies,
         f"{record['average']:.1f}",
+        *[_percent(record.get(field)) for field in ("worst_tenth", "calibration_error", "ood_auroc")],
         f"{after[-1]:.1f} ({before:.1f})",
         f"{record['ms']['p50']:.2f}",
         f"{record['ms']['p99']:.2f}",
         f"{record['encoder_ms']:.2f}",
         f"{record['extra_bytes'] / 1e6:.1f}",
     ]
+
+
+def _percent(number: float | None) -> str:
+    """A number, or a dash if there is none, as in records of earlier versions."""
+    return "–" if number is None else f"{number:.1f}"

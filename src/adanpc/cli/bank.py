@@ -58,7 +58,7 @@ def create(
     preset: Annotated[
         str, typer.Option(help="How it learns: safe or paper.", autocompletion=completing(PRESETS))
     ] = "safe",
-    storage: Annotated[str, typer.Option(help="Of the rows: float32, float16 or int8.")] = "float32",
+    storage: Annotated[str, typer.Option(help="Of the rows: float32, float16, int8 or progressive.")] = "float32",
     capacity: Annotated[int | None, typer.Option(min=1, help="The most rows that may join; by default any.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the preset, as name=value; may be repeated.")
@@ -113,7 +113,9 @@ def _of_images(
 ) -> tuple[AdaNPC, dict[str, str]]:
     from adanpc.lab.banks import of_images
     from adanpc.lab.data import read_images
+    from adanpc.lab.networks import find_encoder
 
+    find_encoder(encoder)
     wrapped = of_images(read_images(source), encoder, weights=weights, pretrained=pretrained, **options)
     return wrapped.classifier, wrapped.recipe
 

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 def data(
     name: Annotated[
         str,
-        typer.Argument(help="One of: " + ", ".join(DATA_SETS) + ".", autocompletion=completing(DATA_SETS)),
+        typer.Argument(
+            help=f"One of: {', '.join(DATA_SETS)}; or your own, as module:function or file.py:function.",
+            autocompletion=completing(DATA_SETS),
+        ),
     ],
     data_dir: Annotated[Path, typer.Option(help="The folder that holds the data set.")] = Path("data"),
     check: Annotated[bool, typer.Option(help="Also decode every image, and list those that cannot be read.")] = False,
@@ -31,9 +34,10 @@ def data(
 ) -> None:
     """Show a data set: its domains, classes and sizes."""
     with one_sentence():
-        from adanpc.lab.data import read, unreadable
+        from adanpc.lab.data import find_data, read, unreadable
         from adanpc.lab.data.printable import printable
 
+        find_data(name)
         data_set = read(name, data_dir, seed=seed)
         broken = unreadable(data_set) if check else ()
         if json:

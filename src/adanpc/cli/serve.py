@@ -1,8 +1,11 @@
-"""``adanpc serve``: a durable bank over HTTP; and ``adanpc token``: who may use it."""
+"""``adanpc serve``: a durable bank over HTTP; ``adanpc sample``: one to look at; ``adanpc token``: who may use it."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -55,6 +58,7 @@ def serve(
     max_body: Annotated[int, typer.Option(min=1, help="The largest request, in bytes.")] = 32 * 2**20,
     max_pixels: Annotated[int, typer.Option(min=1, help="The largest image, in pixels.")] = 50_000_000,
     max_requests: Annotated[int, typer.Option(min=1, help="The most requests to answer at once.")] = 256,
+    max_connections: Annotated[int, typer.Option(min=1, help="The most connections to keep open at once.")] = 1000,
     rate: Annotated[float, typer.Option(min=0.001, help="The most requests per second from one caller.")] = 2000.0,
 ) -> None:
     """Answer predictions over HTTP, adapt while doing so, and show experts why.
@@ -63,14 +67,11 @@ def serve(
     request that it accepted. Logs go to standard error, as JSON lines.
     """
     with one_sentence():
-        from adanpc.require import library
-
-        for name in ("fastapi", "uvicorn", "prometheus_client", "PIL"):
-            library(name, "a service", extra="serve")
-        from adanpc.serve import Limits, Tokens, create, listening, run
+        _check_libraries()
+        from adanpc.serve import Limits, Tokens
         from adanpc.serve.logs import log_to_stderr
         from adanpc.serve.security import LOOPBACK
-        from adanpc.store import DurableBank, Thumbnails
+        from adanpc.store import Thumbnails
 
         known = None
         if tokens is not None:
@@ -79,29 +80,114 @@ def serve(
             raise AdaNPCError(
                 f"whoever reaches {host} could change the bank: make a file by adanpc token add and give it as --tokens"
             )
-        limits = Limits(body=max_body, pixels=max_pixels, requests=max_requests, rate=rate, burst=max(2 * rate, 1.0))
+        limits = Limits(
+            body=max_body,
+            pixels=max_pixels,
+            requests=max_requests,
+            connections=max_connections,
+            rate=rate,
+            burst=max(2 * rate, 1.0),
+        )
         options: dict[str, Any] = {"limits": limits, "tokens": known}
         if images is not None:
             from adanpc.lab.serving import image_finder
 
             options["image_of_key"] = image_finder(images)
-        log_to_stderr()
-        with listening(host, port) as opened, DurableBank.open(folder) as bank:
+
+        def complete(bank: DurableBank) -> dict[str, Any]:
+            """The options that depend on the bank."""
             if model is not None or encoder:
                 options["encoder"] = _encoder(bank, model, which, encoder, weights, pretrained)
             if thumbnails:
                 options["thumbnails"] = Thumbnails(folder)
-            for notice in bank.notices:
-                typer.echo(f"Note: {printable(notice)}.", err=True)
-            shown = f"[{host}]" if ":" in host else host
-            typer.echo(f"Serving {folder} at http://{shown}:{opened.getsockname()[1]}")
-            run(create(bank, **options), opened)
+            return options
+
+        log_to_stderr()
+        _answer(folder, host, port, complete)
+
+
+@app.command()
+def sample(
+    folder: Annotated[Path, typer.Argument(help="Where the sample is made, and found the next time.")] = Path(
+        "adanpc-sample"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = PORT,
+) -> None:
+    """Serve a sample to look at: drawn pictures of six things, in a style that the model has not seen.
+
+    The first time it draws the pictures, trains a small network and asks the service about a stream of them, in about a
+    minute. Ctrl-C ends it; what was changed is there the next time.
+    """
+    with one_sentence():
+        _check_libraries()
+        from adanpc.lab.sample import ask, make
+        from adanpc.lab.serving import encoder_of_run, image_encoder, image_finder
+        from adanpc.serve.logs import log_to_stderr
+        from adanpc.store import Thumbnails
+
+        made = make(folder)
+
+        def complete(bank: DurableBank) -> dict[str, Any]:
+            """The options of the service, once pictures are on their way to it."""
+            network = encoder_of_run(made.run, "best")
+            return {
+                "encoder": image_encoder(network, bank.recipe, bank.contents.settings.dim),
+                "image_of_key": image_finder(made.run),
+                "thumbnails": Thumbnails(made.bank),
+            }
+
+        def follow(address: str, bank: DurableBank) -> None:
+            """Asks in the background: the service begins to answer when this has returned."""
+            is_new = len(bank.contents) == made.source_rows
+            Thread(target=ask, args=(address, made, is_new), daemon=True).start()
+
+        log_to_stderr(logging.WARNING)
+        _answer(made.bank, "127.0.0.1", port, complete, follow)
+
+
+def _check_libraries() -> None:
+    from adanpc.require import library
+
+    for name in ("fastapi", "uvicorn", "prometheus_client", "PIL"):
+        library(name, "a service", extra="serve")
+
+
+def _answer(
+    folder: Path,
+    host: str,
+    port: int,
+    complete: Callable[[DurableBank], dict[str, Any]],
+    follow: Callable[[str, DurableBank], None] | None = None,
+) -> None:
+    """Opens a bank, says where it is served, and answers until a signal ends that.
+
+    Args:
+        folder: of the bank.
+        host: to listen at.
+        port: to listen at.
+        complete: gives the options of ``create`` for a bank.
+        follow: is called with the address.
+    """
+    from adanpc.serve import create, listening, run
+    from adanpc.store import DurableBank
+
+    with listening(host, port) as opened, DurableBank.open(folder) as bank:
+        service = create(bank, **complete(bank))
+        for notice in bank.notices:
+            typer.echo(f"Note: {printable(notice)}.", err=True)
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{opened.getsockname()[1]}"
+        typer.echo(f"Serving {folder} at {address}")
+        if follow is not None:
+            follow(address, bank)
+        run(service, opened)
 
 
 def _encoder(
     bank: DurableBank, model: Path | None, which: str, name: str, weights: Path | None, pretrained: bool
 ) -> Encoder:
     """What makes features of images, once it is known to be what made those of the bank."""
+    from adanpc.lab.networks import find_encoder
     from adanpc.lab.serving import encoder_of_name, encoder_of_run, image_encoder
 
     known = bank.contents.settings
@@ -110,6 +196,7 @@ def _encoder(
     if model is not None:
         network = encoder_of_run(model, which)
     else:
+        find_encoder(name)
         network = encoder_of_name(name, known.classes, weights=weights, pretrained=pretrained)
     return image_encoder(network, bank.recipe, known.dim)
 

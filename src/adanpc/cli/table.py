@@ -46,7 +46,11 @@ def table(
         ),
     ] = "",
     encoder: Annotated[
-        str, typer.Option(help="Encoder for photos, instead of the paper's.", autocompletion=completing(ENCODERS))
+        str,
+        typer.Option(
+            help="Encoder for photos, instead of the paper's; or your own, as module:function or file.py:function.",
+            autocompletion=completing(ENCODERS),
+        ),
     ] = "",
     only: Annotated[list[str] | None, typer.Option(help="Make only these rows; may be repeated.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps, overriding the scale.")] = None,
@@ -115,12 +119,18 @@ def report(
         Path | None,
         typer.Option(help="The folder that holds the data sets, if they have moved since the tables were made."),
     ] = None,
+    encoder: Annotated[
+        str, typer.Option(help="The encoder that tables were made with, if it is your own, as module:function.")
+    ] = "",
 ) -> None:
     """Write one self-contained page with every table and figure that a folder holds."""
     with one_sentence():
+        from adanpc.lab.networks import find_encoder
         from adanpc.lab.sweep.subjects import Workspace
         from adanpc.lab.tables.workflow import write_report
 
+        if encoder:
+            find_encoder(encoder)
         workspace = Workspace(data_dir or Path("data"), folder)
         path = write_report(workspace, where_made=data_dir is None)
         typer.echo(str(path))

@@ -19,14 +19,27 @@ if TYPE_CHECKING:
     from adanpc.lab.train.assemble import Prepared
     from adanpc.lab.train.run import Run
 
-RESUMING = ("resume", "algorithm", "device", "workers", "tensorboard", "json")  # what may be given with --resume
+RESUMING = (
+    "resume",
+    "algorithm",
+    "encoder",
+    "data",
+    "device",
+    "workers",
+    "tensorboard",
+    "json",
+)  # what may be given with --resume
 
 
 @app.command()
 def train(
     context: typer.Context,
     data: Annotated[
-        str, typer.Option(help="One of: " + ", ".join(DATA_SETS) + ".", autocompletion=completing(DATA_SETS))
+        str,
+        typer.Option(
+            help=f"One of: {', '.join(DATA_SETS)}; or your own, as module:function or file.py:function.",
+            autocompletion=completing(DATA_SETS),
+        ),
     ] = "",
     target: Annotated[
         list[str] | None, typer.Option(help="A domain to hold out from training; may be repeated.")
@@ -41,7 +54,8 @@ def train(
     encoder: Annotated[
         str,
         typer.Option(
-            help="The network, such as convnet or timm:NAME. Default: the usual one for the data set.",
+            help="The network, such as convnet or timm:NAME; or your own, as module:function or file.py:function. "
+            "Default: the usual one for the data set.",
             autocompletion=completing(ENCODERS),
         ),
     ] = "",
@@ -75,7 +89,10 @@ def train(
     ] = False,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Continue this run with its own settings; pass --algorithm again if it is your own."),
+        typer.Option(
+            help="Continue this run with its own settings; pass --algorithm, --encoder or --data again if it is your "
+            "own."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to train, such as cpu or cuda.")] = "cpu",
     workers: Annotated[int | None, typer.Option(min=0, help="Number of processes that read images.")] = None,
@@ -129,7 +146,7 @@ def train(
                 if prepared.data.notice:
                     typer.echo(prepared.data.notice, err=True)
             group.wait()  # until process 0 has created the run
-            run = Run(folder, algorithm)
+            run = Run(folder, algorithm, encoder=encoder or None, data=data or None)
             command = _command_to_resume(run)
             stopped = f"Stopped without saving; continue from what was saved last with: {command}"
             with one_sentence(stopped, disk_full=f"continue with: {command}"):
@@ -159,10 +176,11 @@ def _refuse_other_options(context: typer.Context) -> None:
 
 def _default_folder(data: str, algorithm: str, targets: Sequence[str], seed: int, trial: int, steps: int) -> Path:
     """Returns where a run is kept unless --out says otherwise."""
-    from adanpc.lab.own import is_own, split_name
+    from adanpc.lab.own import split_name
 
-    if is_own(algorithm):
-        _, algorithm = split_name(algorithm)  # the class alone: a path cannot be part of the folder's name
+    # Of your own, the class or function alone: a path cannot be part of the folder's name.
+    _, algorithm = split_name(algorithm)
+    _, data = split_name(data)
     parts = [data, algorithm, *targets, str(seed)]
     if trial:
         parts.append(f"trial{trial}")
@@ -172,11 +190,16 @@ def _default_folder(data: str, algorithm: str, targets: Sequence[str], seed: int
 
 
 def _command_to_resume(run: Run) -> str:
+    from adanpc.lab.networks.encoders import is_own_encoder
     from adanpc.lab.own import is_own
 
     command = f"adanpc train --resume {run.folder}"
     if is_own(run.spec.algorithm):
         command += f" --algorithm {run.spec.algorithm}"
+    if is_own_encoder(run.spec.encoder):
+        command += f" --encoder {run.spec.encoder}"
+    if is_own(run.spec.data):
+        command += f" --data {run.spec.data}"
     return command
 
 

@@ -12,7 +12,7 @@ from adanpc import require
 from adanpc.core.types import Prediction
 from adanpc.errors import AdaNPCError
 
-COPY = 1 - 1e-4  # the similarity from which on a row is a copy
+COPY_SIMILARITY = 0.9999  # at or above this, a row counts as a copy
 
 
 @require.names_its_arguments
@@ -56,23 +56,23 @@ class Admission:
             max_copies=min(self.max_copies, other.max_copies),
         )
 
-    def __call__(self, prediction: Prediction, held: Tensor) -> Tensor:
-        """(B,) bool, given how many admitted rows of each class may vote at each query's turn (B, C)."""
+    def __call__(self, prediction: Prediction, admitted: Tensor) -> Tensor:
+        """Whether each query joins (B,), given how many admitted rows of each class may vote at its turn (B, C)."""
         joins = prediction.confidence >= self.min_confidence
-        # What cannot fail is not computed.
+        # Conditions that always hold are skipped.
         if self.min_margin > 0:
             joins &= prediction.margin >= self.min_margin
         if self.max_entropy < inf:
             joins &= prediction.entropy <= self.max_entropy
         if self.class_quota < inf:
-            joins &= held.gather(1, prediction.labels[:, None])[:, 0] < self.class_quota
+            joins &= admitted.gather(1, prediction.labels[:, None])[:, 0] < self.class_quota
         if self.max_copies < inf:
-            joins &= (prediction.neighbors.similarity >= COPY).sum(1) < self.max_copies
+            joins &= (prediction.neighbors.similarity >= COPY_SIMILARITY).sum(1) < self.max_copies
         return joins
 
 
 def _threshold(name: str, value: Any) -> float:
-    """A probability, or inf, which none reaches."""
+    """A probability, or inf, which no probability reaches."""
     threshold = require.number(name, value)
     if 0 <= threshold <= 1 or threshold == inf:
         return threshold

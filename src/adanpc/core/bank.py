@@ -56,7 +56,7 @@ from adanpc.core.table import (
 )
 from adanpc.core.types import Neighbors, Origin, with_fields
 from adanpc.errors import AdaNPCError, ChangeError, LabelError, RowError
-from adanpc.index import ApproximateIndex, ExactIndex, Index, check_features, unit
+from adanpc.index import ApproximateIndex, Index, check_features, index_for, unit
 from adanpc.index.blocks import Blocks, Kind
 from adanpc.index.grid import Columns, array_if_on_cpu, on_device, tensor_of, to_main_memory
 
@@ -78,14 +78,19 @@ class MemoryBank:
     Args:
         dim: length of a feature vector.
         classes: number of classes, or their names; labels are 0 … classes - 1.
-        storage: ``float32``; ``float16``, half the memory; or ``int8``, the memory of float16 and the fastest search:
-            one byte a coordinate finds candidates, a second one re-ranks them at 16 bits.
+        storage: ``float32``; ``float16``, half the memory; ``int8``, the memory of float16 and the fastest search of
+            few rows: one byte a coordinate finds candidates, a second one re-ranks them at 16 bits; or
+            ``progressive``, for 20,000 rows and more: float16, and codes that take a third of its memory and by which
+            a search reads a few bits of most rows. It may miss a neighbor with a probability below 2e-6 for each
+            query of k = 50; see ``adanpc.index.ProgressiveIndex``, which can also keep rows in a file.
         capacity: the most admitted rows that may vote; source, expert and vetoed rows always stay and do not count.
         evict: who leaves a full bank: ``fifo``, ``balanced`` (oldest of the largest class) or ``reservoir``.
         soft: rows keep class probabilities beside their label.
         seed: of the ranks by which ``reservoir`` chooses; by default drawn at random, so that nobody can foresee which
             rows will stay.
         device: any torch device with float64.
+        max_memory: the most bytes that the bank may need, as ``memory`` counts them; a change that would need more is
+            refused, and nothing has happened. It is not saved.
         index: makes what stores and searches the rows, from dim, storage and device; or, for an approximate search,
             "faiss:" and a factory string of faiss, such as "faiss:IVF1024,SQ8"; see ``adanpc.index.ApproximateIndex``.
     """
@@ -102,7 +107,8 @@ class MemoryBank:
         soft: bool = False,
         seed: int | None = None,
         device: torch.device | str = "cpu",
-        index: IndexFactory | str = ExactIndex,
+        max_memory: int | None = None,
+        index: IndexFactory | str = index_for,
     ) -> None:
         if seed is None:
             seed = secrets.randbits(53) if evict == "reservoir" else 0  # every JSON reader keeps 53 bits
@@ -111,11 +117,14 @@ class MemoryBank:
         settings = BankSettings(dim, count, storage, capacity, evict, soft, seed, names)
         self.device = checked_device(device)
         self._make_index = _index_factory(index)
+        self._max_memory = max_memory
+        if max_memory is not None:
+            self._max_memory = require.whole("max_memory", max_memory, least=1)
         self._lock = RLock()
         self._ledger: Ledger | None = None  # made of the contents when it is needed
         self._version = 0
         self._published: list[tuple[int, ReferenceType[Contents]]] = []  # versions that may still be read
-        self._slots_used = 0  # that any version in this memory has shown
+        self._slots_used = 0  # the most of any version so far; slots below may still have readers
         self._publish(self._empty(settings))
 
     def _empty(self, settings: BankSettings) -> Contents:
@@ -228,6 +237,13 @@ class MemoryBank:
         """Bytes of the slots in use."""
         return self._contents.nbytes
 
+    def memory(self) -> dict[str, int]:
+        """Bytes of the slots in use, by what they are for; the total is of those in memory, without a file's.
+
+        Vetoes, judgments and the order of evictions are not counted: they are Python's, a few hundred bytes each.
+        """
+        return self._contents.memory(self._contents.index.slots)
+
     # Reading
 
     def search(
@@ -265,16 +281,16 @@ class MemoryBank:
 
     @classmethod
     def load(
-        cls, state: State, *, device: torch.device | str = "cpu", index: IndexFactory | str = ExactIndex
+        cls, state: State, *, device: torch.device | str = "cpu", index: IndexFactory | str = index_for
     ) -> MemoryBank:
         """The bank that ``state`` described. Files are checked by ``store`` before they come here."""
         document = state["document"]
         bank = cls(**document["bank"], device=device, index=index)
-        bank._restore_state(state)
+        bank._load_state(state)
         return bank
 
     @torch.inference_mode(False)
-    def _restore_state(self, state: State) -> None:
+    def _load_state(self, state: State) -> None:
         document = state["document"]
         tensors = {name: tensor.to(self.device) for name, tensor in state["tensors"].items()}
         mean = tensors.pop("source_mean", None)
@@ -295,7 +311,7 @@ class MemoryBank:
         self._publish(contents)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickles and copies hold: the state, and no memory that was never written.
+        """What pickles and copies hold: the rows in use, not the slots that are reserved.
 
         Arrays rather than tensors: torch would send a tensor to another process as a piece of shared memory.
         """
@@ -305,16 +321,17 @@ class MemoryBank:
             "document": state["document"],
             "arrays": arrays,
             "device": str(self.device),
+            "max_memory": self._max_memory,
             "index": self._make_index,
         }
 
     def __setstate__(self, saved: Mapping[str, Any]) -> None:
         document = saved["document"]
-        settings = document["bank"]
-        arrays = saved["arrays"]
-        self.__init__(**settings, device=saved["device"], index=saved["index"])  # type: ignore[misc]
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        self._restore_state({"document": document, "tensors": tensors})
+        self.__init__(  # type: ignore[misc]
+            **document["bank"], device=saved["device"], max_memory=saved["max_memory"], index=saved["index"]
+        )
+        tensors = {name: torch.from_numpy(array) for name, array in saved["arrays"].items()}
+        self._load_state({"document": document, "tensors": tensors})
 
     # Changing
 
@@ -325,9 +342,9 @@ class MemoryBank:
 
         Args:
             change: to be carried out.
-            rows: what ``unit`` makes of the features of an ``Append``, from a caller who has it; else it is made here.
-            log: called with a change that can be carried out, before anybody sees its effect; what it refuses by an
-                exception does not happen.
+            rows: the features of an ``Append`` normalized by ``unit``, if the caller has them; otherwise computed here.
+            log: called once the change is known to be valid, before readers see it. If it raises, the change is
+                abandoned.
         """
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # what is allocated here must stay writable outside of it
@@ -337,8 +354,8 @@ class MemoryBank:
     def _apply(self, change: Change, rows: Tensor | None, log: Callable[[Change], object] | None) -> range:
         with self._lock:
             before = self._contents
-            # What is derived from the contents is put away while it changes: if anything interrupts the change, it is
-            # made anew from the contents, which are published by one assignment.
+            # The ledger is derived from the contents and altered below. It is detached first: if anything interrupts
+            # the change, it is dropped, and made again from the contents, which are published by one assignment.
             ledger = self._take_ledger()
             after = self._changed(change, rows, ledger)
             if log is not None:
@@ -362,14 +379,14 @@ class MemoryBank:
     def revert(self, contents: Contents) -> None:
         """Puts contents that this bank had before, or those of a bank with the same settings, in place of its own.
 
-        It costs nothing, and it is no change: for callers that only tried something, or that start again. The two banks
-        then share memory, so the other one must not be changed any more.
+        It takes constant time and is not recorded as a change: for callers that only tried something, or that start
+        again. Afterward both banks share memory, so do not change the other one.
         """
         with self._lock:
             self._ledger = None
             if contents.columns is not self._contents.columns:
                 self._slots_used = contents.index.slots
-            # An index with no slot hidden anew: later ones share memory with this one, and change it where it ends.
+            # Hiding nothing copies what tells which slots are in use: later versions may have extended it in place.
             nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
             self._publish(with_fields(contents, index=contents.index.hide(nothing)))
 
@@ -429,12 +446,13 @@ class MemoryBank:
         statistics = contents.statistics.after(change)
         if change.origin == Origin.ADMITTED and ledger.queue is not None:
             leaving = [ledger.queue.push(row, label)[0] for row, label in pairs(table)]
-            passing = [row - first for row in leaving if row >= first]
-            if passing:  # they leave with the change that brings them
+            evicted_on_arrival = [row - first for row in leaving if row >= first]
+            if evicted_on_arrival:
                 stays = numpy.ones(count, bool)
-                stays[passing] = False
+                stays[evicted_on_arrival] = False
                 table = {name: column[stays] for name, column in table.items()}
-            contents = self._without(contents, ledger, [row for row in leaving if 0 <= row < first], queued=False)
+            evicted = [row for row in leaving if 0 <= row < first]  # push returns -1 where nobody leaves
+            contents = self._without(contents, ledger, evicted, queued=False)
         return self._with_rows(contents, ledger, table, next_id=first + count, statistics=statistics)
 
     def _veto(self, contents: Contents, ledger: Ledger, change: Veto) -> Contents:
@@ -450,22 +468,22 @@ class MemoryBank:
             index=contents.index.hide(silenced),
             vetoed=vetoed,
             judgments=judgments,
-            admitted=_plus(contents.admitted, table, -1),
+            admitted=_recounted(contents.admitted, table, -1),
         )
 
     def _restore(self, contents: Contents, ledger: Ledger, change: Restore) -> Contents:
         slots = self._slots(contents, change.ids)
         judgments = _judged(contents, slots, "restore", change)
         returning = [row for row in dict.fromkeys(change.ids) if row in contents.vetoed]
-        silenced = self._slots(contents, returning)
-        table = contents.table_of(silenced, *DECIDING)
+        slots_returning = self._slots(contents, returning)
+        table = contents.table_of(slots_returning, *DECIDING)
         ledger.enter_queue(table)
         contents = with_fields(
             contents,
-            index=contents.index.show(silenced, _groups(table)),
+            index=contents.index.show(slots_returning, _groups(table)),
             vetoed={row: slot for row, slot in contents.vetoed.items() if row not in returning},
             judgments=judgments,
-            admitted=_plus(contents.admitted, table),
+            admitted=_recounted(contents.admitted, table),
         )
         if ledger.queue is None:
             return contents
@@ -477,7 +495,7 @@ class MemoryBank:
             raise LabelError(f"labels must be between 0 and {self.classes - 1}, got {change.label}")
         slots = self._slots(contents, sorted(set(change.ids)))
         judgments = _judged(contents, slots, "relabel", change)
-        table = contents.table_of(slots)
+        table = contents.table_of(slots)  # a copy
         table["label"][:] = change.label
         table["origin"][table["origin"] == Origin.ADMITTED] = Origin.EXPERT
         if self.soft:
@@ -487,7 +505,7 @@ class MemoryBank:
     def _judge_answers(self, contents: Contents, change: Feedback) -> Contents:
         for label in (change.label, change.frozen, change.adapted):
             if not 0 <= label < self.classes:
-                raise LabelError(f"labels must lie in 0 … {self.classes - 1}, got {label}")
+                raise LabelError(f"labels must be between 0 and {self.classes - 1}, got {label}")
         if contents.statistics.transform is None:
             raise ChangeError("feedback is for banks of the preset 'safe' that have learned source rows")
         stream = contents.stream().with_verdict(
@@ -548,10 +566,10 @@ class MemoryBank:
         """With these rows gone: their slots, vetoes and history.
 
         Args:
-            contents: that hold them.
-            ledger: that knows them.
-            ids: of the rows.
-            queued: whether they are still in the queue of evictions.
+            contents: of the bank.
+            ledger: of these contents.
+            ids: of the rows that leave.
+            queued: False if the queue of evictions has already dropped them.
         """
         if not ids:
             return contents
@@ -565,7 +583,7 @@ class MemoryBank:
         gone = set(ids)
         vetoed = contents.vetoed
         judgments = contents.judgments
-        if gone & judgments.keys():  # every vetoed row has a judgment
+        if gone & judgments.keys():  # rows without judgments are not vetoed either, and both maps stay as they are
             vetoed = {row: slot for row, slot in vetoed.items() if row not in gone}
             judgments = {row: history for row, history in judgments.items() if row not in gone}
         return with_fields(
@@ -573,7 +591,7 @@ class MemoryBank:
             index=contents.index.hide(slots),
             vetoed=vetoed,
             judgments=judgments,
-            admitted=_plus(contents.admitted, voting, -1),
+            admitted=_recounted(contents.admitted, voting, -1),
         )
 
     def _with_rows(self, contents: Contents, ledger: Ledger, table: Table, **others: Any) -> Contents:
@@ -584,6 +602,7 @@ class MemoryBank:
         places = ledger.allocate(len(table["id"]))
         if not places:
             return with_fields(contents, **others)
+        self._check_memory(contents, max(contents.index.slots, max(places) + 1))
         slots = torch.from_numpy(numpy.array(places)).to(self.device)
         contents.columns.reserve(max(places) + 1)
         contents.columns.write(slots, table)
@@ -601,9 +620,20 @@ class MemoryBank:
             contents,
             index=contents.index.put(slots, torch.as_tensor(table["id"]), table, group),
             vetoed=vetoed,
-            admitted=_plus(contents.admitted, voting),
+            admitted=_recounted(contents.admitted, voting),
             **others,
         )
+
+    def _check_memory(self, contents: Contents, slots: int) -> None:
+        """Refuses so many slots if they need more memory than the bank may have."""
+        if self._max_memory is None:
+            return
+        needed = contents.memory(slots)["total"]
+        if needed > self._max_memory:
+            raise ChangeError(
+                f"the bank would need {needed} bytes, more than max_memory={self._max_memory}: "
+                "raise it, give a capacity, or delete rows"
+            )
 
     def _slots(self, contents: Contents, ids: Sequence[int]) -> Tensor:
         """The slots (n,) of these rows, or a RowError."""
@@ -662,7 +692,9 @@ class MemoryBank:
         numbers = array_if_on_cpu(value.float())
         finite = abs(numbers) < inf  # and no NaN
         if not value.is_floating_point() or not finite.all():
-            raise LabelError(f"{name} must be finite numbers, got {value.dtype} with {value[:3].tolist()}, …")
+            raise LabelError(
+                f"{name} must be finite floating-point numbers, got {value.dtype} with {value[:3].tolist()}, …"
+            )
         return numbers
 
     def _confidence(self, given: Tensor | None, count: int) -> Any:
@@ -742,7 +774,7 @@ def _remedy(name: str) -> str:
 
 
 def _check_labels(labels: Any, classes: int) -> None:
-    """Passes labels (n,) of so many classes."""
+    """Refuses labels (n,) outside 0 … classes - 1."""
     if not len(labels):
         return
     if labels.min() >= 0 and labels.max() < classes:
@@ -771,13 +803,13 @@ def _origin(given: Any) -> Origin:
 
 
 def _active(table: Table) -> Table:
-    """The rows of a table that may vote: what decides about them alone, since features would be copied."""
+    """The rows of a table that may vote, with the columns DECIDING only, so that features are not copied."""
     active = table["state"] == ACTIVE
     return {name: table[name][active] for name in DECIDING}
 
 
-def _plus(counts: Tensor, table: Table, sign: int = 1) -> Tensor:
-    """Numbers of rows by class (C,) with the admitted rows of a table counted in, or out."""
+def _recounted(counts: Tensor, table: Table, sign: int = 1) -> Tensor:
+    """How many admitted rows of each class there are (C,) once those of a table have come, or with -1 have gone."""
     origin = to_main_memory(table["origin"])
     labels = to_main_memory(table["label"])
     admitted = numpy.bincount(labels[origin == ADMITTED], minlength=counts.shape[0])

@@ -32,10 +32,11 @@ from adanpc.errors import AdaNPCError, EmptyBankError, LabelError, RowError
 from adanpc.index import STORAGE, Found, Index, check_features, unit
 from adanpc.index.blocks import Blocks
 from adanpc.index.grid import Columns, tensor_of
+from adanpc.index.protocol import FILE, Accounting
 
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # the most dimensions, classes and neighbors
-PADDED = 4096  # results have k columns, however few rows there are, up to this k
+MOST_PADDED = 4096  # results have k columns, however few rows there are, up to this k
 BESIDE_ROWS = (  # the tensors of a state that have no value for each row
     "source_mean", "stream_total", "stream", *(PREFIX_OF_TRANSFORM + name for name in TRANSFORM)
 )  # fmt: skip
@@ -51,7 +52,7 @@ class Pool(NamedTuple):
 
     @property
     def group(self) -> int | None:
-        """Of the rows in the index."""
+        """The group of the index to search; None searches all."""
         if self.source is None:
             return None
         return SOURCE_GROUP if self.source else OTHER_GROUP
@@ -127,6 +128,16 @@ class Contents:
         """Bytes of the slots in use."""
         return self.index.nbytes + self.index.slots * self.columns.slot_bytes
 
+    def memory(self, slots: int) -> dict[str, int]:
+        """Bytes that so many slots need, by what they are for; see ``MemoryBank.memory``."""
+        index = self.index
+        if isinstance(index, Accounting):
+            parts = index.memory(slots)
+        else:
+            parts = {"rows": slots * -(-index.nbytes // max(index.slots, 1))}
+        parts["labels and the like"] = slots * self.columns.slot_bytes
+        return {**parts, "total": sum(parts.values()) - parts.get(FILE, 0)}
+
     @property
     def summary(self) -> str:
         """How many rows there are, and of what kinds."""
@@ -169,13 +180,13 @@ class Contents:
         slots = found.slots
         complete = found.complete
         if not complete:
-            slots = slots.clamp(min=0)
+            slots = slots.clamp(min=0)  # where a neighbor is absent, that of slot 0 is read, and masked below
         columns = self.columns.take(slots, *names)
         near = Neighbors(found.ids, found.similarity, columns["label"], columns.get("soft"))
         if not complete:
             near = near.without(found.slots < 0)
         # An absurd k, which a file may hold, must not cost more than the rows that there are.
-        width = min(pool.k, max(PADDED, len(self)))
+        width = min(pool.k, max(MOST_PADDED, len(self)))
         return near.padded(width)
 
     def held_slots(self) -> Tensor:
@@ -189,8 +200,8 @@ class Contents:
         slots = self.held_slots()
         known = self.index.ids(slots)
         position = torch.searchsorted(known, ids)
-        beyond = torch.cat([known, known.new_full((1,), -1)])
-        missing = ids[(beyond[position] != ids) | (ids < 0)]
+        known_or_end = torch.cat([known, known.new_full((1,), -1)])  # searchsorted may return len(known)
+        missing = ids[(known_or_end[position] != ids) | (ids < 0)]
         if len(missing):
             row = int(missing[0])
             fate = "it has left" if 0 <= row < self.next_id else "it never existed"
@@ -231,7 +242,7 @@ class Contents:
         if capacity is not None and admitted > capacity:
             raise TableError(f"it holds {admitted} admitted rows, more than its capacity of {capacity}")
         if self.statistics.stream_count and self.statistics.stream_total is None:
-            raise TableError("it counts a stream without its sum")
+            raise TableError("it counts the queries of a stream but has no sum of them")
 
     def transform(self) -> Transform:
         """What the preset "safe" has learned of the source features."""
@@ -317,10 +328,10 @@ def digest_of(state: State) -> str:
     """A hash of all that decides later answers: of everything but the number of changes that led here."""
     document = dict(state["document"])
     document.pop("position", None)
-    total = hashlib.sha256(canonical(document).encode())
+    hasher = hashlib.sha256(canonical(document).encode())
     for name, tensor in sorted(state["tensors"].items()):
         kind = canonical([name, NAMES[tensor.dtype], list(tensor.shape)])
-        total.update(kind.encode())
+        hasher.update(kind.encode())
         array: Any = tensor.cpu().contiguous().numpy()
-        total.update(array)
-    return total.hexdigest()
+        hasher.update(array)
+    return hasher.hexdigest()

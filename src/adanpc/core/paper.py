@@ -134,24 +134,29 @@ class Paper:
         settings = self.settings
         centered, observed = settings.centering.queries(features, contents.statistics, sequence=True)
         queries = unit(centered)
-        answers = partial(self._answer, contents.settings.classes)
-        answer = resolve(contents, queue_of, queries, settings.pools, answers, settings.admission)
-        joins = array_if_on_cpu(answer.joined) >= 0
+        vote_on = partial(self._answer, contents.settings.classes)
+        prediction = resolve(contents, queue_of, queries, settings.pools, vote_on, settings.admission)
+        joins = array_if_on_cpu(prediction.joined) >= 0
         if observed is None and not joins.any():
-            return answer, None, None
-        new = None if joins.all() else torch.as_tensor(joins)
+            return prediction, None, None
+        chosen = None if joins.all() else torch.as_tensor(joins)  # None: all, without a mask
+        soft = None
+        if contents.settings.soft:
+            soft = _selected(prediction.probs, chosen)
+        if keys is not None:
+            keys = _selected(keys, chosen)
         change = Append(
-            _those(centered, new),
-            _those(answer.labels, new),
+            _selected(centered, chosen),
+            _selected(prediction.labels, chosen),
             Origin.ADMITTED,
-            soft=_those(answer.probs, new) if contents.settings.soft else None,
+            soft=soft,
             domain=domain,
-            confidence=_those(answer.confidence, new),
-            keys=None if keys is None else _those(keys, new),
+            confidence=_selected(prediction.confidence, chosen),
+            keys=keys,
             centered=True,
             observed=observed,
         )
-        return answer, change, _those(queries, new)
+        return prediction, change, _selected(queries, chosen)
 
     def _answer(self, classes: int, neighbors: Neighbors) -> Prediction:
         """The vote of these neighbors; no query has joined."""
@@ -176,7 +181,7 @@ class Paper:
         return self.settings.centering.prepared(change, features, contents.statistics)
 
 
-def _those(values: Tensor, chosen: Tensor | None) -> Tensor:
+def _selected(values: Tensor, chosen: Tensor | None) -> Tensor:
     """A copy of the values (B, …) that are chosen (B,), or of all."""
     if chosen is None:
         return values.clone()

@@ -102,7 +102,7 @@ def prepared(change: Append, features: Tensor, contents: Contents, settings: Saf
     unfitted = transform is None
     if transform is None:
         transform = fit(features, labels, domains, classes, plain=not settings.transform)
-    transformed = transform(features, plain=not settings.transform)
+    transformed = transform(features)
     rows = _directed(centered(transformed, domains, domain_centers(transformed, labels, domains)), transformed)
     change = replace(change, features=rows, centered=True)
     if unfitted:
@@ -181,7 +181,7 @@ def _directed_from_origin(contents: Contents, transformed: Tensor) -> Tensor:
 
 def transformed_by(contents: Contents, features: Tensor, settings: SafeSettings) -> Tensor:
     """Checked features (B, D), transformed: float64."""
-    return contents.transform()(features, plain=not settings.transform)
+    return contents.transform()(features)
 
 
 def knows_mixed(settings: SafeSettings, verdicts: Verdicts) -> bool:

@@ -48,7 +48,7 @@ def resolve(
         admission: from an answer to whether the query joins.
     """
     batch = len(queries)
-    # As many rows may be evicted before the last query's turn; that many more neighbors are found, to take their place.
+    # Up to this many of the nearest rows may be evicted before the last query's turn, so as many more are searched for.
     leaving = _most_that_leave(contents, batch - 1)
     wider = [_with_room(pool, leaving) for pool in pools]
     found = contents.nearest_of(queries, wider)
@@ -56,7 +56,8 @@ def resolve(
     if leaving:
         first = [near.nearest(pool.k) for near, pool in zip(found, pools, strict=True)]
     held = contents.admitted.expand(batch, -1)  # (B, C)
-    guess = _judged(answer(side_by_side(first)), admission, held, contents.next_id)
+    # The second guess already: who joins, by their answers, if nobody joins before them.
+    guess = _with_joins(answer(side_by_side(first)), admission, held, contents.next_id)
     if batch < 2 or not bool((guess.joined[:-1] >= 0).any()):
         return guess  # nobody joins before the last query: the first guess stands
     queue = queue_of(contents)
@@ -65,7 +66,7 @@ def resolve(
     while True:
         timeline = _timeline(contents, queue, guess)
         voters = _voters(contents, pools, found, similarity, guess, timeline)
-        answered = _judged(answer(voters), admission, timeline.held, contents.next_id)
+        answered = _with_joins(answer(voters), admission, timeline.held, contents.next_id)
         if _stands(guess, answered):
             return answered
         guess = answered
@@ -87,7 +88,7 @@ def _with_room(pool: Pool, leaving: int) -> Pool:
     return pool._replace(k=pool.k + leaving)
 
 
-def _judged(answered: Prediction, admission: Admission, held: Tensor, next_id: int) -> Prediction:
+def _with_joins(answered: Prediction, admission: Admission, held: Tensor, next_id: int) -> Prediction:
     """The answers with the ids under which the admitted ones would join."""
     admitted = array_if_on_cpu(admission(answered, held))
     ids = admitted.cumsum(0) + (next_id - 1)
@@ -108,9 +109,10 @@ def _timeline(contents: Contents, queue: Eviction | None, guess: Prediction) -> 
     batch = len(guess.joined)
     device = guess.joined.device
     joins = guess.joined >= 0
-    gains = torch.zeros(batch + 1, contents.settings.classes, dtype=torch.int64, device=device)
-    gains[0] = contents.admitted
-    gains[1:].scatter_add_(1, guess.labels[:, None], joins.long()[:, None])
+    # How many admitted rows of each class there are at first, and by how many they change after each turn.
+    count_changes = torch.zeros(batch + 1, contents.settings.classes, dtype=torch.int64, device=device)
+    count_changes[0] = contents.admitted
+    count_changes[1:].scatter_add_(1, guess.labels[:, None], joins.long()[:, None])
     until = torch.full((batch,), batch, device=device)
     evicted = []
     if queue is not None:
@@ -119,13 +121,13 @@ def _timeline(contents: Contents, queue: Eviction | None, guess: Prediction) -> 
         for turn, label in zip(turns, guess.labels[joins].tolist(), strict=True):
             row, left_label = queue.push(int(guess.joined[turn]), label)
             if row < 0:
-                continue
-            gains[turn + 1, left_label] -= 1
+                continue  # there was room: nobody leaves
+            count_changes[turn + 1, left_label] -= 1
             if row < contents.next_id:
                 evicted.append((row, turn))
-            else:
+            else:  # a query of this batch; those that join get consecutive ids from next_id on
                 until[turns[row - contents.next_id]] = turn
-    return _Timeline(until, gains.cumsum(0)[:-1], evicted)
+    return _Timeline(until, count_changes.cumsum(0)[:-1], evicted)
 
 
 def _voters(
@@ -181,4 +183,4 @@ def _stands(guess: Prediction, answered: Prediction) -> bool:
     joins = joined >= 0
     guessed = guess.probs[:-1][joins]
     found = answered.probs[:-1][joins]
-    return torch.equal(guessed, found)
+    return torch.equal(guessed, found)  # not their labels alone: in banks with soft labels, probabilities vote

@@ -118,6 +118,8 @@ def check_transform(transform: Transform, dim: int) -> None:
     for name in ("origin", "directions", "damped", "telling", "amplified", "span"):
         if ((getattr(transform, name) * GRID).frac() != 0).any():
             raise TableError(f"its {name} is off the grid of 2**-24")
+    if transform.power.tolist() not in ([0.5], [1.0]):
+        raise TableError(f"its power must be 0.5 or 1, got {brief(transform.power.tolist())}")
     _check_foreign(transform.foreign)
     check_mean("calibration", transform.calibration, PACKED)
     if (transform.calibration < 0).any():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from reprlib import repr as brief
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from numpy.typing import ArrayLike
@@ -26,7 +26,7 @@ Numbers = Tensor | ArrayLike  # what users have: tensors, arrays, lists
 def with_fields(value: Value, **fields: Any) -> Value:
     """``dataclasses.replace`` without ``__init__`` and its checks, in a fifth of the time.
 
-    What was derived from the value and kept goes along, so nothing may be derived from the fields that change.
+    Cached properties are copied too, so never change a field that one depends on, such as ``probs``.
     """
     changed = object.__new__(type(value))
     changed.__dict__.update(value.__dict__)
@@ -120,13 +120,13 @@ def _some(values: Tensor) -> str:
 
 def side_by_side(parts: Sequence[Neighbors]) -> Neighbors:
     """All neighbors of each query, those of the first part first."""
-    return _joined(parts, 1)
+    return _concatenated(parts, 1)
 
 
 def one_after_another(parts: Sequence[Neighbors]) -> Neighbors:
     """The neighbors of all queries, those of the first part first."""
     width = max(part.ids.shape[1] for part in parts)
-    return _joined([part.padded(width) for part in parts], 0)
+    return _concatenated([part.padded(width) for part in parts], 0)
 
 
 def answered_in_turn(answers: Sequence[Prediction]) -> Prediction:
@@ -135,38 +135,41 @@ def answered_in_turn(answers: Sequence[Prediction]) -> Prediction:
         return with_fields(answers[0], provisional=None)
     neighbors = one_after_another([answer.neighbors for answer in answers])
     width = neighbors.ids.shape[1]
-    trust = [answer.trust for answer in answers if answer.trust is not None]
-    frozen = [answer.frozen for answer in answers if answer.frozen is not None]
-    novelty = [answer.novelty for answer in answers if answer.novelty is not None]
     return Prediction(
         torch.cat([answer.probs for answer in answers]),
         torch.cat([pad(answer.weights, (0, width - answer.weights.shape[1])) for answer in answers]),
         neighbors,
         torch.cat([answer.joined for answer in answers]),
-        trust=torch.cat(trust) if trust else None,
-        frozen=torch.cat(frozen) if frozen else None,
-        novelty=torch.cat(novelty) if novelty else None,
+        trust=_together([answer.trust for answer in answers]),
+        frozen=_together([answer.frozen for answer in answers]),
+        novelty=_together([answer.novelty for answer in answers]),
     )
 
 
-def _joined(parts: Sequence[Neighbors], dim: int) -> Neighbors:
+def _together(parts: Sequence[Tensor | None], dim: int = 0) -> Tensor | None:
+    """Parts of a column that all answers have, or none of them."""
+    if parts[0] is None:
+        return None
+    return torch.cat(cast(list[Tensor], parts), dim)
+
+
+def _concatenated(parts: Sequence[Neighbors], dim: int) -> Neighbors:
     if len(parts) == 1:
         return parts[0]
-    soft = [part.soft for part in parts if part.soft is not None]
     return Neighbors(
         torch.cat([part.ids for part in parts], dim),
         torch.cat([part.similarity for part in parts], dim),
         torch.cat([part.labels for part in parts], dim),
-        torch.cat(soft, dim) if soft else None,
+        _together([part.soft for part in parts], dim),
     )
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Class probabilities and the witnesses behind them.
+    """Class probabilities and the neighbors behind them.
 
-    Ids of rows that a proposal would add are provisional, since ``apply`` gives the ids: all from ``provisional`` on,
-    in ``joined`` and among the neighbors. ``settled`` puts the true ones in their place.
+    In a proposal, ids from ``provisional`` upward are guesses, in ``joined`` and among the neighbors: ``apply`` gives
+    the ids, and ``settled`` puts them in their place.
     """
 
     probs: Tensor  # (B, C) float32, rows sum to 1

@@ -11,7 +11,7 @@ from adanpc import require
 from adanpc.core.types import Neighbors
 from adanpc.errors import AdaNPCError
 
-RULES = ("share", "paper", "published", "uniform", "classwise")
+RULES = ("share", "paper", "published", "uniform", "classwise", "rank")
 FLOOR = 1e-5  # what the published code adds to every class
 PER_CLASS = 15  # neighbors of each class that the class-wise rule compares
 
@@ -21,7 +21,7 @@ def check_vote_settings(rule: str, temperature: float) -> None:
     require.one_of("rule", rule, RULES)
     require.positive("temperature", temperature)
     if not isfinite(1 / temperature):
-        raise AdaNPCError(f"temperature must be a finite number greater than 0, got {temperature}: it is too small")
+        raise AdaNPCError(f"temperature {temperature} is too small to divide by: give a larger one, such as 0.1")
 
 
 def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: float = 0.1) -> tuple[Tensor, Tensor]:
@@ -34,8 +34,10 @@ def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: f
         published: as share, plus 1e-5 for every class (the public code and its training loss), scaled to sum to 1.
         uniform: every neighbor counts 1/k, as in the paper's theory.
         classwise: softmax over classes of the mean similarity of the 15 nearest rows of each class, so that a class
-            does not win by having more rows. Of rows beyond the k nearest it is known only that they are no nearer:
-            each counts as the k-th. So k should be several times 15.
+            does not win by having more rows. Rows beyond the k nearest are unknown, so each that is missing from the 15
+            counts as similar as the k-th; choose k several times 15. Soft labels are ignored.
+        rank: the nearest neighbor counts 1/2, the next 1/3, and so on, over their sum: how much nearer one is than
+            another does not matter (Geirhos et al., Towards flexible perception with visual memory, 2024).
     """
     check_vote_settings(rule, temperature)
     if rule == "classwise":
@@ -48,6 +50,8 @@ def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: f
     if rule == "uniform":
         present = (similarity > -torch.inf).double()
         weights = present / present.sum(1, keepdim=True)
+    elif rule == "rank":
+        weights = _by_rank(similarity)
     else:
         weights = (similarity / temperature).softmax(1)
     probs = tally(neighbors, weights, classes)
@@ -63,19 +67,30 @@ def tally(neighbors: Neighbors, votes: Tensor, classes: int) -> Tensor:
     return votes.new_zeros(len(votes), classes).scatter_add(1, neighbors.labels.clamp(min=0), votes)
 
 
+def _by_rank(similarity: Tensor) -> Tensor:
+    """Weights (B, K) that fall with the rank alone, and sum to 1; of equals, the earlier column comes first."""
+    nearest_first = similarity.argsort(dim=1, descending=True, stable=True)
+    places = torch.arange(similarity.shape[1], device=similarity.device).expand_as(nearest_first)
+    ranks = torch.empty_like(nearest_first).scatter_(1, nearest_first, places)
+    present = (similarity > -torch.inf).double()
+    votes = present / (2 + ranks)
+    return votes / votes.sum(1, keepdim=True)
+
+
 def _classwise(neighbors: Neighbors, classes: int, temperature: float) -> tuple[Tensor, Tensor]:
     """``vote`` by the class-wise rule. All sums are of exact similarities, and so exact."""
     similarity = neighbors.similarity.double()
     present = similarity > -torch.inf
-    labels = neighbors.labels.masked_fill(~present, classes)  # behind all classes
+    labels = neighbors.labels.masked_fill(~present, classes)  # absent neighbors get a class of their own, dropped below
     counted = (_rank_in_class(similarity, labels) < PER_CLASS) & present
     known = similarity.masked_fill(~counted, 0)
-    room = known.new_zeros(len(known), classes + 1)
-    sums = room.scatter_add(1, labels, known)[:, :classes]
-    counts = room.scatter_add(1, labels, counted.double())[:, :classes]
+    zeros = known.new_zeros(len(known), classes + 1)
+    sums = zeros.scatter_add(1, labels, known)[:, :classes]
+    counts = zeros.scatter_add(1, labels, counted.double())[:, :classes]
     farthest = similarity.masked_fill(~present, torch.inf).amin(1, keepdim=True)
     evidence = (sums + (PER_CLASS - counts) * farthest) / PER_CLASS
     probs = (evidence / temperature).softmax(1)
+    # The probability of a class is shared by those of its neighbors that counted.
     shares = probs / counts.clamp(min=1)
     padded = torch.cat([shares, shares.new_zeros(len(shares), 1)], 1)
     weights = padded.gather(1, labels).masked_fill(~counted, 0)
@@ -83,13 +98,14 @@ def _classwise(neighbors: Neighbors, classes: int, temperature: float) -> tuple[
 
 
 def _rank_in_class(similarity: Tensor, labels: Tensor) -> Tensor:
-    """How many neighbors of the same label are nearer, for each of (B, K); of equals, the earlier column is."""
-    # Two stable sorts, by similarity and then by label, bring each class together with its nearest neighbor first.
+    """For each neighbor (B, K), how many of its class come before it by similarity; ties go by column."""
+    # Neighbors in the order of classes, and within a class in that of similarity: two stable sorts.
     nearest_first = similarity.argsort(dim=1, descending=True, stable=True)
     labels_in_turn = labels.gather(1, nearest_first)
     by_label = labels_in_turn.argsort(dim=1, stable=True)
     order = nearest_first.gather(1, by_label)
     ordered = labels.gather(1, order)
+    # A rank is a place less the place at which the run of its class begins.
     begins = torch.ones_like(ordered, dtype=torch.bool)
     begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     columns = torch.arange(labels.shape[1], device=labels.device)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Iterator, Mapping
 from math import prod
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
 
+from adanpc.errors import AdaNPCError
 from adanpc.index.grid import Array, Columns, array_if_on_cpu, to_main_memory
 
 TILE = 64  # slots come in whole tiles, which is what a scan reads together
 BLOCK_BYTES = 128 << 20  # of a full block: few enough of them to scan and read well
 SMALL_BYTES = 1 << 20  # of the first block while it still doubles: copying this much takes less than a millisecond
+ONE_BY_ONE = 512  # slots in several blocks that are read faster one by one than block by block
 PIECE = 1 << 14  # rows written at once, since writing copies them
 LINE = 64  # bytes of a line of the cache: a scan of rows that begin with one takes an eighth less time
 
@@ -33,11 +39,20 @@ class Blocks:
     Args:
         kinds: of the columns, by name.
         device: where they are kept.
+        folders: where columns are kept that shall be in files instead, by name. A file has no name and is gone with
+            the process. What is read of it stays in memory as long as nothing else needs that.
     """
 
-    def __init__(self, kinds: Mapping[str, Kind], device: torch.device) -> None:
+    def __init__(
+        self,
+        kinds: Mapping[str, Kind],
+        device: torch.device,
+        folders: Mapping[str, str | os.PathLike[str]] | None = None,
+    ) -> None:
         self.kinds = dict(kinds)
         self.device = device
+        self.folders = {name: Path(folder) for name, folder in (folders or {}).items()}
+        self._process = os.getpid()
         self.slot_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in kinds.values())
         self.block = max(1, BLOCK_BYTES // (self.slot_bytes * TILE)) * TILE  # slots of every block but the last
         self.columns: dict[str, list[Tensor]] = {name: [] for name in kinds}
@@ -81,12 +96,20 @@ class Blocks:
         if self.device.type != "cpu":
             return torch.empty(size, *shape, dtype=dtype, device=self.device)
         wanted = size * prod(shape) * dtype.itemsize
+        if name in self.folders:
+            memory = _file_memory(self.folders[name], wanted)
+            return torch.from_numpy(memory).view(dtype).view(size, *shape)
         memory = numpy.empty(wanted + LINE, numpy.uint8)
         start = -memory.ctypes.data % LINE
         return torch.from_numpy(memory[start : start + wanted]).view(dtype).view(size, *shape)
 
     def write(self, slots: Tensor, values: Mapping[str, Any]) -> None:
         """Writes values, each a tensor or array (n, …), into these slots (n,), for which there must be room."""
+        if self.folders and os.getpid() != self._process:
+            raise AdaNPCError(
+                "a bank with rows in a file cannot be changed in a forked process, which shares the file: "
+                "build or load it there"
+            )
         if slots.shape[0] == 1:
             self._write_one(int(slots.item()), values)
             return
@@ -117,6 +140,9 @@ class Blocks:
         arrays = self.arrays()
         if len(arrays[names[0]]) == 1:
             return {name: to_main_memory(arrays[name][0][slots]) for name in names}
+        if 0 < len(slots) <= ONE_BY_ONE and self.device.type == "cpu":
+            places = [divmod(slot, self.block) for slot in slots.tolist()]
+            return {name: numpy.array([arrays[name][block][offset] for block, offset in places]) for name in names}
         columns = self.take(torch.from_numpy(slots).to(self.device), *names)
         return {name: to_main_memory(column) for name, column in columns.items()}
 
@@ -159,3 +185,16 @@ class Blocks:
         for number in block.unique().tolist():
             positions = block == number
             yield number, positions, offset[positions]
+
+
+def _file_memory(folder: Path, size: int) -> Array:
+    """So many bytes in a file without a name, (size,) uint8, read page by page."""
+    try:
+        with TemporaryFile(dir=folder, prefix="adanpc-") as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and not a signal later
+            mapped = mmap.mmap(file.fileno(), size)
+    except OSError as error:
+        reason = error.strerror or error
+        raise AdaNPCError(f"{size} bytes of rows cannot be kept in {folder}: {reason}; give another folder") from error
+    mapped.madvise(mmap.MADV_RANDOM)  # a search reads single rows: what lies behind them is not wanted
+    return numpy.frombuffer(mapped, numpy.uint8)

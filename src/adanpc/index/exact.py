@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,12 +14,17 @@ from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.index import batch, single
 from adanpc.index.blocks import TILE, Blocks, Kind
-from adanpc.index.grid import STORAGE, Columns, array_if_on_cpu, decode, encode, to_main_memory
-from adanpc.index.protocol import Found, Wanted, one_after_another
+from adanpc.index.grid import STORAGE, Array, Columns, array_if_on_cpu, decode, encode, to_main_memory
+from adanpc.index.protocol import FILE, Found, Wanted, one_after_another
 
 SCORES = 1 << 25  # bounds held at once: 128 MiB
 WORDS = 1 << 16  # coordinates hashed at once: what the cache holds
-WORD = {"float32": torch.int32, "float16": torch.int16, "int8": torch.int8}  # as which the bits of one are hashed
+WORD = {
+    "float32": torch.int32,
+    "float16": torch.int16,
+    "int8": torch.int8,
+    "progressive": torch.int16,
+}  # as which the bits of one are hashed
 FEW = 7  # queries in main memory that NumPy answers faster than torch
 
 
@@ -32,9 +38,17 @@ class ExactIndex:
         dim: length of a row.
         storage: see ``MemoryBank``.
         device: where rows are kept and searched.
+        folder: where rows are kept in a file instead, which is gone with the process.
     """
 
-    def __init__(self, dim: int, storage: str = "float32", device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        dim: int,
+        storage: str = "float32",
+        device: torch.device | str = "cpu",
+        *,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.dim = dim
         self.storage = require.one_of("storage", storage, STORAGE)
         self.device = torch.device(device)
@@ -42,7 +56,10 @@ class ExactIndex:
         kinds: dict[str, Kind] = {"row": ((dim,), STORAGE[storage]), "id": ((), torch.int64), "hash": ((), torch.int64)}
         if storage == "int8":
             kinds |= {"fine": ((dim,), torch.int8), "scale": ((1,), torch.float32), "residual": ((1,), torch.float32)}
-        self.blocks = Blocks(kinds, self.device)
+        folders = {}
+        if folder is not None:
+            folders["row"] = folder
+        self.blocks = Blocks(kinds, self.device, folders)
         self.encoded = [name for name in kinds if name not in ("id", "hash")]
         self._used = 0
         self._hidden = 0  # slots in use whose row is not to be found
@@ -79,6 +96,14 @@ class ExactIndex:
     def nbytes(self) -> int:
         """Bytes of the slots in use."""
         return self._used * (self.blocks.slot_bytes + 1)
+
+    def memory(self, slots: int) -> dict[str, int]:
+        """Bytes that so many slots need, by what they are for."""
+        row = self.dim * STORAGE[self.storage].itemsize
+        where = "rows"
+        if self.blocks.folders:
+            where = FILE
+        return {where: slots * row, "beside rows": slots * (self.blocks.slot_bytes + 1 - row)}
 
     def encode(self, rows: Tensor) -> Columns:
         """Unit rows (n, D) as they are stored."""
@@ -170,7 +195,7 @@ class ExactIndex:
     def search_groups(self, queries: Tensor, wanted: Sequence[Wanted], *, exclude: Tensor | None = None) -> list[Found]:
         """What ``search`` finds for each of several numbers of rows and groups; all rows are read once for all."""
         count = len(queries)
-        exclude = self._checked_exclude(exclude, count)
+        exclude = self.checked_exclude(exclude, count)
         wanted = [(min(k, self._used), group) for k, group in wanted]
         if not self._used or not count:
             return [self._nothing(count, k) for k, _ in wanted]
@@ -198,6 +223,13 @@ class ExactIndex:
         groups = array_if_on_cpu(self._groups)[: self._used]
         return groups != 0 if group is None else groups == group
 
+    def shows(self, slots: Array) -> Array:
+        """Whether each of these slots (n,), which may not be in use, holds a row that can be found."""
+        used = slots < self._used
+        shown = numpy.zeros(len(slots), bool)
+        shown[used] = self._groups.numpy()[slots[used]] != 0
+        return shown
+
     def hidden_from(self, group: int | None) -> Tensor | None:
         """Which of the slots that a scan reads may not be found (padded,); None if all in use may be."""
         if group is None and not self._hidden:
@@ -207,7 +239,8 @@ class ExactIndex:
         hidden[self._used :] = True
         return hidden
 
-    def _checked_exclude(self, exclude: Tensor | None, queries: int) -> Tensor | None:
+    def checked_exclude(self, exclude: Tensor | None, queries: int) -> Tensor | None:
+        """Ids to exclude on this device, or an error unless there is a row of them for each query."""
         if exclude is None:
             return None
         if exclude.ndim != 2 or len(exclude) != queries or exclude.is_floating_point():

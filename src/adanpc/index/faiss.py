@@ -74,6 +74,10 @@ class ApproximateIndex:
         """Bytes of the slots in use, without those that faiss keeps beside them."""
         return self._exact.nbytes
 
+    def memory(self, slots: int) -> dict[str, int]:
+        """Bytes that so many slots need, by what they are for, without those that faiss keeps beside them."""
+        return self._exact.memory(slots)
+
     def encode(self, rows: Tensor) -> Columns:
         """Unit rows (n, D) as they are stored."""
         return self._exact.encode(rows)

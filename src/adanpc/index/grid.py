@@ -18,7 +18,12 @@ from adanpc.errors import FeatureError
 
 GRID = 2.0**24
 PIECE = 1 << 16  # numbers computed at once: what the cache holds
-STORAGE = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
+STORAGE = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "progressive": torch.float16,  # as float16, with codes beside the rows that are no part of them
+}
 INT8 = ("row", "fine", "scale", "residual")  # the columns of rows that are stored as int8
 
 Columns = dict[str, Tensor]
@@ -162,7 +167,7 @@ def encode(rows: Tensor, storage: str) -> Columns:
     """
     if storage == "float32":
         return {"row": rows}
-    if storage == "float16":
+    if STORAGE[storage] == torch.float16:
         return {"row": rows.half()}
     if not rows.is_cpu:
         return _int8_tensor(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -100,3 +100,14 @@ class Index(Protocol):
 
     def state(self, slots: Tensor) -> Columns:
         """The encoded rows in these slots, as ``put`` takes them."""
+
+
+@runtime_checkable
+class Accounting(Protocol):
+    """An index that says what its bytes are for; of others, a bank knows ``nbytes`` alone."""
+
+    def memory(self, slots: int) -> dict[str, int]:
+        """Bytes that so many slots need, by what they are for; those under ``FILE`` are on a disk."""
+
+
+FILE = "rows in a file"

@@ -5,6 +5,7 @@ A scan never decides an answer: it only says which rows are worth an exact look.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -21,6 +22,8 @@ CACHED = 1 << 23  # float32 numbers that a cache holds: 32 MiB
 ALONE = 9216  # numbers of a matrix from which on OpenBLAS, NumPy's BLAS, wakes threads to multiply it
 COORDINATES = 1 << 20  # coordinates re-scored in float64 at once: what the cache holds
 CONVERTED = 16  # tiles made float32 at once: what the cache holds
+LONG_ENOUGH = 32  # coordinates from which on products of whole numbers pay; of rows of one, torch 2.13 gets them wrong
+MULTIPLIED = 128  # tiles of int8 rows multiplied at once: their products stay in the cache
 INPUT_ROUNDING = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # of torch's float32 matmul precisions
 
 
@@ -36,6 +39,9 @@ def scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
         cached = out.shape[0] * TILE * queries.shape[1] <= CACHED and torch.get_num_threads() <= 2
         if float32 and queries.shape[0] <= 2 and cached:
             return numpy_scan(blocks, queries, out)
+    whole_numbers = blocks[0].dtype == torch.int8 and queries.shape[1] >= LONG_ENOUGH
+    if out.is_cpu and whole_numbers and multiplies_integers():
+        return integer_scan(blocks, queries, out)
     with torch.autocast(out.device.type, enabled=False):  # it would compute some products in bfloat16
         return torch_scan(blocks, queries, out)
 
@@ -79,6 +85,46 @@ def torch_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
             else:
                 torch.bmm(queries.expand(len(rows), batch, dim), rows.transpose(1, 2), out=target)
     return queries.new_full((batch,), 1.01 * (dim * 2.0**-24 + 2 * _input_rounding()))
+
+
+def integer_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
+    """The same for int8 rows and many queries by products of whole numbers, in a fifth of the time of float32.
+
+    A query is the sum of two parts of one byte a coordinate, so that rounding it costs next to nothing.
+    """
+    batch, dim = queries.shape
+    coarse_scale = _step_of(queries)  # (B, 1)
+    coarse = (queries / coarse_scale).round()
+    left = queries - coarse * coarse_scale
+    fine_scale = _step_of(left)
+    fine = (left / fine_scale).round()
+    left = left - fine * fine_scale
+    codes = torch.cat([coarse, fine]).to(torch.int8)
+    done = 0
+    for block in blocks:
+        for tiles in block.view(-1, TILE, dim).split(MULTIPLIED):
+            products = torch._int_mm(codes, tiles.view(-1, dim).T).view(2, batch, -1, TILE).transpose(1, 2)
+            target = out[done : done + len(tiles)]
+            torch.mul(products[0], coarse_scale, out=target)
+            target.addcmul_(products[1], fine_scale)
+            done += len(tiles)
+    errors: Tensor = left.norm(dim=1) * 1.001 + (dim + 8) * 2.0**-23
+    return errors
+
+
+def _step_of(vectors: Tensor) -> Tensor:
+    """What one step of a byte stands for in each of these vectors (B, D), (B, 1)."""
+    return vectors.abs().amax(1, keepdim=True).clamp(min=2.0**-48) / 127
+
+
+@cache
+def multiplies_integers() -> bool:
+    """Whether this machine multiplies matrices of int8 fast, and rightly: some processors clip sums at 16 bits."""
+    if not torch.backends.mkldnn.is_available():
+        return False  # torch has it in a loop, for completeness
+    extremes = torch.tensor([127, -127, 127], dtype=torch.int8).repeat_interleave(171)[:512].repeat(TILE, 1)
+    products = torch._int_mm(extremes, extremes.T)
+    return bool((products == 512 * 127**2).all())
 
 
 def _input_rounding() -> float:

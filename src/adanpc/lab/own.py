@@ -1,14 +1,18 @@
-"""Classes of your own, by where they are defined: ``my_module:MyClass`` or ``path/to/file.py:MyClass``.
+"""Code of your own, by where it is defined (``my_module:MyClass`` or ``path/to/file.py:MyClass``) or by entry point.
 
-Finding a class runs the code of its module. So only names that the user has typed may be looked up here, never names
-that were read from a file.
+Finding a class or a function runs the code of its module. So only names that the user has typed may be looked up here,
+never names that were read from a file. A name without a colon is looked up among the entry points of installed
+packages, which the user has chosen to install: those may stand in files, too.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import isabstract
 from pathlib import Path
@@ -17,6 +21,19 @@ from typing import Any
 
 from adanpc.errors import AdaNPCError
 from adanpc.require import did_you_mean
+
+# What installed packages may register things as, in their own pyproject.toml.
+METHODS = "adanpc.methods"
+ALGORITHMS = "adanpc.algorithms"
+ENCODERS = "adanpc.encoders"
+DATA_SETS = "adanpc.data"
+
+
+class UntrustedCodeError(AdaNPCError):
+    """The name of an encoder or data set of your own that a file has brought up, and that nobody has named here."""
+
+    code = "untrusted-code"
+
 
 _modules_of_files: dict[Path, ModuleType] = {}  # a file is run once, so that its classes stay the same
 
@@ -61,6 +78,29 @@ def own_class(name: str, base: type[Any], what: str, error: type[AdaNPCError]) -
         names = ", ".join(usable) or "none"
         hint = did_you_mean(class_name, usable)
         raise error(f"{place} has no class {class_name!r}; {what}s in it: {names}{hint}")
+    return _checked_class(name, kind, base, what, error)
+
+
+def registered_class(group: str, name: str, base: type[Any], what: str, error: type[AdaNPCError]) -> type[Any] | None:
+    """Returns the class that an installed package has registered under a name, or None if there is none.
+
+    Args:
+        group: of entry points, such as ``METHODS``.
+        name: that the package has chosen.
+        base, what, error: see ``own_class``.
+    """
+    if name not in _registered(group):
+        return None
+    return _checked_class(name, _loaded(group, name, error), base, what, error)
+
+
+def registered_names(group: str) -> tuple[str, ...]:
+    """Returns the names that installed packages have registered in a group."""
+    return tuple(_registered(group))
+
+
+def _checked_class(name: str, kind: Any, base: type[Any], what: str, error: type[AdaNPCError]) -> type[Any]:
+    """Returns what a name has led to, if it can be used."""
     is_derived = isinstance(kind, type) and issubclass(kind, base)
     if not is_derived:
         raise error(f"{name} is not a {what}: make it a subclass of {base.__module__}.{base.__name__}")
@@ -69,6 +109,76 @@ def own_class(name: str, base: type[Any], what: str, error: type[AdaNPCError]) -
         raise error(f"{name} is abstract: it must define {missing}")
     found: type[Any] = kind
     return found
+
+
+class OwnFunctions:
+    """Functions of your own of one kind, by name: those that this process has been told to use, and registered ones.
+
+    Args:
+        group: of entry points.
+        what: such a function is called in messages: "encoder".
+        error: raised with one sentence if there is no such function.
+        finder: how one is named in Python, for a message.
+    """
+
+    def __init__(self, group: str, what: str, error: type[AdaNPCError], finder: str) -> None:
+        self.group = group
+        self.what = what
+        self.error = error
+        self.finder = finder
+        self.named: dict[str, Callable[..., Any]] = {}  # by absolute names
+
+    def find(self, name: str) -> Callable[..., Any]:
+        """Returns the function that a name leads to, and executes its module; from then on the name is known."""
+        place, function_name = split_name(name)
+        if not place or not function_name:
+            written = "module:function or file.py:function"
+            raise self.error(f"your own {self.what} is written {written}, got {name!r}")
+        module = _module(place, self.error)
+        if not hasattr(module, function_name):
+            usable = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+            raise self.error(f"{place} has no {function_name!r}{did_you_mean(function_name, usable)}")
+        function = self._checked(name, getattr(module, function_name))
+        self.named[absolute_name(name)] = function
+        return function
+
+    def known(self, name: str) -> Callable[..., Any] | None:
+        """Returns the function of a name that may come from a file, and runs no code that only the file has named.
+
+        None if the name says nothing about where a function is defined, and no installed package has registered it.
+        """
+        if is_own(name):
+            if absolute_name(name) not in self.named:
+                raise UntrustedCodeError(
+                    f"the {self.what} {name!r} is not part of adanpc, and a file does not decide which code is "
+                    f"executed: if you trust it, call {self.finder}({name!r}) first"
+                )
+            return self.named[absolute_name(name)]
+        if name not in _registered(self.group):
+            return None
+        return self._checked(name, _loaded(self.group, name, self.error))
+
+    def _checked(self, name: str, function: Any) -> Callable[..., Any]:
+        if not callable(function):
+            raise self.error(f"{name} cannot be called: name the function that makes the {self.what}")
+        found: Callable[..., Any] = function
+        return found
+
+
+@cache
+def _registered(group: str) -> dict[str, EntryPoint]:
+    """Returns the entry points of installed packages in a group, by name."""
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def _loaded(group: str, name: str, error: type[AdaNPCError]) -> Any:
+    """Returns what an entry point leads to; whatever goes wrong while its module runs becomes one sentence."""
+    entry = _registered(group)[name]
+    try:
+        return entry.load()
+    except Exception as cause:  # a package of others may raise anything
+        reason = f"{type(cause).__name__}: {cause}"
+        raise error(f"{name}, which an installed package leads to {entry.value}, cannot be loaded: {reason}") from cause
 
 
 def _is_usable(value: object, base: type[Any]) -> bool:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Response
-from fastapi.responses import FileResponse
-from fastapi.staticfiles import StaticFiles
 
 from adanpc.serve import v1_ask, v1_bank, v1_change, v2
 from adanpc.serve.errors import NotFoundError, answer_errors
@@ -21,6 +19,7 @@ from adanpc.store import DurableBank
 from adanpc.version import __version__
 
 PAGE = Path(__file__).parent / "page"
+MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
 def create(
@@ -44,7 +43,7 @@ def create(
     )
     app.state.service = service
     answer_errors(app)
-    for module in (v1_ask, v1_bank, v1_change, v2):
+    for module in (v2, v1_ask, v1_bank, v1_change):  # the first is found first: programs ask more often than people
         app.include_router(module.routes)
     app.add_api_route("/metrics", _metrics, tags=["look"])
     _add_page(app)
@@ -62,12 +61,17 @@ async def _metrics(service: Here) -> Response:
 
 
 def _add_page(app: FastAPI) -> None:
-    """Serves the expert's page, if it is there."""
-    app.mount("/page", StaticFiles(directory=PAGE, check_dir=False), name="page")
+    """Serves the expert's page from memory: no path of a request reaches the file system."""
+    files = {path.name: path.read_bytes() for path in PAGE.iterdir() if path.suffix in MEDIA_TYPES}
 
     @app.get("/", include_in_schema=False)
-    async def index() -> FileResponse:
+    async def index() -> Response:
         """The page."""
-        if not (PAGE / "index.html").is_file():
-            raise NotFoundError("this service has no page")
-        return FileResponse(PAGE / "index.html")
+        return Response(files["index.html"], media_type=MEDIA_TYPES[".html"])
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def file(name: str) -> Response:
+        """A part of the page."""
+        if name not in files:
+            raise NotFoundError(f"the page has no file {name[:50]!r}")
+        return Response(files[name], media_type=MEDIA_TYPES[Path(name).suffix])

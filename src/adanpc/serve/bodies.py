@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from adanpc.core.changes import LARGEST_ID
 from adanpc.serve.errors import RequestError
+from adanpc.serve.tensors import shaped
 from adanpc.store.durable import LONGEST_REQUEST
 
 LONGEST_REASON = 2000  # characters
@@ -54,6 +55,13 @@ class RowsBody(Body):
 
     rows: RowIds
     why: Reason = ""
+
+
+class DeleteBody(Body):
+    """Rows that are to be gone for good, and the reason, which cannot be left out."""
+
+    rows: RowIds
+    why: Annotated[str, Field(min_length=1, max_length=LONGEST_REASON)]
 
 
 class RelabelBody(RowsBody):
@@ -112,13 +120,15 @@ def read_npy(content: bytes) -> Tensor:
     numbers = content[file.tell() :]
     if stated != len(numbers):
         raise RequestError(f"the header of the .npy file announces {stated} bytes, and there are {len(numbers)}")
-    order: Any = "F" if fortran_order else "C"
-    return as_features(np.frombuffer(numbers, dtype).reshape(shape, order=order))
+    order: Literal["C", "F"] = "C"
+    if fortran_order:
+        order = "F"
+    return as_features(shaped(np.frombuffer(numbers, dtype), shape, order))
 
 
 def as_features(values: Any) -> Tensor:
     """Numbers (B, D), or one vector (D,), as features (B, D) float32; too large a number becomes infinite."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         features = np.array(values, dtype=np.float32)  # a copy in this machine's byte order
     if features.ndim == 1:
         features = features[None]

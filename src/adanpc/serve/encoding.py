@@ -74,7 +74,10 @@ class BatchingEncoder:
                     ended = True
                     break
                 batch.append(following)
-            self._encode(batch)
+            # Who no longer waits, because the connection is gone, say, cannot be answered: trying would end the thread.
+            awaited = [waiting for waiting in batch if waiting.features.set_running_or_notify_cancel()]
+            if awaited:
+                self._encode(awaited)
             if ended:
                 return
 
@@ -82,6 +85,7 @@ class BatchingEncoder:
         """Gives everyone their features, or an error; if a batch fails, each image is tried alone."""
         try:
             features = self._encoder([waiting.pixels for waiting in batch])
+            answers = list(zip(batch, features, strict=True))
         except BaseException as error:
             if len(batch) == 1:
                 batch[0].features.set_exception(error)
@@ -89,5 +93,5 @@ class BatchingEncoder:
             for waiting in batch:
                 self._encode([waiting])
         else:
-            for waiting, feature in zip(batch, features, strict=True):
+            for waiting, feature in answers:
                 waiting.features.set_result(feature)

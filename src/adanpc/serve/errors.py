@@ -18,6 +18,7 @@ STATUS_OF_CODE = {  # errors of the library that are not the fault of a value
     "empty-bank": 409,
     "bad-log": 503,
     "log-not-written": 503,
+    "bad-tokens": 503,
     "bank-in-use": 503,
     "unavailable": 503,
 }
@@ -105,7 +106,6 @@ def answer_errors(app: FastAPI) -> None:
     app.add_exception_handler(AdaNPCError, _of_library)
     app.add_exception_handler(HTTPException, _of_framework)
     app.add_exception_handler(RequestValidationError, _of_validation)
-    app.add_exception_handler(Exception, _of_nobody)
 
 
 def _of_library(request: Request, error: Any) -> JSONResponse:
@@ -124,8 +124,8 @@ def _of_validation(request: Request, error: Any) -> JSONResponse:
     return _response(UNPROCESSABLE, f"{place}: {first['msg']}", AdaNPCError.code)
 
 
-def _of_nobody(request: Request, error: Exception) -> JSONResponse:
-    """An error that nobody foresaw; it has been logged, and its text may say too much."""
+def internal_error() -> JSONResponse:
+    """The answer after an error that nobody foresaw; it has been logged, and its text may say too much."""
     return _response(500, "something went wrong inside the service: see its log", "internal")
 
 

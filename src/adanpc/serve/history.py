@@ -10,21 +10,41 @@ from adanpc.core import Append, Change, Contents, Judgment, Relabel, Restore, Ro
 from adanpc.serve.errors import ConflictError, NotFoundError
 from adanpc.store import DurableBank
 
+MOST_READ = 5000  # entries of a log for one answer
 SHOWN = 20  # ids of an entry
 SAME_MATTER = {"veto": ("veto", "restore"), "restore": ("veto", "restore"), "relabel": ("relabel",)}
 
 
-def log_documents(bank: DurableBank, before: int | None, limit: int) -> list[dict[str, Any]]:
-    """Entries of the log before a position, or the last ones; the newest first."""
+def log_documents(
+    bank: DurableBank, before: int | None, limit: int, by_people: bool
+) -> tuple[list[dict[str, Any]], int | None]:
+    """Entries of the log before a position, or the last ones, the newest first; and before what to go on.
+
+    Args:
+        bank: whose log is read.
+        before: a position; None for the end.
+        limit: how many entries, at most.
+        by_people: leaves queries out that joined by themselves. A stream may have very many between two changes by
+            people, so not more than ``MOST_READ`` entries are looked at: fewer may be found although there are others.
+    """
     end = bank.position
     if before is not None:
         end = min(end, before - 1)
-    start = max(bank.log.start, end - limit)
     contents = bank.contents
-    documents = []
-    for position, change in enumerate(islice(bank.log.read(start), max(0, end - start)), start + 1):
-        documents.append(_entry(position, change, contents))
-    return documents[::-1]
+    lowest = max(bank.log.start, end - MOST_READ)
+    documents: list[dict[str, Any]] = []
+    while end > lowest and len(documents) < limit:
+        start = max(lowest, end - limit)
+        page = list(enumerate(islice(bank.log.read(start), end - start), start + 1))
+        for position, change in reversed(page):
+            if by_people and isinstance(change, Append) and not change.who:
+                continue
+            documents.append(_entry(position, change, contents))
+        end = start
+    shown = documents[:limit]
+    if len(documents) > limit:
+        end = shown[-1]["position"] - 1
+    return shown, end + 1 if end > bank.log.start else None
 
 
 def change_at(bank: DurableBank, position: int) -> Change:
@@ -33,6 +53,12 @@ def change_at(bank: DurableBank, position: int) -> Change:
         first = bank.log.start + 1
         raise NotFoundError(f"the log has no entry {position}: it has {first} … {bank.position}")
     return next(iter(bank.log.read(position - 1)))
+
+
+def check_position(bank: DurableBank, position: int) -> None:
+    """Raises a NotFoundError unless the bank can return to a position."""
+    if not bank.log.start <= position <= bank.position:
+        raise NotFoundError(f"there is no way back to position {position}: give {bank.log.start} to {bank.position}")
 
 
 def undoing(change: Change, contents: Contents, *, who: str, why: str) -> list[Change]:
@@ -76,7 +102,7 @@ def _entry(position: int, change: Change, contents: Contents) -> dict[str, Any]:
         "when": change.when,
         "undoable": _is_undoable(change, contents),
     }
-    for name in ("label", "to"):
+    for name in ("label", "frozen", "adapted", "to"):
         if hasattr(change, name):
             document[name] = getattr(change, name)
     if isinstance(change, Append):

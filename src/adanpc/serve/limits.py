@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from adanpc import require
 from adanpc.serve.errors import RequestError, TooLargeError, TooManyError, error_response
 
+LONGEST_NUMBER = 15  # digits of a length in bytes
 MOST_CALLERS = 10_000  # whose rates are remembered; the one that was silent for longest is forgotten
 
 
@@ -23,12 +24,13 @@ class Limits:
     pixels: int = 50_000_000  # of an image
     queries: int = 2048  # of a request; a durable bank takes no more
     requests: int = 256  # that are answered at the same time
+    connections: int = 1000  # that are open at the same time
     listeners: int = 64  # who follow the events
     rate: float = 2000.0  # requests a second of one caller
     burst: float = 4000.0  # requests that may come at once after a pause
 
     def __post_init__(self) -> None:
-        for name in ("body", "pixels", "queries", "requests", "listeners"):
+        for name in ("body", "pixels", "queries", "requests", "connections", "listeners"):
             require.whole(name, getattr(self, name), least=1)
         require.positive("rate", self.rate)
         require.positive("burst", self.burst)
@@ -81,7 +83,7 @@ class LimitRequests:
 
     def _refusal(self, scope: Scope) -> RequestError | None:
         stated = dict(scope["headers"]).get(b"content-length", b"0")
-        if not stated.isdigit():
+        if not stated.isdigit() or len(stated) > LONGEST_NUMBER:
             return RequestError("the header Content-Length must be a number of bytes")
         if int(stated) > self._limits.body:
             return TooLargeError(_too_large(self._limits.body))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from adanpc.serve.errors import internal_error
+
 if TYPE_CHECKING:
     from adanpc.serve.service import Service
 
@@ -41,7 +43,7 @@ class LogRequests:
             return
         began = time.perf_counter()
         request_id = _request_id(scope)
-        status = 500
+        status: int | None = None
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -54,11 +56,13 @@ class LogRequests:
             await self._app(scope, receive, send_with_id)
         except Exception:
             logger.exception("an error that nobody foresaw", extra={"request": request_id})
-            raise
+            if status is not None:
+                raise  # half of an answer is on its way: the connection is cut
+            await internal_error()(scope, receive, send_with_id)
         finally:
             self._note(scope, request_id, status, time.perf_counter() - began)
 
-    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, request_id: str, status: int | None, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")  # of which there are few, whatever is asked for
         self._metrics.requests.labels(route, status).inc()
         self._metrics.seconds.labels(route).observe(seconds)

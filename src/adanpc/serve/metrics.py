@@ -26,7 +26,10 @@ class Metrics:
     def __init__(self, service: Service) -> None:
         self._registry = CollectorRegistry()
         self.queries = Counter("adanpc_queries", "Queries that were answered.", registry=self._registry)
-        self.joined = Counter("adanpc_joined", "Queries that joined the bank.", registry=self._registry)
+        self.admission_ratio: float | None = None  # of all queries that were offered to the bank by this process
+        self._offered = 0
+        self._joined = 0
+        self._joined_total = Counter("adanpc_joined", "Queries that joined the bank.", registry=self._registry)
         self.changes = Counter("adanpc_changes", "Changes made by people.", ["kind"], registry=self._registry)
         self.requests = Counter("adanpc_requests", "HTTP requests.", ["route", "status"], registry=self._registry)
         self.seconds = Histogram(
@@ -37,6 +40,14 @@ class Metrics:
             registry=self._registry,
         )
         self._registry.register(State(service))
+
+    def note_offered(self, offered: int, joined: int) -> None:
+        """Counts queries that the bank might learn from, and those of them that joined."""
+        self._offered += offered
+        self._joined += joined
+        self._joined_total.inc(joined)
+        if self._offered:
+            self.admission_ratio = self._joined / self._offered
 
     def text(self) -> bytes:
         """All metrics as Prometheus reads them."""
@@ -57,6 +68,9 @@ class State:
         yield _gauge("adanpc_bank_bytes", "Memory of the rows.", contents.nbytes)
         yield _gauge("adanpc_waiting_requests", "Requests that wait for the bank.", bank.waiting)
         yield _gauge("adanpc_listeners", "Connections that follow the events.", len(self._service.events))
+        ratio = self._service.metrics.admission_ratio
+        if ratio is not None:
+            yield _gauge("adanpc_admission_ratio", "Share of the queries offered to the bank that joined.", ratio)
         if self._service.encoder is not None:
             yield _gauge("adanpc_waiting_images", "Images that wait for the encoder.", self._service.encoder.waiting)
         yield self._rows()

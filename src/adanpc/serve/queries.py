@@ -31,9 +31,10 @@ class Query:
         return float(self.prediction.confidence[self.place])
 
     @property
-    def label(self) -> int:
-        """Its answer."""
-        return int(self.prediction.labels[self.place])
+    def own_rows(self) -> list[int]:
+        """The row that it became, if it joined."""
+        row = int(self.prediction.joined[self.place])
+        return [row] if row >= 0 else []
 
 
 class Queries:

@@ -11,41 +11,59 @@ from threading import Thread
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 from uvicorn import Config, Server
 
 from adanpc.errors import UnavailableError
+from adanpc.serve.errors import TooManyError, error_response
+from adanpc.serve.service import Service
 
 BACKLOG = 2048  # connections that wait to be accepted
 PATIENCE = 30  # seconds that accepted requests get to be answered when the service ends
 
 
 class GracefulServer(Server):
-    """A server that lets listeners go when it ends: they would stay forever."""
+    """A server that lets listeners go when it ends: they would stay forever.
 
-    def __init__(self, app: FastAPI, connections: int) -> None:
+    Args:
+        app: that answers.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
         config = Config(
-            app,
+            self._answer,
+            interface="asgi3",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=connections,
             timeout_graceful_shutdown=PATIENCE,
             ws="none",
         )
         super().__init__(config)
-        self._service = app.state.service
+        self._service: Service = app.state.service
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answers what was accepted, and no more."""
         self._service.events.close()
         await super().shutdown(sockets)
 
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on, unless there are too many connections; uvicorn would refuse it in a shape of its own."""
+        most = self._service.limits.connections
+        if scope["type"] == "http" and len(self.server_state.connections) > most:
+            refusal = error_response(TooManyError(f"{most} connections are open already: try again later"))
+            refusal.headers["Connection"] = "close"
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
 
 def listening(host: str, port: int) -> socket.socket:
     """A socket that accepts connections; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    opened = socket.socket(family, socket.SOCK_STREAM)
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         opened.bind((host, port))
@@ -56,28 +74,29 @@ def listening(host: str, port: int) -> socket.socket:
     return opened
 
 
-def run(app: FastAPI, opened: socket.socket, *, connections: int = 1000) -> None:
+def run(app: FastAPI, opened: socket.socket) -> None:
     """Answers until SIGTERM or Ctrl-C, and then what was accepted before.
 
     Args:
         app: that ``create`` made.
         opened: where connections are accepted.
-        connections: at most so many at a time.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)  # uvicorn has handlers of its own, and calls these when it has ended
-    server = GracefulServer(app, connections)
+    # uvicorn has handlers of its own, and calls these when it has ended.
+    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
+    server = GracefulServer(app)
     try:
         server.run([opened])
     finally:
         app.state.service.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
-def serving(app: FastAPI, host: str = "127.0.0.1", *, connections: int = 1000) -> Iterator[str]:
+def serving(app: FastAPI, host: str = "127.0.0.1") -> Iterator[str]:
     """Answers in a thread while the block runs; gives the address, such as http://127.0.0.1:34567."""
     opened = listening(host, 0)
-    server = GracefulServer(app, connections)
+    server = GracefulServer(app)
     thread = Thread(target=server.run, args=([opened],), name="adanpc-serve")
     thread.start()
     try:

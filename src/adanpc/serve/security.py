@@ -7,9 +7,10 @@ from typing import Annotated
 from urllib.parse import unquote, urlsplit
 
 from fastapi import Depends, Request
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from adanpc.errors import AdaNPCError
 from adanpc.serve.errors import ForbiddenError, RequestError, UnauthorizedError, error_response
 from adanpc.serve.tokens import LONGEST_NAME, Caller, Tokens
 
@@ -25,6 +26,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+NOT_STORED = (b"cache-control", b"no-store")
 
 
 class SafeHeaders:
@@ -38,10 +41,11 @@ class SafeHeaders:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("Cache-Control", "no-store")
+                given = message.get("headers", [])
+                headers = [*given, *RAW_HEADERS]  # no route sets one of these, so none is there twice
+                if not any(name == NOT_STORED[0] for name, _ in given):
+                    headers.append(NOT_STORED)
+                message["headers"] = headers
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
@@ -71,7 +75,7 @@ class Gate:
             try:
                 self._check_origin(headers)
                 caller = self._caller(scope["path"], headers)
-            except RequestError as error:
+            except AdaNPCError as error:  # a refusal, or a file of tokens that cannot be read
                 await error_response(error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["caller"] = caller
@@ -84,7 +88,7 @@ class Gate:
                 f"this service answers to {', '.join(sorted(self._hosts))} only: configure tokens to reach it otherwise"
             )
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _place(origin) != host:
             raise ForbiddenError("pages of other hosts may not use this service")
 
     def _caller(self, path: str, headers: Headers) -> Caller:
@@ -109,6 +113,14 @@ def _name(host: str) -> str:
         return ""
 
 
+def _place(origin: str) -> str:
+    """The host and port of an Origin header."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
+
+
 def _expert(headers: Headers) -> str:
     """How a caller without a token names itself; browsers send other letters than ASCII as %C3%A9."""
     name = unquote(headers.get("x-expert", "")).strip()
@@ -127,6 +139,10 @@ async def _expert_only(request: Request) -> Caller:
     return _with_role(request, "expert")
 
 
+async def _admin_only(request: Request) -> Caller:
+    return _with_role(request, "admin")
+
+
 def _with_role(request: Request, role: str) -> Caller:
     caller = caller_of(request)
     if not caller.may(role):
@@ -135,3 +151,4 @@ def _with_role(request: Request, role: str) -> Caller:
 
 
 Expert = Annotated[Caller, Depends(_expert_only)]
+Admin = Annotated[Caller, Depends(_admin_only)]

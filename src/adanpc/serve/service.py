@@ -201,7 +201,7 @@ class Service:
     ) -> None:
         new = [row for row in joined if row >= next_id]  # a request that was sent again joined long ago
         self.facts.note_joined(new)
-        self.metrics.joined.inc(len(new))
+        self.metrics.note_offered(len(prediction.joined), len(new))
         if self.thumbnails is None or pictures is None:
             return
         for row, picture in zip(prediction.joined.tolist(), pictures, strict=True):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import zlib
+from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from adanpc.serve.errors import RequestError
+from adanpc.serve.errors import MediaTypeError, RequestError, TooLargeError
 
 TYPES = {
     "FP16": "<f2", "FP32": "<f4", "FP64": "<f8", "INT8": "<i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
     "UINT8": "<u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8",
 }  # fmt: skip
+EITHER_HEADER = 32  # added to zlib's window size: gzip or deflate, whichever it is
+LENGTH = re.compile(r"[0-9]{1,15}")
 NAMES = {np.dtype(code): name for name, code in TYPES.items()}
 
 
@@ -26,7 +31,7 @@ def split_body(content: bytes, stated: str | None) -> tuple[dict[str, Any], byte
     """
     length = len(content)
     if stated is not None:
-        if not stated.isdecimal() or int(stated) > length:
+        if not LENGTH.fullmatch(stated) or int(stated) > length:
             raise RequestError("the header Inference-Header-Content-Length must be at most the length of the body")
         length = int(stated)
     try:
@@ -38,10 +43,36 @@ def split_body(content: bytes, stated: str | None) -> tuple[dict[str, Any], byte
     return document, content[length:]
 
 
-def read_tensor(described: Any, binary: bytes) -> Any:
+def inflated(content: bytes, encoding: str, most: int) -> bytes:
+    """A body as it was before its client compressed it.
+
+    Args:
+        content: the body.
+        encoding: as the header Content-Encoding names it; empty if the body is as it was.
+        most: bytes of the result; a few that were sent may claim to be very many.
+    """
+    if encoding in ("", "identity"):
+        return content
+    if encoding not in ("gzip", "deflate"):
+        raise MediaTypeError(f"a body may be compressed by gzip or deflate, got {encoding[:50]!r}")
+    decompressor = zlib.decompressobj(zlib.MAX_WBITS + EITHER_HEADER)
+    try:
+        result = decompressor.decompress(content, most + 1)
+    except zlib.error:
+        raise RequestError(f"the body is not {encoding} data") from None
+    if len(result) > most:
+        raise TooLargeError(f"a request has at most {most:,} bytes: send several")
+    if not decompressor.eof:
+        raise RequestError(f"the {encoding} data in the body end too early")
+    return result
+
+
+def read_tensor(described: Any, binary: bytes, name: str) -> Any:
     """The array of the one input of a request, whose binary data, if it has any, are all bytes behind the JSON."""
     if not isinstance(described, dict):
         raise RequestError("an input must be a JSON object with name, shape, datatype and data")
+    if described.get("name") != name:
+        raise RequestError(f"the name of the input must be {name}")
     kind = described.get("datatype")
     shape: Any = described.get("shape")
     if not isinstance(kind, str) or kind not in TYPES:
@@ -59,7 +90,15 @@ def read_tensor(described: Any, binary: bytes) -> Any:
         values = np.frombuffer(binary, dtype)
     if values.size != prod(shape):
         raise RequestError(f"data has {values.size} numbers, and shape {shape} takes {prod(shape)}")
-    return values.reshape(shape)
+    return shaped(values, shape)
+
+
+def shaped(values: Any, shape: Sequence[int], order: Literal["C", "F"] = "C") -> Any:
+    """Numbers in a shape that a request stated, of which even that of nothing at all may be too large."""
+    try:
+        return values.reshape(shape, order=order)
+    except (TypeError, ValueError, OverflowError):
+        raise RequestError("the shape is none that an array can have") from None
 
 
 def parameters_of(described: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +124,7 @@ def write_tensor(name: str, values: Any, binary: bool) -> tuple[dict[str, Any], 
 def _from_json(data: Any, dtype: np.dtype[Any]) -> Any:
     """Numbers that are given as a list, which may be nested as the tensor is."""
     try:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             values = np.array(data, dtype)
     except (TypeError, ValueError, OverflowError):
         raise RequestError("data must be a list of numbers") from None

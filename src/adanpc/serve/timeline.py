@@ -49,7 +49,7 @@ class Point:
             "time": self.time,
             "queries": self.queries,
             "confidence": self.confidence / queries,
-            "joined": self.joined,
+            "joined": self.joined / queries,
             "shares": [count / queries for count in self.counts],
             "trust": self.trust,
             "estimate": self.estimate,

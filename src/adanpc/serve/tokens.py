@@ -72,7 +72,10 @@ class Tokens:
         return found
 
     def _refresh(self) -> None:
-        status = os.stat(self._path)
+        try:
+            status = os.stat(self._path)
+        except OSError as error:
+            raise _unreadable(self._path, error) from None
         version = (status.st_mtime_ns, status.st_size, status.st_ino)
         if version != self._version:
             self._entries = read_tokens(self._path)
@@ -84,11 +87,14 @@ def add_token(path: Path, name: str, role: str) -> str:
     require.one_of("role", role, ROLES)
     if not name or len(name) > LONGEST_NAME or not name.isprintable():
         raise AdaNPCError(f"name must be 1 to {LONGEST_NAME} printable characters, got {name!r}")
-    entries = read_tokens(path) if path.exists() else []
+    is_new = not path.exists()
+    entries = [] if is_new else read_tokens(path)
     if name in [entry.name for entry in entries]:
         raise AdaNPCError(f"{path} has a token of {name!r} already: remove that first, or choose another name")
     token = secrets.token_urlsafe(BYTES)
     _write(path, [*entries, Entry(name, role, _hash(token))])
+    if is_new:
+        path.chmod(0o600)  # nobody else has to know who there is; later changes keep it, or what it was changed to
     return token
 
 
@@ -107,12 +113,16 @@ def read_tokens(path: Path) -> list[Entry]:
         document = json.loads(path.read_bytes())
         entries = [Entry(**entry) for entry in document["tokens"]]
     except OSError as error:
-        raise TokenError(f"{path} cannot be read ({error.strerror}): make it by adanpc token add") from None
+        raise _unreadable(path, error) from None
     except (ValueError, TypeError, KeyError):
         raise TokenError(f"{path} is not a file of tokens: make it by adanpc token add") from None
     for entry in entries:
         _check(path, entry)
     return entries
+
+
+def _unreadable(path: Path, error: OSError) -> TokenError:
+    return TokenError(f"{path} cannot be read ({error.strerror}): make it by adanpc token add")
 
 
 def _check(path: Path, entry: Any) -> None:

@@ -77,14 +77,17 @@ async def picture(service: Here, name: str) -> Response:
 
 @routes.post("/preview")
 async def preview(service: Here, body: PreviewBody) -> dict[str, Any]:
-    """The answer as it would be now without some rows; nothing changes."""
+    """The answer as it would be now without some rows; nothing changes. A query that joined has no vote on itself."""
     if bool(body.query) == (body.features is not None):
         raise RequestError("give either a query or features")
+    without = list(body.without)
     if body.query:
-        features: Tensor = service.queries.find(body.query).features[None]
+        asked = service.queries.find(body.query)
+        features: Tensor = asked.features[None]
+        without += asked.own_rows
     else:
         features = as_features(body.features)
-    prediction = await service.preview(features, body.without)
+    prediction = await service.preview(features, without)
     return {"query": body.query or None, **service.answer(prediction, 0)}
 
 

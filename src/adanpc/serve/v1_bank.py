@@ -106,11 +106,12 @@ async def log(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     kind: Literal["all", "expert"] = "all",
 ) -> dict[str, Any]:
-    """Who changed what, why and when, the newest first; of the entries looked at, all, or people's alone."""
-    entries = await run_in_threadpool(log_documents, service.bank, before, limit)
-    if kind == "expert":
-        entries = [entry for entry in entries if entry["kind"] != "append"]
-    return {"entries": entries}
+    """Who changed what, why and when, the newest first; all of it, or what people did.
+
+    ``before`` in the answer is what to ask for next; null if there is nothing before it.
+    """
+    entries, next_before = await run_in_threadpool(log_documents, service.bank, before, limit, kind == "expert")
+    return {"entries": entries, "before": next_before}
 
 
 @routes.get("/timeline")

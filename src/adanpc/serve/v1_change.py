@@ -9,12 +9,12 @@ import torch
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 
-from adanpc.core import Relabel, Restore, Veto
+from adanpc.core import Delete, Relabel, Restore, Veto
 from adanpc.errors import LabelError
-from adanpc.serve.bodies import FeedbackBody, RelabelBody, RollbackBody, RowsBody, UndoBody
+from adanpc.serve.bodies import DeleteBody, FeedbackBody, RelabelBody, RollbackBody, RowsBody, UndoBody
 from adanpc.serve.errors import ConflictError
-from adanpc.serve.history import change_at, undoing
-from adanpc.serve.security import Expert
+from adanpc.serve.history import change_at, check_position, undoing
+from adanpc.serve.security import Admin, Expert
 from adanpc.serve.service import Here, Service
 
 MOST_QUESTIONS = 20
@@ -42,9 +42,19 @@ async def relabel(service: Here, body: RelabelBody, expert: Expert) -> dict[str,
     return {"position": await service.apply(Relabel(tuple(body.rows), label, expert.name, body.why))}
 
 
+@routes.post("/delete")
+async def delete(service: Here, body: DeleteBody, admin: Admin) -> dict[str, Any]:
+    """Removes rows and their pictures for good: no rollback brings them back."""
+    position = await service.apply(Delete(tuple(body.rows), admin.name, body.why))
+    if service.thumbnails is not None:
+        await run_in_threadpool(service.thumbnails.forget, body.rows)
+    return {"position": position}
+
+
 @routes.post("/rollback")
 async def rollback(service: Here, body: RollbackBody, expert: Expert) -> dict[str, Any]:
     """Returns to an earlier position, or tells what that would change."""
+    check_position(service.bank, body.to)
     if body.preview:
         return await run_in_threadpool(_preview_of_rollback, service, body.to)
     return {"position": await service.rollback(body.to, who=expert.name, why=body.why)}
@@ -96,7 +106,7 @@ def _questions(service: Service) -> list[dict[str, Any]]:
     documents = []
     for question in service.bank.ask(features, most=MOST_QUESTIONS):
         document = service.document(queries[question.query], with_neighbors=False)
-        kept = {name: document[name] for name in ("query", "probs", "frozen", "picture")}
+        kept = {name: document[name] for name in ("query", "probs", "frozen", "joined", "picture")}
         documents.append({**kept, "frozen_label": question.frozen, "adapted_label": question.adapted})
     return documents
 

@@ -9,13 +9,16 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from adanpc.core import Prediction
+from adanpc.errors import UnavailableError
 from adanpc.serve.bodies import as_features
-from adanpc.serve.errors import MediaTypeError, NotFoundError, RequestError
+from adanpc.serve.errors import NotFoundError, RequestError
 from adanpc.serve.service import Here, Service
-from adanpc.serve.tensors import parameters_of, read_tensor, split_body, write_tensor
+from adanpc.serve.tensors import TYPES, inflated, parameters_of, read_tensor, split_body, write_tensor
+from adanpc.store.durable import LONGEST_REQUEST
 from adanpc.version import __version__
 
 MODEL = "adanpc"
+VERSION = "1"
 INPUT = "features"
 LENGTH = "Inference-Header-Content-Length"
 GIVEN = ("labels", "probs", "joined")  # outputs of an answer unless others are asked for
@@ -25,6 +28,42 @@ KINDS = {
     "neighbor_origins": "INT8", "neighbor_similarities": "FP64", "neighbor_shares": "FP32",
 }  # fmt: skip
 ORIGINS = {"source": 0, "admitted": 1, "expert": 2, "left": -1}
+
+INPUT_SCHEMA = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": {"const": INPUT},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2},
+        "datatype": {"enum": list(TYPES)},
+        "data": {"type": "array"},
+        "parameters": {"type": "object"},
+    },
+}
+OUTPUT_SCHEMA = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {"name": {"enum": list(KINDS)}, "parameters": {"type": "object"}},
+}
+INFER_BODY = {  # read by hand, because bytes may follow it; described for whoever writes a client
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["inputs"],
+                    "properties": {
+                        "id": {"type": "string", "maxLength": LONGEST_REQUEST},
+                        "parameters": {"type": "object"},
+                        "inputs": {"type": "array", "minItems": 1, "maxItems": 1, "items": INPUT_SCHEMA},
+                        "outputs": {"type": "array", "items": OUTPUT_SCHEMA},
+                    },
+                }
+            }
+        },
+    }
+}
 
 routes = APIRouter(prefix="/v2", tags=["inference"])
 
@@ -36,23 +75,32 @@ async def server() -> dict[str, Any]:
 
 
 @routes.get("/health/live")
-@routes.get("/health/ready")
-async def health() -> Response:
+async def live() -> Response:
     """Nothing, if the service answers."""
     return Response()
 
 
+@routes.get("/health/ready")
+async def ready(service: Here) -> Response:
+    """Nothing, if the bank can learn and answer."""
+    _check_ready(service)
+    return Response()
+
+
 @routes.get("/models/{model}/ready")
-async def model_ready(model: str) -> Response:
-    """Nothing, if there is such a model."""
-    _check_model(model)
+@routes.get("/models/{model}/versions/{version}/ready")
+async def model_ready(service: Here, model: str, version: str = VERSION) -> Response:
+    """Nothing, if there is such a model and it can answer."""
+    _check_model(model, version)
+    _check_ready(service)
     return Response()
 
 
 @routes.get("/models/{model}")
-async def describe_model(service: Here, model: str) -> dict[str, Any]:
+@routes.get("/models/{model}/versions/{version}")
+async def describe_model(service: Here, model: str, version: str = VERSION) -> dict[str, Any]:
     """What the model takes and gives."""
-    _check_model(model)
+    _check_model(model, version)
     known = service.bank.contents.settings
     outputs = []
     for name in (*GIVEN, *EXTRA):
@@ -63,16 +111,16 @@ async def describe_model(service: Here, model: str) -> dict[str, Any]:
             shape = [-1, known.classes]
         outputs.append({"name": name, "datatype": KINDS[name], "shape": shape})
     inputs = [{"name": INPUT, "datatype": "FP32", "shape": [-1, known.dim]}]
-    return {"name": MODEL, "versions": ["1"], "platform": "adanpc", "inputs": inputs, "outputs": outputs}
+    return {"name": MODEL, "versions": [VERSION], "platform": "adanpc", "inputs": inputs, "outputs": outputs}
 
 
-@routes.post("/models/{model}/infer")
-async def infer(service: Here, model: str, request: Request) -> Response:
+@routes.post("/models/{model}/infer", openapi_extra=INFER_BODY)
+@routes.post("/models/{model}/versions/{version}/infer", openapi_extra=INFER_BODY)
+async def infer(service: Here, request: Request, model: str, version: str = VERSION) -> Response:
     """Answers features and learns from them; the id of a request makes it count once, however often it is sent."""
-    _check_model(model)
-    if "content-encoding" in request.headers:
-        raise MediaTypeError("compressed requests are not read: send it as it is")
-    document, binary = split_body(await request.body(), request.headers.get(LENGTH))
+    _check_model(model, version)
+    content = inflated(await request.body(), request.headers.get("content-encoding", ""), service.limits.body)
+    document, binary = split_body(content, request.headers.get(LENGTH))
     given = document.get("inputs")
     if not isinstance(given, list) or len(given) != 1:
         raise RequestError(f"inputs must be a list of one tensor, {INPUT}")
@@ -80,9 +128,9 @@ async def infer(service: Here, model: str, request: Request) -> Response:
     if not isinstance(request_id, str):
         raise RequestError("id must be a text")
     wanted = _wanted(document)
-    features = as_features(read_tensor(given[0], binary))
+    features = as_features(read_tensor(given[0], binary, INPUT))
     prediction, _ = await service.classify(features, request=request_id)
-    answer: dict[str, Any] = {"model_name": MODEL, "model_version": "1", "outputs": []}
+    answer: dict[str, Any] = {"model_name": MODEL, "model_version": VERSION, "outputs": []}
     if request_id:
         answer["id"] = request_id
     parts = []
@@ -96,9 +144,14 @@ async def infer(service: Here, model: str, request: Request) -> Response:
     return Response(text + b"".join(parts), headers={LENGTH: str(len(text))}, media_type="application/octet-stream")
 
 
-def _check_model(name: str) -> None:
-    if name != MODEL:
-        raise NotFoundError(f"there is no model {name[:50]!r}: the model is {MODEL!r}")
+def _check_model(name: str, version: str) -> None:
+    if name != MODEL or version != VERSION:
+        raise NotFoundError(f"there is no model {name[:50]!r}, version {version[:50]!r}: it is {MODEL!r}, {VERSION!r}")
+
+
+def _check_ready(service: Service) -> None:
+    if not service.bank.ready:
+        raise UnavailableError("the bank can learn nothing more until the service has started again: see its log")
 
 
 def _wanted(document: dict[str, Any]) -> dict[str, bool]:

@@ -62,8 +62,9 @@ FIELDS: dict[str, dict[str, Any]] = {
 MEANS = ("source_mean", "stream_total")
 ORIGIN = "transform.origin"
 TRANSFORM_PARTS = tuple(PREFIX_OF_TRANSFORM + name for name in TRANSFORM if name != "origin")
-FOREIGN = "transform.foreign"  # these two hold no vectors
+FOREIGN = "transform.foreign"  # these three hold no vectors
 CALIBRATION = "transform.calibration"
+POWER = "transform.power"
 STREAM = "stream"
 
 
@@ -184,6 +185,8 @@ def _shape_of_part(name: str, given: list[int], dim: int) -> list[int]:
         return [min(rows, SAMPLE)]
     if name == CALIBRATION:
         return [PACKED]
+    if name == POWER:
+        return [1]
     return [min(rows, dim), dim]
 
 

@@ -6,6 +6,7 @@ that a crash could undo, and an answer is given when what it taught is on the di
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -77,7 +78,10 @@ class DurableBank:
         self._classifier = found.classifier
         self.recipe = found.recipe
         self._notices = found.notices
+        self._process = os.getpid()
         self._snapshot_position = found.snapshot
+        self._snapshot_tried = found.snapshot  # the position at which one was last begun
+        self._snapshot_flaw = ""  # why the last one was not taken
         self._snapshot_lock = Lock()
         self._snapshot_thread: Thread | None = None
         self._failure = ""
@@ -163,12 +167,20 @@ class DurableBank:
     @property
     def notices(self) -> list[str]:
         """What was found to be damaged or went wrong without harm, each in a sentence."""
-        return [*self._log.notices, *self._notices]
+        notices = [*self._log.notices, *self._notices]
+        if self._snapshot_flaw:
+            notices.append(f"no snapshot was taken: {self._snapshot_flaw}")
+        return notices
 
     @property
     def waiting(self) -> int:
         """How many requests wait for their turn."""
         return len(self._waiting)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes changes: it is open, and memory and log have not come apart."""
+        return not self._closed and not self._failure
 
     def digest(self) -> str:
         """A hash of all that decides later answers, see ``AdaNPC.digest``."""
@@ -270,6 +282,7 @@ class DurableBank:
             if position > self._snapshot_position:
                 self._log.snapshot(state, self.recipe)
                 self._snapshot_position = position
+                self._snapshot_flaw = ""
 
     def compact(self, *, keep: int = 2) -> None:
         """Forgets changes and snapshots but the newest: no position before them can be returned to.
@@ -282,7 +295,12 @@ class DurableBank:
             self._log.compact(keep)
 
     def close(self) -> None:
-        """Answers what was asked before, takes a snapshot, and lets others open the bank."""
+        """Answers what was asked before, takes a snapshot, and lets others open the bank.
+
+        In a fork of the process that opened it, nothing happens.
+        """
+        if os.getpid() != self._process:
+            return
         with self._arrived:
             if self._closed:
                 return
@@ -298,6 +316,10 @@ class DurableBank:
     # The writer
 
     def _enqueue(self, job: Question | Action) -> None:
+        if os.getpid() != self._process:  # threads do not live on in a fork, and SQLite must not be used there
+            raise UnavailableError(
+                "the bank was opened by another process, of which this is a fork: open it in one of them alone"
+            )
         with self._arrived:
             if self._closed:
                 raise UnavailableError("the bank is closed: open it again")
@@ -436,14 +458,16 @@ class DurableBank:
             )
 
     def _snapshot_if_due(self) -> None:
-        due = self.position - self._snapshot_position >= self._snapshot_every
+        last = max(self._snapshot_position, self._snapshot_tried)
+        due = self.position - last >= self._snapshot_every
         busy = self._snapshot_thread is not None and self._snapshot_thread.is_alive()
         if due and not busy:
+            self._snapshot_tried = self.position  # one that fails is not tried again at once: it takes time and room
             thread = Thread(target=self._try_snapshot, name="adanpc-snapshot", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:  # there are too many threads; those who wait must not suffer from it
-                self._notices.append(f"no snapshot was taken: {error}")
+                self._snapshot_flaw = str(error)
             else:
                 self._snapshot_thread = thread
 
@@ -452,7 +476,7 @@ class DurableBank:
         try:
             self.snapshot()
         except (AdaNPCError, OSError) as error:
-            self._notices.append(f"no snapshot was taken: {error}")
+            self._snapshot_flaw = str(error)
 
 
 def _dated(change: Any) -> Any:

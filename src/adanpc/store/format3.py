@@ -48,6 +48,7 @@ def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any]
     columns = dict(tensors)
     if check.ORIGIN in columns:
         nothing = torch.zeros(0, document["bank"]["dim"], dtype=torch.float64)
+        columns[check.POWER] = torch.tensor([0.5], dtype=torch.float64)
         columns["transform.telling"] = nothing
         columns["transform.amplified"] = nothing.clone()
         columns[check.FOREIGN] = torch.zeros(0, dtype=torch.float64)

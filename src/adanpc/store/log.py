@@ -16,7 +16,7 @@ class LogError(AdaNPCError):
 
 
 class LogWriteError(AdaNPCError):
-    """A change that could not be made durable, and so did not happen."""
+    """A change that could not be made durable, and so did not happen; after a failed sync, nobody knows."""
 
     code = "log-not-written"
 
@@ -62,7 +62,8 @@ class Log(Protocol):
     def append(self, change: Change | None, answers: Sequence[Answered] = ()) -> int:
         """Adds a change and the answers that came with it; the new position, once all of it is safe.
 
-        A LogWriteError says that nothing of it was added. Without a change, answers alone are kept.
+        A LogWriteError says that nothing of it was added, or, if a sync has failed, that this cannot be known until the
+        log is opened again; until then nothing more is written. Without a change, answers alone are kept.
         """
         ...
 

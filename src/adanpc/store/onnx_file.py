@@ -234,6 +234,8 @@ def _vote(graph: Graph, rule: str, similarity: str, members: str, temperature: f
     if rule == "uniform":
         ones = graph.add("Add", graph.add("Mul", similarity, graph.constant(0.0)), graph.constant(1.0))
         weights = graph.add("Div", ones, graph.total(ones, 1, keep=True))
+    elif rule == "rank":
+        weights = _by_rank(graph, similarity)
     else:
         weights = graph.add("Softmax", graph.add("Div", similarity, graph.constant(temperature)), axis=1)
     probs = _tally(graph, weights, members)
@@ -241,6 +243,14 @@ def _vote(graph: Graph, rule: str, similarity: str, members: str, temperature: f
         probs = graph.add("Add", probs, graph.constant(FLOOR))
         probs = graph.add("Div", probs, graph.constant(1 + classes * FLOOR))
     return probs
+
+
+def _by_rank(graph: Graph, similarity: str) -> str:
+    """The weights (B, K) of the rule "rank" for neighbors of which the more similar come first."""
+    ones = graph.add("Add", graph.add("Mul", similarity, graph.constant(0.0)), graph.constant(1.0))
+    counted = graph.add("CumSum", ones, graph.constant(1, numpy.int64))  # 1, 2, …
+    votes = graph.add("Div", ones, graph.add("Add", counted, ones))  # 1/2, 1/3, …
+    return graph.add("Div", votes, graph.total(votes, 1, keep=True))
 
 
 def _tally(graph: Graph, votes: str, members: str) -> str:

@@ -28,7 +28,7 @@ from adanpc.core import AdaNPC, Change, State
 from adanpc.core.codec import decode, encode
 from adanpc.core.contents import digest_of
 from adanpc.errors import ChangeError
-from adanpc.files import held, open_no_link, sync_folder, temporary_sibling
+from adanpc.files import held, make_folder, open_no_link, sync_folder, temporary_sibling
 from adanpc.store.check import BankFileError
 from adanpc.store.file import Location, read, write_state
 from adanpc.store.log import Answered, BankInUseError, LogError, LogWriteError
@@ -132,7 +132,7 @@ class SqliteLog:
         if not (self.folder / DATABASE).is_file():
             raise LogError(f"{self.folder} is not a durable bank: it has no {DATABASE}; create one there first")
         for name in (DATABASE, SNAPSHOTS):
-            _refuse_link(self.folder / name)
+            refuse_link(self.folder / name)
         with ExitStack() as resources:
             if not read_only:
                 self._hold(resources)
@@ -150,7 +150,7 @@ class SqliteLog:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise LogWriteError(f"{target} was not created: something is there already; give the path of a new folder")
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             with temporary_sibling(target) as folder_aside:
                 _fill(folder_aside, state, recipe)
                 os.replace(folder_aside, target)
@@ -319,8 +319,8 @@ class SqliteLog:
                     "LIMIT ?",
                     (after, end, ENTRIES_AT_ONCE),
                 ).fetchall()
-                if not page:
-                    raise self._damaged(after + 1, "is missing")
+                if not page or page[0][0] != after + 1:
+                    raise self._missing(connection, after + 1)
                 for position, data, stated in page:
                     if position != after + 1:
                         raise self._damaged(after + 1, "is missing")
@@ -330,14 +330,20 @@ class SqliteLog:
                     after = position
                     yield position, data
 
+    def _missing(self, connection: sqlite3.Connection, position: int) -> LogError:
+        """Why there is no entry of this position: it is lost, or somebody has just compacted the log."""
+        ((start,),) = connection.execute("SELECT position FROM start").fetchall()
+        if start >= position:
+            return LogError(f"{self.folder} was compacted to {start} meanwhile: open it again")
+        return self._damaged(position, "is missing")
+
     def _damaged(self, position: int, what: str) -> LogError:
         return LogError(f"{self.folder} is damaged: the entry at position {position} {what}; {ADVICE}")
 
     def _seal_at(self, connection: sqlite3.Connection, position: int) -> bytes:
-        """The seal that an entry states, or nothing if there is none."""
-        if position == self.start:
-            return self._start[1]
-        found = connection.execute("SELECT seal FROM entry WHERE position = ?", (position,)).fetchall()
+        """The seal that an entry states, or the start of the log; nothing if there is none."""
+        query = "SELECT seal FROM start WHERE position = ? UNION ALL SELECT seal FROM entry WHERE position = ?"
+        found = connection.execute(query, (position, position)).fetchall()
         return _bytes(found[0][0]) if found else b""
 
     # Answers
@@ -394,6 +400,8 @@ class SqliteLog:
         with self._lock:
             self._check_writable()
             kept = self.snapshots()[:keep]
+            if not kept:
+                raise LogError(f"{self.folder} has no snapshot that could be kept: take one first")
             for position in kept:
                 self.load(position)  # what follows is for good, so it rests on nothing that cannot be read
             oldest = kept[-1]
@@ -403,9 +411,14 @@ class SqliteLog:
                 self._connection.execute("DELETE FROM entry WHERE position <= ?", (oldest,))
             self._start = start
             self._remove_older(oldest)
-            with self._one_sentence():
+            try:
                 self._connection.execute("VACUUM")
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            except SQLITE_ERRORS as error:
+                raise LogWriteError(
+                    f"{self.folder} was compacted, but its file is as large as before: {_cause(error)}; make room for "
+                    "a copy of it, and compact again"
+                ) from error
 
     def _names(self) -> list[str]:
         """The names of all snapshots, also of those that are too old to be of use."""
@@ -467,7 +480,11 @@ class SqliteLog:
                     self._connection.execute("ROLLBACK")
             if isinstance(error, SQLITE_ERRORS):
                 if error_name(error) in UNCERTAIN:
-                    self._failure = f"{self.folder} could not be synced to the disk: check the disk, and open it again"
+                    self._failure = (
+                        f"{self.folder} could not be synced to the disk ({_cause(error)}), so nobody knows whether the "
+                        "last change is there: check the disk, and open it again"
+                    )
+                    raise LogWriteError(self._failure) from error
                 raise LogWriteError(
                     f"{self.folder} was not written to, and nothing has changed: {_cause(error)}; "
                     "make room on the disk or check its rights, then try again"
@@ -502,7 +519,7 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
 
 
-def _refuse_link(path: Path) -> None:
+def refuse_link(path: Path) -> None:
     """Refuses what leads out of the folder: whoever planted it would choose what is written to, and swept."""
     if path.is_symlink():
         raise LogError(f"{path} is a symbolic link, and is not followed: give the folder that holds the log itself")

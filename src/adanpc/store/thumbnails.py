@@ -1,7 +1,7 @@
 """Thumbnails: small pictures of queries, kept beside a durable bank for whoever looks at its rows.
 
-No answer depends on them, so they are not part of the log: they may be lost in a crash, they are forgotten after a
-while, and a damaged file of them is made anew.
+No answer depends on them, so they are not part of the log: they may be lost in a crash or on a full disk, they are
+forgotten after a while, and a damaged file of them is made anew.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
 from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.store.file import Location
-from adanpc.store.sqlite import SQLITE_ERRORS, connect
+from adanpc.store.sqlite import SQLITE_ERRORS, connect, refuse_link
 
 FILE = "thumbnails.sqlite"
 LARGEST = 2**16  # bytes of one picture
 MOST_BYTES = 100 * 2**20  # of all of them
 MOST_DAYS = 30.0
+INDEX = "CREATE INDEX IF NOT EXISTS age ON picture (kept)"  # or else every picture would be read to find the old ones
 TABLE = "CREATE TABLE IF NOT EXISTS picture (row INTEGER PRIMARY KEY, image BLOB NOT NULL, kept REAL NOT NULL)"
 
 
@@ -38,6 +40,7 @@ class Thumbnails:
         self._most_bytes = require.whole("most_bytes", most_bytes, least=LARGEST)
         self._most_seconds = 24 * 3600 * require.positive("most_days", most_days)
         self._path = Path(folder) / FILE
+        refuse_link(self._path)
         self._lock = Lock()
         try:
             self._connection = _opened(self._path)
@@ -47,11 +50,14 @@ class Thumbnails:
         self._bytes = self._total()
 
     def keep(self, row: int, image: bytes) -> None:
-        """Keeps the picture of a row, in whatever format, and forgets those that are too many or too old."""
+        """Keeps the picture of a row, in whatever format, and forgets those that are too many or too old.
+
+        If that is not possible, because the disk is full, say, the picture is lost.
+        """
         if len(image) > LARGEST:
             raise AdaNPCError(f"a thumbnail has at most {LARGEST:,} bytes, got {len(image):,}: make it smaller")
         now = time.time()
-        with self._lock:
+        with self._lock, suppress(*SQLITE_ERRORS):
             self._connection.execute("INSERT OR REPLACE INTO picture VALUES (?, ?, ?)", (row, image, now))
             self._connection.execute("DELETE FROM picture WHERE kept < ?", (now - self._most_seconds,))
             self._bytes += len(image)
@@ -60,15 +66,19 @@ class Thumbnails:
 
     def find(self, row: int) -> bytes | None:
         """The picture of a row, if there is one that is not too old."""
-        with self._lock:
+        found = None
+        with self._lock, suppress(*SQLITE_ERRORS):
             query = "SELECT image FROM picture WHERE row = ? AND kept >= ?"
             found = self._connection.execute(query, (row, time.time() - self._most_seconds)).fetchone()
         return None if found is None else bytes(found[0])
 
     def forget(self, rows: Iterable[int]) -> None:
-        """Removes the pictures of rows, of such as were deleted."""
-        with self._lock:
-            self._connection.executemany("DELETE FROM picture WHERE row = ?", [(row,) for row in rows])
+        """Removes the pictures of rows, of such as were deleted; whoever deletes must know if that fails."""
+        try:
+            with self._lock:
+                self._connection.executemany("DELETE FROM picture WHERE row = ?", [(row,) for row in rows])
+        except SQLITE_ERRORS as error:
+            raise AdaNPCError(f"the pictures were not removed ({error}): delete {self._path}") from error
 
     def close(self) -> None:
         """Lets go of the file."""
@@ -96,6 +106,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode=WAL").fetchall()
         connection.execute("PRAGMA synchronous=NORMAL").fetchall()
         connection.execute(TABLE)
+        connection.execute(INDEX)
         connection.execute("SELECT row, image, kept FROM picture LIMIT 1").fetchall()
     except BaseException:
         connection.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,29 @@ def test_heads_have_no_rows_that_join(scene: Scene) -> None:
     assert record["frozen"] is None
     assert 0 <= record["calibration_error"] <= 100
     assert record["worst_tenth"] == pytest.approx(sum(record["domains"].values()) / 2)  # fewer than a hundred answers
+
+
+def test_confidence_is_judged_by_shuffled_images(scene: Scene) -> None:
+    """The areas of a method that never learns, counted here from its answers to the same images."""
+    record = adapt(scene, "source", Successive(), 7)
+    native = torch.cat([domain.take(range(24)) for domain in scene.targets])
+    assert scene.strangers is not None
+    seen, shuffled = scene.strangers
+    assert torch.equal(seen.take(range(48)), native)
+    foreign = shuffled.take(range(48))
+    for image, other in zip(native, foreign, strict=True):
+        assert torch.equal(image.flatten().sort().values, other.flatten().sort().values)  # the same pixels
+        assert not torch.equal(image, other)
+    with torch.no_grad():
+        ours = scene.source.model(native).softmax(1).amax(1)
+        theirs = scene.source.model(foreign).softmax(1).amax(1)
+    pairs = [float(one > other) + 0.5 * float(one == other) for one in ours for other in theirs]
+    assert record["ood_auroc"] == pytest.approx(100 * sum(pairs) / len(pairs), abs=0.1)
+
+
+def test_images_that_are_too_small_to_be_cut_have_no_strangers(scene: Scene) -> None:
+    small = Domain("small", torch.zeros(6, 3, 3, 3), torch.zeros(6, dtype=torch.int64))
+    assert replace(scene, targets=(small,)).strangers is None
 
 
 def test_the_source_is_asked_again_once_a_domain_comes_no_more(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

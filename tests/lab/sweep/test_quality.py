@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adanpc.lab.sweep.quality import BINS, calibration_error, worst_tenth
+from adanpc.lab.sweep.quality import BINS, auroc, calibration_error, worst_tenth
 
 
 @settings(max_examples=60, deadline=None)
@@ -49,3 +49,20 @@ def test_certainty_is_right_or_wrong() -> None:
     certain = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     assert calibration_error(certain, torch.tensor([True, True])) == 0
     assert calibration_error(certain, torch.tensor([False, False])) == pytest.approx(100)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    native=st.lists(st.integers(0, 5), min_size=1, max_size=30),
+    foreign=st.lists(st.integers(0, 5), min_size=1, max_size=30),
+)
+def test_the_area_under_the_curve_is_that_of_all_pairs(native: list[int], foreign: list[int]) -> None:
+    points = 0.0
+    for one in native:
+        for other in foreign:
+            if one > other:
+                points += 1
+            elif one == other:
+                points += 0.5
+    expected = 100 * points / (len(native) * len(foreign))
+    assert auroc(torch.tensor(native), torch.tensor(foreign)) == pytest.approx(expected)

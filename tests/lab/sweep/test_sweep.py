@@ -236,3 +236,8 @@ def test_what_is_left_is_corrected_by_what_was_seen(workspace: Workspace) -> Non
     with records.writing():
         records.add(Chore("bb"), {}, 1.0)
     assert remaining_seconds(tasks, records, costs, 1) == 0.5 * 3 + 2 * 5
+
+
+def test_no_workers_are_refused(workspace: Workspace) -> None:
+    with pytest.raises(AdaNPCError, match="workers must be at least 1, got 0"):
+        sweep([Chore("a")], workspace, Records(workspace.folder), workers=0)

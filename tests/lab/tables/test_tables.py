@@ -30,7 +30,7 @@ from adanpc.lab.tables import corruptions as corrupted
 from adanpc.lab.tables.choice import Request
 from adanpc.lab.tables.registry import table_of
 from adanpc.lab.tables.scale import SCALES, Scale
-from adanpc.lab.tables.table import BENCHMARKS, Table
+from adanpc.lab.tables.table import BENCHMARKS, HIDDEN, Table
 from adanpc.lab.theory.bank import Split, split_chart
 from adanpc.lab.theory.bounds import Assumptions
 from adanpc.lab.theory.tasks import SplitOfBank
@@ -180,7 +180,8 @@ def test_every_row_of_the_papers_corruption_tables_has_one_of_ours(workspace: Wo
     shown = workflow.exhibit("imagenet-c", workspace, LEAST)
     groups = [("imagenet-c", "all"), *(("imagenet-c-batch-1", half) for half in ("bn-retraining", "clf-retraining"))]
     papers, ours = shown.parts[:3], shown.parts[3:]
-    assert all(isinstance(part, Sheet) and len(part.columns) == 15 + 3 for part in ours)
+    widths = [len(part.columns) for part in ours if isinstance(part, Sheet)]
+    assert widths == [15 + 1, len(HIDDEN)] * 2
     for part, (name, group) in zip(papers, groups, strict=True):
         assert isinstance(part, Sheet)
         theirs = {label for label, row in part.rows if all(cell.paper for cell in row)}
@@ -275,6 +276,12 @@ def test_data_sets_that_are_here_are_shown_and_the_others_named(tmp_path: Path) 
     assert first.columns == ("0", "15", "30", "45", "60", "75", "average")
     assert [row[-1] for _, row in first.rows] == [row[0] for _, row in sheet.rows]  # the same records, the same average
     assert [row[-1].paper for _, row in first.rows] == [Value(97.27), Value(98.85)]
+    hidden = [part for part in alone.parts if isinstance(part, Sheet) and part.title.endswith("what the mean hides")]
+    assert [part.title for part in hidden] == [f"Batches of {size}: what the mean hides" for size in (32, 2)]
+    assert hidden[0].columns == ("accuracy", "worst tenth", "calibration error", "OOD AUROC")
+    assert [row[0].ours for _, row in hidden[0].rows] == [row[-1].ours for _, row in first.rows]
+    for _, row in hidden[0].rows:
+        assert all(cell.ours is not None and 0 <= cell.ours.mean <= 100 for cell in row)
 
 
 def test_the_split_of_a_bank_that_has_met_a_target(data_dir: Path, tmp_path: Path) -> None:
@@ -531,4 +538,4 @@ def test_training_comes_first() -> None:
     task = TABLES["ood-rotated-mnist"].plan(LEAST)[0]
     assert isinstance(task, Adapt)
     assert isinstance(task.subject, Trained)
-    assert task.first() == Train(task.subject)
+    assert task.prerequisite() == Train(task.subject)

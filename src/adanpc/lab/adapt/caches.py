@@ -212,6 +212,7 @@ class BoostAdapter(TDA):
     Differs from the published code:
         The room for views is one setting for all data, there between 0 and 3 for each data set. The image itself is
         looked up, as there for corrupted images and small data sets; for others there, the mean of the surest views.
+        The negative cache keeps features of low entropy, as in TDA; there the latest ones.
         Views are made of inputs, after their own crop and normalization.
 
     Args:

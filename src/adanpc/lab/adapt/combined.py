@@ -1,4 +1,4 @@
-"""The bank moves, and the encoder before it: AdaNPC with Tent, AdaNPC with ETA."""
+"""AdaNPC over an encoder that Tent or ETA adapts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adanpc.lab.adapt.entropy import EntropyDescent
 from adanpc.lab.adapt.filtered import ETA, GRID
 from adanpc.lab.adapt.tent import Tent
 
-ROWS = 64  # source images encoded at once: with the statistics of a batch, part of the result
+ROWS = 64  # source images encoded at once; where layers use the statistics of the batch, the features depend on it
 
 
 class Combined(Adapter, ABC):
@@ -58,7 +58,8 @@ class Combined(Adapter, ABC):
         self.refresh = refresh
         self.batches = 0  # that have been met
         del self.model
-        self.__dict__["model"] = mover.model  # one model, in the state dict once
+        # Not as a submodule: the mover has registered it already, and the state dict must hold it once.
+        self.__dict__["model"] = mover.model
         bank = MemoryBank(self.model.dim, self.model.classes, device=self.model.device)
         admission = Admission(min_confidence=min_confidence)
         self.classifier = core.AdaNPC(bank, k=k, temperature=temperature, admission=admission)
@@ -90,7 +91,7 @@ class Combined(Adapter, ABC):
             rows = old.rows(table["id"][admitted])
             labels = table["label"][admitted]
             renewed.apply(Append(rows, labels, Origin.ADMITTED, confidence=table["confidence"][admitted]))
-        old.revert(renewed.contents)
+        old.revert(renewed.contents)  # the bank stays the same object, which the classifier holds, too
 
     def _encoded_source(self) -> Tensor:
         """The features (n, D) of all source images by the encoder as it is now."""

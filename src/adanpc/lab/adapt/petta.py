@@ -114,6 +114,9 @@ class PeTTA(RoTTA):
         with learning(self.frozen), torch.no_grad():
             anchored = self.frozen(images).softmax(1)
         with learning(self.model):
+            # The statistics of the student move twice, first by the images themselves, as in the public code.
+            with torch.no_grad():
+                self.model(images)
             logits = self.model(view(images))
         divergence = self._drift_of(self.recent)
         self.recent = []

@@ -29,7 +29,8 @@ from adanpc.lab.adapt.teacher import CoTTA
 from adanpc.lab.adapt.tent import Tent, TentClf, TentPreBN
 from adanpc.lab.adapt.views import MEMO, TTAug
 from adanpc.lab.adapt.zero_shot import ZeroShot
-from adanpc.lab.own import is_own, own_class
+from adanpc.lab.own import METHODS as ENTRY_POINTS
+from adanpc.lab.own import is_own, own_class, registered_class, registered_names
 from adanpc.require import did_you_mean
 
 ADAPTERS: dict[str, type[Adapter]] = {
@@ -102,12 +103,17 @@ def find(name: str) -> type[Adapter]:
     """Returns the class of a test-time method.
 
     Args:
-        name: one of ``ADAPTERS``, or a class of your own: ``my_module:MyMethod`` from any module that Python can import
-            from the current folder, or ``path/to/file.py:MyMethod``.
+        name: one of ``ADAPTERS``, what an installed package has registered as an entry point ``adanpc.methods``, or a
+            class of your own: ``my_module:MyMethod`` from any module that Python can import from the current folder, or
+            ``path/to/file.py:MyMethod``.
     """
     if is_own(name):
         return own_class(name, Adapter, "test-time method", MethodError)
-    if name not in ADAPTERS:
-        hint = did_you_mean(name, ADAPTERS)
-        raise MethodError(f"unknown method {name!r}; available: {', '.join(ADAPTERS)}, or module:Class{hint}")
-    return ADAPTERS[name]
+    if name in ADAPTERS:
+        return ADAPTERS[name]
+    registered = registered_class(ENTRY_POINTS, name, Adapter, "test-time method", MethodError)
+    if registered is None:
+        names = (*ADAPTERS, *registered_names(ENTRY_POINTS))
+        hint = did_you_mean(name, names)
+        raise MethodError(f"unknown method {name!r}; available: {', '.join(names)}, or module:Class{hint}")
+    return registered

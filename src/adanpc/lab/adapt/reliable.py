@@ -223,19 +223,29 @@ class DeYO(EntropyDescent):
 
 
 class DeYOPublished(DeYO):
-    """Does what DeYO does, without training the last block, as in the public code.
+    """Does what DeYO does as its public code does: the last block is not trained, and only sure images are shuffled.
+
+    So the statistics that shuffled images are seen with are those of the sure ones alone.
 
     Paper:
         Lee et al., Entropy Is Not Enough for Test-Time Adaptation: From the Perspective of Disentangled Factors,
         ICLR 2024.
 
     Differs from the published code:
-        The whole batch is shuffled, there only the sure images. A side that the grid does not divide is not resized.
-        The margin scales with ln C. In networks other than ResNets and ViTs the last block is the last quarter of the
-        normalization layers.
+        A side that the grid does not divide is not resized. The margin scales with ln C. In networks other than ResNets
+        and ViTs the last block is the last quarter of the normalization layers.
 
     Args:
         margin, drop, patches, lr, optimizer: see ``DeYO``.
     """
 
     trained_part: ClassVar[str] = "norm but the last block"
+
+    @torch.no_grad()
+    def falls(self, batch: Tensor, logits: Tensor) -> Tensor:
+        """Returns how much probability (B,) each sure answer loses by shuffling; 0 for the others."""
+        drop = logits.new_zeros(len(batch))
+        sure = entropy(logits) < self.margin
+        if sure.any():
+            drop[sure] = super().falls(batch[sure], logits[sure])
+        return drop

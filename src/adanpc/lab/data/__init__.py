@@ -3,9 +3,9 @@
 from adanpc.lab.data.digits import rotated_digits
 from adanpc.lab.data.domain import DataError, DataSet, Domain, Images, split
 from adanpc.lab.data.images import ImageFiles, unreadable, without
-from adanpc.lab.data.read import READERS, Reader, read, read_images
+from adanpc.lab.data.read import READERS, Reader, find_data, read, read_images
 
 __all__ = [
-    "READERS", "DataError", "DataSet", "Domain", "ImageFiles", "Images", "Reader", "read", "read_images",
-    "rotated_digits", "split", "unreadable", "without",
+    "READERS", "DataError", "DataSet", "Domain", "ImageFiles", "Images", "Reader", "find_data", "read",
+    "read_images", "rotated_digits", "split", "unreadable", "without",
 ]  # fmt: skip

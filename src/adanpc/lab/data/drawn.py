@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import cos, pi, sin
 from pathlib import Path
 from typing import NamedTuple
@@ -308,11 +308,10 @@ def _placed(parts: list[Part], random: Generator) -> list[Part]:
     return [Part([placed(point) for point in part.outline], part.color) for part in parts]
 
 
-def write_drawn(folder: Path, styles: tuple[str, ...], count: int) -> None:
-    """Writes ``count`` pictures of each thing in each style, as ``folder/<style>/<thing>/<number>.png``."""
-    for style in styles:
+def write_drawn(folder: Path, style: str, numbers: Iterable[int]) -> None:
+    """Writes pictures of each thing in a style, as ``folder/<thing>/<number>.png``."""
+    for thing in THINGS:
+        (folder / thing).mkdir(parents=True, exist_ok=True)
+    for number in numbers:
         for thing in THINGS:
-            below = folder / style / thing
-            below.mkdir(parents=True, exist_ok=True)
-            for number in range(count):
-                draw_thing(thing, style, number).save(below / f"{number:03}.png")
+            draw_thing(thing, style, number).save(folder / thing / f"{number:03}.png")

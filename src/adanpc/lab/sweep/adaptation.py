@@ -16,7 +16,7 @@ from adanpc.lab.data.domain import Domain
 from adanpc.lab.data.streams import Arrival, Stream, fetch, labels_of
 from adanpc.lab.seeds import seed_of
 from adanpc.lab.settings import check_settings
-from adanpc.lab.sweep.quality import calibration_error, worst_tenth
+from adanpc.lab.sweep.quality import auroc, calibration_error, worst_tenth
 from adanpc.lab.sweep.scene import Scene
 from adanpc.lab.sweep.selection import density, diversity
 from adanpc.progress import track
@@ -32,7 +32,9 @@ def adapt(
     Accuracies are in percent. ``domains`` counts each answer as it was given, before anything was learned from later
     samples; labels are used for counting alone. ``source`` is the accuracy on held-out images, averaged over source
     domains, before the stream and after each domain; they are answered but not learned from. ``worst_tenth`` and
-    ``calibration_error`` are those of ``quality``. ``joined`` counts the rows that joined a bank, and those of them
+    ``calibration_error`` are those of ``quality``. ``ood_auroc`` is how well confidence tells images of the targets
+    from the same images with their patches in random order, after the stream; None if they are too small to be cut.
+    ``joined`` counts the rows that joined a bank, and those of them
     with a wrong label; ``frozen`` is the accuracy of the same method if it learned nothing; None where there is no
     bank, or no such answer. ``prototypes`` says that no source sample was known, only one row for each class.
     ``scores`` are what settings can be selected by, see ``selection.RULES``. Milliseconds are a sample's share of its
@@ -72,6 +74,7 @@ def adapt(
         "average": sum(accuracy.values()) / len(accuracy),
         "worst_tenth": worst_tenth(right),
         "calibration_error": calibration_error(probs, right),
+        "ood_auroc": _ood_auroc(scene, adapter, size, len(walk.times)),
         "joined": _joined_counts(walk, labels),
         "frozen": _frozen_accuracy(walk, labels),
         "source": {"before": before, "after": walk.recalled, "images": sum(map(len, recalled))},
@@ -82,6 +85,24 @@ def adapt(
         "prototypes": scene.source.prototypes,
         "scores": _scores(scene, adapter, walk, size),
     }
+
+
+def _ood_auroc(scene: Scene, adapter: Adapter, size: int, met: int) -> float | None:
+    """How well the confidence of a method tells images of the targets from strangers; no more than it has met."""
+    if scene.strangers is None:
+        return None
+    confidences = []
+    for domain in scene.strangers:
+        seen = scene.seen(domain, adapter.sees)
+        answers = [torch.zeros(0)]
+        for rows in torch.arange(min(met, len(seen))).split(size):
+            if len(rows) >= adapter.least:
+                answers.append(adapter.predict(seen.take(rows)).amax(1).cpu())
+        confidences.append(torch.cat(answers))
+    native, foreign = confidences
+    if len(native) == 0:
+        return None
+    return auroc(native, foreign)
 
 
 def _joined_counts(walk: Walk, labels: Tensor) -> dict[str, int] | None:

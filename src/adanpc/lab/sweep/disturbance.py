@@ -18,6 +18,7 @@ from adanpc.lab.data.streams import Iid
 from adanpc.lab.networks.features import features
 from adanpc.lab.seeds import seed_of
 from adanpc.lab.sweep.cost import CostModel
+from adanpc.lab.sweep.quality import auroc
 from adanpc.lab.sweep.scene import Scene
 from adanpc.lab.sweep.subjects import Extent, Frozen, Workspace
 from adanpc.lab.sweep.task import FEATURES, STARTING, Task, scene_of
@@ -263,9 +264,8 @@ class Watch:
         values = torch.cat(self.novelty).double()
         foreign = values[is_foreign]
         native = values[~is_foreign]
-        higher = (foreign[:, None] > native[None, :]).double() + 0.5 * (foreign[:, None] == native[None, :]).double()
         return {
-            "auroc": 100 * higher.mean().item(),
+            "auroc": auroc(foreign, native),
             "foreign": _percent(foreign > FOREIGN),
             "native": _percent(native > FOREIGN),
         }

@@ -38,3 +38,12 @@ def calibration_error(probs: Tensor, right: Tensor) -> float:
     gaps = torch.zeros(BINS, dtype=torch.float64)
     gaps.index_add_(0, bins, confidence - right.double())
     return 100 * gaps.abs().sum().item() / len(probs)
+
+
+def auroc(native: Tensor, foreign: Tensor) -> float:
+    """How well scores tell native samples (n,) from foreign ones (m,): the area under the ROC curve, in percent.
+
+    It is the share of all pairs in which the native one has the higher score; a tie counts half. 50 is chance.
+    """
+    higher = (native[:, None] > foreign).double() + (native[:, None] == foreign).double() / 2
+    return 100 * higher.mean().item()

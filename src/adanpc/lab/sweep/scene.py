@@ -14,12 +14,16 @@ from torch import Tensor, nn
 
 from adanpc.lab.adapt import ADAPTERS, Adapter, Source
 from adanpc.lab.adapt.prototypes import head_rows
+from adanpc.lab.adapt.reliable import shuffled_patches
 from adanpc.lab.data.domain import DataSet, Domain, join, some, split
 from adanpc.lab.networks.features import features
 from adanpc.lab.networks.source import SourceModel
+from adanpc.lab.seeds import seed_of
 from adanpc.lab.train.assemble import load_algorithm, splits
 from adanpc.lab.train.run import Run
 
+STRANGERS = 64  # images that no class has, by which confidence is judged
+PATCHES = 4  # along each side of such an image
 RECALLED = 1000  # held-out source images at most that are answered before and after the stream
 
 
@@ -59,6 +63,22 @@ class Scene:
             encoded = Domain(domain.name, torch.cat(rows), domain.labels)
             self._encoded[domain] = encoded
         return encoded
+
+    @cached_property
+    def strangers(self) -> tuple[Domain, Domain] | None:
+        """Some images of the targets, and the same ones as nobody has seen them: with their patches in random order.
+
+        None if images are too small to be cut.
+        """
+        count = STRANGERS // len(self.targets)
+        native = torch.cat([domain.take(range(min(count, len(domain)))) for domain in self.targets])
+        if native.ndim != 4 or min(native.shape[2:]) < PATCHES:
+            return None
+        labels = torch.zeros(len(native), dtype=torch.int64)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed_of(0, "strangers"))
+            foreign = shuffled_patches(native, PATCHES)
+        return Domain("native", native, labels), Domain("foreign", foreign, labels)
 
     @cached_property
     def frozen_vote(self) -> Adapter:

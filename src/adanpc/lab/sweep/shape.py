@@ -206,6 +206,7 @@ RECORDS: Mapping[str, Check] = {
         where_present(
             worst_tenth=number,
             calibration_error=number,
+            ood_auroc=optional(number),
             joined=optional(fields(rows=count, wrong=count)),
             frozen=optional(number),
             prototypes=truth,

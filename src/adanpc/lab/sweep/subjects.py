@@ -16,7 +16,8 @@ from torch.nn.functional import cross_entropy
 from adanpc.files import held
 from adanpc.lab.data import read
 from adanpc.lab.data.domain import DataSet, Domain
-from adanpc.lab.networks import build
+from adanpc.lab.networks import build, find_encoder
+from adanpc.lab.networks.encoders import is_own_encoder
 from adanpc.lab.networks.features import features
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.seeds import seed_of
@@ -185,6 +186,11 @@ class Frozen:
     known: tuple[str, str] | None = None
     seed: int = 0
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if is_own_encoder(self.encoder):  # so that another process, which is sent this as a pickle, knows it, too
+            find_encoder(self.encoder)
+
     def document(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self)
@@ -211,7 +217,7 @@ class Frozen:
             seed=self.seed,
             cache=workspace.folder / "features",
         )
-        if self._lacks_known(workspace):
+        if self._head_stands_in(workspace):
             source = prototypes_of(model, LR)
             return builder.scene(source, extent.images, extent.recalled, whole=extent.whole)
         known = builder.known(extent.rows, self.share)
@@ -244,25 +250,28 @@ class Frozen:
             return [domain for domain in data.domains if domain.name not in self.targets]
         name, domain = self.known
         other = workspace.data(name, self.seed)
-        if self._lacks_known(workspace):
+        if self._head_stands_in(workspace):
             return list(other.domains)
         return [other[domain]]
 
     def _lacks_known(self, workspace: Workspace) -> bool:
-        """Whether the domain of the source is missing, and the head can stand in for it."""
-        if self.known is None or self.head != "own":
+        """Whether there is a domain of the source, and it is missing here."""
+        if self.known is None:
             return False
         name, domain = self.known
         return domain not in workspace.sizes(name, self.seed)
+
+    def _head_stands_in(self, workspace: Workspace) -> bool:
+        """Whether the rows of the head are the bank, since the domain of the source is missing."""
+        return self.head == "own" and self._lacks_known(workspace)
 
     def missing(self, workspace: Workspace) -> list[str]:
         """The domains that are needed and that a data set here lacks, with its name."""
         here = workspace.sizes(self.data, self.seed)
         names = [f"{target} of {self.data}" for target in self.targets if target not in here]
-        if self.known is not None and self.head != "own":
+        if self.known is not None and self._lacks_known(workspace) and not self._head_stands_in(workspace):
             data, domain = self.known
-            if domain not in workspace.sizes(data, self.seed):
-                names.append(f"{domain} of {data}")
+            names.append(f"{domain} of {data}")
         return names
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from adanpc import require
 from adanpc.errors import AdaNPCError, UnavailableError
 from adanpc.lab.data.loading import cores
 from adanpc.lab.sweep.cost import CostModel
@@ -40,8 +41,8 @@ def sweep(
     """Runs every task that has no record yet, after what it needs, and records each as it is finished.
 
     Returns what could not be run because something is missing or damaged, each reason once; that is not recorded, so
-    that another call tries again. What ends it early also ends the tasks that are running: another call runs them
-    again, and training continues from where it was last saved.
+    that another call tries again. If the sweep is interrupted, running tasks stop; the next call repeats them, and
+    training continues from where it was last saved.
 
     Args:
         tasks: in the order in which they are wanted.
@@ -58,7 +59,9 @@ def sweep(
         if ray:
             outcomes = _on_ray(schedule, workspace, ray)
         else:
-            outcomes = _on_this_machine(schedule, workspace, workers or cores())
+            if workers is None:
+                workers = cores()
+            outcomes = _on_this_machine(schedule, workspace, require.whole("workers", workers, least=1))
         with closing(outcomes):
             progress = track(outcomes, "tasks", len(schedule))
             for task, record, seconds in progress:
@@ -78,7 +81,7 @@ def pending(tasks: Iterable[Task], records: Records) -> list[Task]:
     for task in tasks:
         if task in records:
             continue
-        first = task.first()
+        first = task.prerequisite()
         if first is not None and first not in records:
             found.setdefault(first.id, first)
         found.setdefault(task.id, task)
@@ -96,7 +99,7 @@ class Schedule:
         self.ready: deque[Task] = deque()
         self.waiting: dict[str, list[Task]] = {task.id: [] for task in tasks}  # by the task that they wait for
         for task in tasks:
-            first = task.first()
+            first = task.prerequisite()
             if first is not None and first.id in self.waiting:
                 self.waiting[first.id].append(task)
             else:
@@ -119,8 +122,8 @@ class Schedule:
 def remaining_seconds(tasks: Iterable[Task], records: Records, costs: CostModel, workers: int) -> float:
     """About how many seconds the tasks that have no record will take, corrected by those that have.
 
-    The correction is what recorded tasks of the same kind took, beside what they were expected to take. However many
-    workers there are, a task takes its time, after what it needs.
+    The correction is what recorded tasks of the same kind took, compared with what they were expected to take. It is at
+    least as long as the longest task together with its prerequisite, however many workers there are.
     """
     tasks = list(tasks)
     coming = pending(tasks, records)
@@ -129,7 +132,7 @@ def remaining_seconds(tasks: Iterable[Task], records: Records, costs: CostModel,
     cost = {task.id: task.effort(costs) * pace[task.kind] for task in coming}
     longest = 0.0
     for task in coming:
-        first = task.first()
+        first = task.prerequisite()
         before = cost.get(first.id, 0.0) if first is not None else 0.0
         longest = max(longest, before + cost[task.id])
     return max(sum(cost.values()) / workers, longest)
@@ -139,9 +142,9 @@ def _timed(tasks: Iterable[Task], records: Records) -> list[Task]:
     """The tasks, and what came before them, that took a time which tells something; a refusal takes none."""
     found: dict[str, Task] = {}
     for task in tasks:
-        for each in (task, task.first()):
-            record = None if each is None else records.of(each)
-            if each is not None and record is not None and "error" not in record:
+        for each in filter(None, (task, task.prerequisite())):
+            record = records.of(each)
+            if record is not None and "error" not in record:
                 found[each.id] = each
     return list(found.values())
 
@@ -174,6 +177,7 @@ def _on_this_machine(schedule: Schedule, workspace: Workspace, workers: int) -> 
         return
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
+    # On the way out the writer closes first, which ends the workers; only then does the pool wait for them.
     with reader, ProcessPoolExecutor(workers, context, _begin, (reader,)) as pool, writer:
         running: set[Future[Outcome]] = set()
         try:

@@ -58,7 +58,7 @@ class Task(ABC):
     def effort(self, costs: CostModel) -> float:
         """About how many seconds it takes on one core, without the task that comes first."""
 
-    def first(self) -> Task | None:
+    def prerequisite(self) -> Task | None:
         """A task that must be finished before this one, if any."""
         return None
 
@@ -158,7 +158,7 @@ class Adapt(Task):
             each = FEATURES
         return STARTING + costs.features(reading, self.extent) / SHARED + images * each
 
-    def first(self) -> Task | None:
+    def prerequisite(self) -> Task | None:
         """Training, if the model is not published."""
         return Train(self.subject) if isinstance(self.subject, Trained) else None
 

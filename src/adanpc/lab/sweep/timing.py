@@ -111,7 +111,7 @@ class Timing(Task):
         encoder = self.subject.spec.complete().encoder
         return 60 + (ROUNDS + 1) * self.images * len(self.methods) * 8 * costs.forward(encoder)
 
-    def first(self) -> Task:
+    def prerequisite(self) -> Task:
         """Training."""
         return Train(self.subject)
 

@@ -12,7 +12,19 @@ from adanpc.lab.show.exhibit import Cell, Sheet
 from adanpc.lab.sweep.subjects import ALL, Extent, Trained
 from adanpc.lab.sweep.task import Adapt, Task
 from adanpc.lab.tables.scale import Scale
-from adanpc.lab.tables.table import BENCHMARKS, Parts, Results, Row, Table, averages, benchmarks_in, printed, remarks
+from adanpc.lab.tables.table import (
+    BENCHMARKS,
+    HIDDEN_NOTE,
+    Parts,
+    Results,
+    Row,
+    Table,
+    averages,
+    benchmarks_in,
+    hidden,
+    printed,
+    remarks,
+)
 
 METHODS = tuple(name for name, method in ADAPTERS.items() if not method.needs_rotation_head)  # all share one model
 BATCHES = (32, 2)
@@ -67,12 +79,19 @@ def plan(data: Sequence[str], scale: Scale) -> list[Task]:
     ]
 
 
+def _by_seed(scale: Scale, data: str, method: str, batch: int) -> list[list[Adapt]]:
+    """A method on every target of a data set, with each seed."""
+    targets = BENCHMARKS[data].domains
+    tasks = []
+    for seed in range(scale.seeds):
+        tasks.append([task_for(scale, data, method, batch, target, seed) for target in targets])
+    return tasks
+
+
 def cells_of(results: Results, data: str, method: str, batch: int) -> list[Cell]:
     """A method on each target of a data set, and on average, which is what the paper prints."""
     benchmark = BENCHMARKS[data]
-    tasks = []
-    for seed in range(results.scale.seeds):
-        tasks.append([task_for(results.scale, data, method, batch, target, seed) for target in benchmark.domains])
+    tasks = _by_seed(results.scale, data, method, batch)
     each, mean = averages(results, tasks)
     reasons = [results.reason(task) for task in tasks[0]]
     theirs = printed("adaptation", f"batch-{batch}", ADAPTERS[method].in_paper, benchmark.title)
@@ -83,7 +102,12 @@ def cells_of(results: Results, data: str, method: str, batch: int) -> list[Cell]
 def show(data: str, results: Results) -> tuple[Parts, list[str]]:
     """One data set: a sheet for each batch size, methods by targets."""
     headings = (*BENCHMARKS[data].domains, "average")
-    return _sheets(results, headings, lambda method, batch: cells_of(results, data, method, batch))
+    sheets, notes = _sheets(results, headings, lambda method, batch: cells_of(results, data, method, batch))
+    beside = []
+    for batch in BATCHES:
+        rows = {method: _by_seed(results.scale, data, method, batch) for method in METHODS}
+        beside.append(hidden(results, f"Batches of {batch}", rows))
+    return (*sheets, *beside), [*notes, HIDDEN_NOTE]
 
 
 def summary(results: Results) -> tuple[Parts, list[str]]:

@@ -246,6 +246,45 @@ def over_seeds(numbers: Sequence[float | None]) -> Value | None:
     return value([number for number in numbers if number is not None])
 
 
+# What a mean accuracy hides: headings, and fields of records, all in percent.
+HIDDEN = {
+    "accuracy": "average",
+    "worst tenth": "worst_tenth",
+    "calibration error": "calibration_error",
+    "OOD AUROC": "ood_auroc",
+}
+HIDDEN_NOTE = (
+    "Worst tenth is the accuracy in the worst tenth of windows of 100 answers, calibration error the expected one. OOD "
+    "AUROC is how well confidence tells images of the target from the same images with their patches in random order."
+)
+
+
+def hidden(results: Results, title: str, rows: Mapping[str, Sequence[Sequence[Task]]]) -> Sheet:
+    """What mean accuracies hide: means over targets, where all are known, over seeds.
+
+    Args:
+        results: the records.
+        title: of the sheet.
+        rows: for each label, tasks in rows by seed, columns by target.
+    """
+    shown = []
+    for label, tasks in rows.items():
+        line = []
+        for field in HIDDEN.values():
+            means = [mean_of([_field(results.of(task), field) for task in seed]) for seed in tasks]
+            line.append(Cell(over_seeds(means)))
+        if any(cell.ours for cell in line):
+            shown.append((label, tuple(line)))
+    return Sheet(f"{title}: what the mean hides", tuple(HIDDEN), tuple(shown), "%", "")
+
+
+def _field(record: Mapping[str, Any] | None, field: str) -> float | None:
+    """A number of a record; None if there is none, as in records of earlier versions."""
+    if record is None or record.get(field) is None:
+        return None
+    return float(record[field])
+
+
 def cells(ours: Mapping[str, Value | None], theirs: Mapping[str, Value | None]) -> tuple[Cell, ...]:
     """One cell for each column of ours."""
     return tuple(Cell(number, theirs.get(column)) for column, number in ours.items())

@@ -11,6 +11,8 @@ from adanpc import files, require
 from adanpc.errors import AdaNPCError
 from adanpc.lab.data.domain import DataError
 from adanpc.lab.data.loading import cores
+from adanpc.lab.networks.encoders import check_named, find_encoder
+from adanpc.lab.own import UntrustedCodeError
 from adanpc.lab.show import report
 from adanpc.lab.show.exhibit import Exhibit
 from adanpc.lab.sweep.records import Records
@@ -79,6 +81,8 @@ def make(
         consent: is called with the estimate before the work begins; whatever it raises prevents the work.
     """
     table = table_of(name)
+    if encoder:
+        find_encoder(encoder)
     check_rows(table, only, encoder)
     sizes = _checked_sizes(steps=steps, images=images, trials=trials, seeds=seeds)
     if encoder:
@@ -153,7 +157,21 @@ def exhibits(workspace: Workspace, *, where_made: bool = False) -> list[Exhibit]
     if not noted:
         folder = workspace.folder
         raise AdaNPCError(f"{folder} holds no tables: make one with adanpc table NAME --out {folder}")
+    for choice in noted.values():
+        _check_trusted(choice, workspace.folder)
     return [_noted_exhibit(name, workspace, noted[name], where_made) for name in TABLES if name in noted]
+
+
+def _check_trusted(choice: Choice, folder: Path) -> None:
+    """Refuses an encoder of one's own that only a file has named: to plan its table would execute that code."""
+    encoder = choice.scale.encoder
+    try:
+        check_named(encoder)
+    except UntrustedCodeError:
+        raise AdaNPCError(
+            f"tables in {folder} were made with the encoder {encoder!r}, which is not part of adanpc, and a file does "
+            "not decide which code is executed: if you trust that encoder, name it yourself as `encoder`"
+        ) from None
 
 
 def _noted_exhibit(name: str, workspace: Workspace, choice: Choice, where_made: bool) -> Exhibit:

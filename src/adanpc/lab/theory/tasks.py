@@ -92,7 +92,7 @@ class SplitOfBank(Task):
         """Features of all images."""
         return STARTING + costs.features(self.subject.reading(), self.extent)
 
-    def first(self) -> Task | None:
+    def prerequisite(self) -> Task | None:
         """Training, if the model is not published."""
         return Train(self.subject) if isinstance(self.subject, Trained) else None
 

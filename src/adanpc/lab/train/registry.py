@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from adanpc.errors import AdaNPCError
-from adanpc.lab.own import absolute_name, is_own, own_class
+from adanpc.lab.own import ALGORITHMS as ENTRY_POINTS
+from adanpc.lab.own import absolute_name, is_own, own_class, registered_class, registered_names
 from adanpc.lab.train.adversarial import CDANN, DANN
 from adanpc.lab.train.algorithm import Algorithm
 from adanpc.lab.train.alignment import CORAL, MMD
@@ -58,7 +59,8 @@ def find(name: str) -> type[Algorithm]:
     """Returns the class of a training algorithm. From then on runs of it can be opened in this process.
 
     Args:
-        name: one of ``ALGORITHMS``, or a class of your own: ``my_module:MyAlgorithm`` from any module that Python can
+        name: one of ``ALGORITHMS``, what an installed package has registered as an entry point ``adanpc.algorithms``,
+            or a class of your own: ``my_module:MyAlgorithm`` from any module that Python can
             import from the current folder, or ``path/to/file.py:MyAlgorithm``. The code of that module is executed, so
             do not take the name from a file that you do not trust.
     """
@@ -73,7 +75,8 @@ def known(name: Any) -> type[Algorithm]:
     """Returns the class of a training algorithm, and executes no code: for names that are read from a file.
 
     Args:
-        name: one of ``ALGORITHMS``, or one that ``find`` was asked for in this process.
+        name: one of ``ALGORITHMS``, what an installed package has registered, or one that ``find`` was asked for in
+            this process.
     """
     if not isinstance(name, str) or not is_own(name):
         return _registered(name)
@@ -86,8 +89,12 @@ def known(name: Any) -> type[Algorithm]:
 
 
 def _registered(name: Any) -> type[Algorithm]:
-    if not isinstance(name, str) or name not in ALGORITHMS:
-        choices = ", ".join(ALGORITHMS)
-        hint = did_you_mean(name, ALGORITHMS)
-        raise AlgorithmError(f"unknown algorithm {name!r}; available: {choices}, or module:Class{hint}")
-    return ALGORITHMS[name]
+    if isinstance(name, str):
+        if name in ALGORITHMS:
+            return ALGORITHMS[name]
+        registered = registered_class(ENTRY_POINTS, name, Algorithm, "training algorithm", AlgorithmError)
+        if registered is not None:
+            return registered
+    names = (*ALGORITHMS, *registered_names(ENTRY_POINTS))
+    hint = did_you_mean(name, names)
+    raise AlgorithmError(f"unknown algorithm {name!r}; available: {', '.join(names)}, or module:Class{hint}")

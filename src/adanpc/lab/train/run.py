@@ -13,8 +13,12 @@ from typing import Any, cast
 
 from adanpc.errors import AdaNPCError, UnavailableError
 from adanpc.files import add_entry, entries, held, replace
+from adanpc.lab.data.read import find_data
 from adanpc.lab.environment import environment
+from adanpc.lab.networks.encoders import check_named as check_named_encoder
+from adanpc.lab.networks.encoders import find_encoder
 from adanpc.lab.networks.sealed import SealError
+from adanpc.lab.own import UntrustedCodeError, absolute_name
 from adanpc.lab.train import checkpoint
 from adanpc.lab.train.registry import UntrustedAlgorithmError, find, known
 from adanpc.lab.train.spec import Spec, check_fields
@@ -50,13 +54,15 @@ class Run:
         folder: made by ``Run.create``.
         algorithm: the name of the run's algorithm. It is needed only for a class of your own, and only if this process
             has not named that yet, in a ``Spec`` or to ``adanpc.lab.train.find``.
+        encoder, data: likewise, the names of the run's encoder and data set.
     """
 
-    def __init__(self, folder: str | Path, algorithm: str | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, algorithm: str | None = None, *, encoder: str | None = None, data: str | None = None
+    ) -> None:
         folder = Path(folder)
         self.folder = folder
-        if algorithm is not None:
-            find(algorithm)
+        _name(algorithm, encoder, data)
         _refuse_links(folder)
         if not (folder / SPEC).is_file():  # reading a pipe would wait for its writer
             raise RunError(f"{folder} is not a run of adanpc train: it has no file {SPEC}")
@@ -71,15 +77,29 @@ class Run:
         except RunError:
             raise
         except UntrustedAlgorithmError:
-            name = document["spec"]["algorithm"]
-            raise RunError(
-                f"{folder} was trained with the algorithm {name!r}, which is not part of adanpc, and a run does not "
-                "decide which code is executed: if you trust that algorithm, name it yourself as `algorithm`"
-            ) from None
+            raise self._untrusted("algorithm", document["spec"]) from None
+        except UntrustedCodeError:
+            raise self._untrusted(_first_unnamed(document["spec"]), document["spec"]) from None
         except AdaNPCError as error:
             raise RunError(f"{folder / SPEC} was changed or is damaged: {error}; restore it, or train again") from None
+        self._check_names(algorithm, encoder, data)
+
+    def _check_names(self, algorithm: str | None, encoder: str | None, data: str | None) -> None:
+        """Refuses names other than those of the run."""
+        folder = self.folder
         if algorithm is not None and known(algorithm) is not known(self.spec.algorithm):
             raise RunError(f"{folder} was trained with the algorithm {self.spec.algorithm}, not with {algorithm}")
+        if encoder is not None and absolute_name(encoder) != absolute_name(self.spec.encoder):
+            raise RunError(f"{folder} was trained with the encoder {self.spec.encoder}, not with {encoder}")
+        if data is not None and absolute_name(data) != absolute_name(self.spec.data):
+            raise RunError(f"{folder} was trained on the data {self.spec.data}, not on {data}")
+
+    def _untrusted(self, field: str, spec: Mapping[str, Any]) -> RunError:
+        """The refusal of code that only the run has named, as one of the fields of its spec."""
+        return RunError(
+            f"{self.folder} was trained with the {field} {spec[field]!r}, which is not part of adanpc, and a run does "
+            f"not decide which code is executed: if you trust that {field}, name it yourself as `{field}`"
+        )
 
     @classmethod
     def create(cls, folder: Path, spec: Spec, data: Mapping[str, Any]) -> Run:
@@ -250,6 +270,25 @@ def _check_data(data: Any) -> None:
         raise AdaNPCError(f"domains must be an object of sizes by name, got {domains!r}")
     for name, size in domains.items():
         whole(f"the size of domain {name!r}", size, least=0)
+
+
+def _name(algorithm: str | None, encoder: str | None, data: str | None) -> None:
+    """Makes code of one's own known to this process, wherever the caller has named it."""
+    if algorithm is not None:
+        find(algorithm)
+    if encoder is not None:
+        find_encoder(encoder)
+    if data is not None:
+        find_data(data)
+
+
+def _first_unnamed(spec: Mapping[str, Any]) -> str:
+    """Which field of a spec names code of your own that nobody has named in this process."""
+    try:
+        check_named_encoder(spec["encoder"])
+    except UntrustedCodeError:
+        return "encoder"
+    return "data"
 
 
 def _check_spec(spec: Spec, domains: Mapping[str, int]) -> None:

@@ -8,13 +8,18 @@ from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
 from adanpc.errors import AdaNPCError
+from adanpc.lab.data.read import check_named as check_named_data
+from adanpc.lab.data.read import find_data
+from adanpc.lab.networks.encoders import check_named as check_named_encoder
+from adanpc.lab.networks.encoders import find_encoder, is_own_encoder
+from adanpc.lab.own import is_own
 from adanpc.lab.settings import check_settings
 from adanpc.lab.train.algorithm import Algorithm
 from adanpc.lab.train.registry import find, known
 from adanpc.lab.train.search import Choice, Draw, Power, draw
 from adanpc.require import between, did_you_mean, text, whole
 
-DOMAINBED_STEPS = 5000  # of a DomainBed training, which defaults that count steps are meant for
+DOMAINBED_STEPS = 5000  # of a DomainBed run; defaults that are numbers of steps assume it
 MOST_STEPS = 10**12  # far beyond any training, and within what torch can count
 MOST_ROWS = 10**6  # of a batch
 GIVEN = ("self", "model", "domains", "adam")  # parameters of an algorithm that are not settings
@@ -90,8 +95,8 @@ class Spec:
         every: the number of steps after which the model is evaluated and the run saved; 0 is the usual number.
         seed: decides the splits, the initial weights, the order of samples and every other random choice.
         hyper: the algorithm's own settings, lr and weight_decay among them.
-        trial: 0 keeps the defaults; any other number draws what ``hyper`` leaves open from the search space, for every
-            seed anew and for all algorithms alike.
+        trial: 0 keeps the defaults; any other number draws what ``hyper`` leaves open from the search space. The draw
+            depends on trial and seed, not on the algorithm.
         pretrained: starts from published weights; by default where that is usual for the data.
         weights: a file to start from.
         norm, dropout, frozen_batchnorm: of the ``SourceModel``.
@@ -140,15 +145,25 @@ class Spec:
         if self.weights is not None:
             text("weights", self.weights)
         if self.images is not None:
-            whole("images, one to learn from and one to select by,", self.images, least=2)
+            whole("images (one to learn from and one to select by)", self.images, least=2)
         algorithm = find(self.algorithm)
+        self._name_own_code()
         if not isinstance(self.hyper, Mapping):
             raise AdaNPCError(f"hyper must map names of settings to values, got {self.hyper!r}")
         check_settings(self.algorithm, [algorithm, Algorithm], self.hyper, GIVEN)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        find(self.algorithm)  # so that it is known to another process, too, which is sent a spec as a pickle
+        # So that all of it is known to another process, too, which is sent a spec as a pickle.
+        find(self.algorithm)
+        self._name_own_code()
+
+    def _name_own_code(self) -> None:
+        """Makes data and encoder known to this process if they are your own; other names are checked when used."""
+        if is_own(self.data):
+            find_data(self.data)
+        if is_own_encoder(self.encoder):
+            find_encoder(self.encoder)
 
     def complete(self) -> Spec:
         """The spec with every default and every drawn value filled in; completing it again changes nothing."""
@@ -191,10 +206,14 @@ class Spec:
     def of(cls, document: Mapping[str, Any]) -> Spec:
         """The spec that ``document`` wrote; a field that is missing or unknown is refused by name.
 
-        No code is executed: an algorithm of your own is refused unless this process has already named it.
+        No code is executed: an algorithm, encoder or data set of your own is refused unless this process has already
+        named it.
         """
-        check_fields("the spec", document, [field.name for field in fields(cls)])
-        known(document["algorithm"])  # before the constructor, which would import it
+        check_fields("the spec", document, [each.name for each in fields(cls)])
+        # Before the constructor, which would import them.
+        known(document["algorithm"])
+        check_named_encoder(text("encoder", document["encoder"]))
+        check_named_data(text("data", document["data"]))
         values = dict(document)
         if isinstance(values["targets"], list):  # JSON has no tuples
             values["targets"] = tuple(values["targets"])

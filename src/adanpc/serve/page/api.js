@@ -25,7 +25,11 @@ export function setToken(token) {
   sessionStorage.setItem(TOKEN, token);
 }
 
-function hasToken() {
+export function forgetToken() {
+  sessionStorage.removeItem(TOKEN);
+}
+
+export function hasToken() {
   return sessionStorage.getItem(TOKEN) !== null;
 }
 
@@ -112,9 +116,9 @@ export const ask = () => get("/v1/ask");
 export const feedback = (id, label, why) => post("/v1/feedback", { query: id, label, why });
 export const timeline = (points) => get(`/v1/timeline?points=${points}`);
 
-/** The newest entries of the log, or those before a position. */
-export function log({ before = null, limit = 100 } = {}) {
-  const wanted = new URLSearchParams({ limit });
+/** The newest entries of the log, or those before a position; all of them, or what people did. */
+export function log({ before = null, limit = 100, kind = "all" } = {}) {
+  const wanted = new URLSearchParams({ limit, kind });
   if (before !== null) wanted.set("before", before);
   return get(`/v1/log?${wanted}`);
 }

@@ -1,13 +1,13 @@
 // The view of changes: who did what to the bank, when and why; undo, and the way back to an earlier position.
 
 import * as api from "./api.js";
-import { nameOf, tag } from "./classes.js";
+import { tag } from "./classes.js";
 import { atMostEvery, element, fill, notify, open, showError } from "./dom.js";
 import { counted, moment, whole } from "./format.js";
 import { openRow, verb } from "./row.js";
 import { bank, mayChange, reasonIn, takeBack } from "./session.js";
 
-const AT_ONCE = 1000; // entries that are asked for; most of them are rows that joined
+const AT_ONCE = 200; // entries that are asked for
 const IDS_SHOWN = 5;
 const KINDS = { expert: "By people", all: "All" };
 
@@ -32,11 +32,13 @@ export function changesView(place) {
   );
 
   let entries = [];
-  async function load(before) {
+  let before = null; // where older entries begin
+  async function load(from) {
     try {
-      const answer = await api.log({ before, limit: AT_ONCE });
+      const answer = await api.log({ before: from, limit: AT_ONCE, kind });
       error.hidden = true;
-      older.hidden = answer.entries.length < AT_ONCE;
+      before = answer.before;
+      older.hidden = before === null;
       return answer.entries;
     } catch (problem) {
       showError(error, problem);
@@ -48,19 +50,18 @@ export function changesView(place) {
     draw();
   }
   async function more() {
-    entries = [...entries, ...(await load(entries.at(-1).position))];
+    entries = [...entries, ...(await load(before))];
     draw();
   }
   function draw() {
-    const chosen = kind === "expert" ? entries.filter(byPerson) : entries;
-    if (!chosen.length) {
+    if (!entries.length) {
       const text = kind === "expert"
         ? "Nobody has changed anything yet. Veto a row in an answer, or correct its label, and it is listed here."
         : "Nothing has changed since the bank was created.";
       fill(list, element("li", { class: "empty" }, text));
       return;
     }
-    fill(list, folded(chosen).map(entryItem));
+    fill(list, folded(entries).map(entryItem));
   }
   const refreshSoon = atMostEvery(1000, refresh);
   refresh();
@@ -83,11 +84,6 @@ function kindChoice(changed) {
   return element("fieldset", { class: "choice" }, element("legend", { class: "unseen" }, "Which changes"), choices);
 }
 
-/** Whether a person made a change; what joins by itself is appended by nobody. */
-export function byPerson(entry) {
-  return entry.kind !== "append" || Boolean(entry.who);
-}
-
 /** The entries, with rows that joined one after another as one entry. */
 function folded(entries) {
   const result = [];
@@ -107,6 +103,10 @@ function entryItem(entry) {
   const buttons = [];
   if (mayChange() && entry.undoable) {
     const undo = element("button", { type: "button", onclick: () => takeBack(entry.position), "aria-label": `Undo the change at position ${entry.position}` }, "Undo");
+    buttons.push(undo);
+  }
+  if (mayChange() && entry.kind === "rollback" && entry.position > bank().log_start) {
+    const undo = element("button", { type: "button", onclick: () => openRollback(entry.position - 1), "aria-label": `Undo the rollback at position ${entry.position}` }, "Undo…");
     buttons.push(undo);
   }
   if (mayChange() && entry.position < bank().position && entry.position >= bank().log_start) {
@@ -139,7 +139,10 @@ function sentence(entry) {
     return [entry.rows ? `${joined} the bank.` : "Queries were answered; none joined."];
   }
   const who = element("strong", {}, entry.who || "Someone");
-  if (entry.kind === "rollback") return [who, " rolled the bank back."];
+  if (entry.kind === "rollback") return [who, ` rolled the bank back to position ${whole(entry.to)}.`];
+  if (entry.kind === "feedback") {
+    return [who, " said that a query was ", tag(entry.label), "; with what was learned it was ", tag(entry.adapted), ", without ", tag(entry.frozen), "."];
+  }
   const parts = [who, ` ${verb(entry.kind)} `, ...rowLinks(entry)];
   if (entry.kind === "relabel" && entry.label !== undefined && entry.label !== null) parts.push(" as ", tag(entry.label));
   return [...parts, "."];
@@ -193,7 +196,7 @@ function effectOf(effect) {
   return [
     counts,
     element("h3", {}, `${counted(effect.queries.length, "recent answer")} would be another one`),
-    element("ul", { class: "becoming", tabindex: 0, "aria-label": `Answers that would change from ${nameOf(effect.queries[0].before)} or others` }, items),
+    element("ul", { class: "becoming", tabindex: 0, "aria-label": "Answers that would change" }, items),
   ];
 }
 
@@ -210,9 +213,9 @@ function rollbackForm(dialog, to) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     try {
-      await api.rollback(to, reasonIn(form));
+      const { position } = await api.rollback(to, reasonIn(form));
       dialog.close();
-      notify(`The bank is as it was at position ${whole(to)}.`);
+      notify(`The bank is as it was at position ${whole(to)}.`, { name: "Undo…", run: () => openRollback(position - 1) });
     } catch (refusal) {
       showError(problem, refusal);
     }

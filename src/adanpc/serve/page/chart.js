@@ -1,4 +1,4 @@
-// The timeline: four panels over one axis of positions, drawn as SVG, with a cursor for mouse, finger and keys.
+// The timeline: four panels over one axis of queries, drawn as SVG, with a cursor for mouse, finger and keys.
 
 import { COLORS, nameOf } from "./classes.js";
 import { drawing, element, fill } from "./dom.js";
@@ -16,15 +16,15 @@ const STEP_OF_PAGE = 10; // points that Page Up and Page Down move by
 const PANELS = [
   { title: "Estimated accuracy, with its interval", draw: drawEstimate },
   { title: "Confidence (solid) and trust in adaptation (dashed)", draw: drawConfidence },
-  { title: "Share of queries that joined", draw: drawJoined },
-  { title: "Class shares of the answers", draw: drawShares },
+  { title: "Share of the queries that joined", draw: drawJoined },
+  { title: "Classes of the answers", draw: drawShares },
 ];
 
 /** A chart in a place of the page; calls `select(point)` for the point under the cursor. */
 export function timelineChart(place, select) {
   let points = [];
   let entries = [];
-  let current = null; // the position of the chosen point; null follows the newest
+  let current = null; // where the chosen point is on the axis; null follows the newest
   const slider = element("div", {
     class: "chart",
     tabindex: 0,
@@ -35,7 +35,7 @@ export function timelineChart(place, select) {
   const sizes = new ResizeObserver(() => redraw());
 
   function draw(newPoints, newEntries) {
-    points = newPoints;
+    points = numbered(newPoints);
     entries = newEntries;
     if (!points.length) {
       slider.remove();
@@ -55,30 +55,30 @@ export function timelineChart(place, select) {
     moveTo(placeOf(current));
   }
 
-  /** The place of the point at a position, or the one before it. */
-  function placeOf(position) {
-    if (position === null) return points.length - 1;
-    const after = points.findIndex((point) => point.position > position);
+  /** The place of the point somewhere on the axis, or the one before it. */
+  function placeOf(at) {
+    if (at === null) return points.length - 1;
+    const after = points.findIndex((point) => point.at > at);
     return after < 0 ? points.length - 1 : Math.max(0, after - 1);
   }
 
   function moveTo(place_) {
     const point = points[place_];
     const scale = scaleOf(points, place.clientWidth);
-    const x = scale.x(point.position);
+    const x = scale.x(point.at);
     const cursor = slider.querySelector(".cursor");
     cursor.setAttribute("x1", x);
     cursor.setAttribute("x2", x);
-    slider.setAttribute("aria-valuemin", points[0].position);
-    slider.setAttribute("aria-valuemax", points.at(-1).position);
-    slider.setAttribute("aria-valuenow", point.position);
+    slider.setAttribute("aria-valuemin", points[0].at);
+    slider.setAttribute("aria-valuemax", points.at(-1).at);
+    slider.setAttribute("aria-valuenow", point.at);
     slider.setAttribute("aria-valuetext", inWords(point));
     select(point);
   }
 
   function choose(place_) {
     // At the newest point the cursor follows the stream.
-    current = place_ === points.length - 1 ? null : points[place_].position;
+    current = place_ === points.length - 1 ? null : points[place_].at;
     moveTo(place_);
   }
 
@@ -96,7 +96,7 @@ export function timelineChart(place, select) {
   function nearest(event) {
     const scale = scaleOf(points, place.clientWidth);
     const x = event.clientX - slider.getBoundingClientRect().left;
-    const distances = points.map((point) => Math.abs(scale.x(point.position) - x));
+    const distances = points.map((point) => Math.abs(scale.x(point.at) - x));
     return distances.indexOf(Math.min(...distances));
   }
 
@@ -112,14 +112,23 @@ function nextPlace(key, place, count) {
 }
 
 function inWords(point) {
-  return `Position ${whole(point.position)}: confidence ${percent(point.confidence)}, ${percent(point.joined)} joined, estimated accuracy ${percent(point.estimate)}`;
+  return `Query ${whole(point.at)}, position ${whole(point.position)}: confidence ${percent(point.confidence)}, ${percent(point.joined)} joined, estimated accuracy ${percent(point.estimate)}`;
+}
+
+/** The points with their place on the axis: how many queries there were until then. */
+function numbered(points) {
+  let queries = 0;
+  return points.map((point) => {
+    queries += point.queries;
+    return { ...point, at: queries };
+  });
 }
 
 function scaleOf(points, width) {
-  const first = points[0].position;
-  const span = Math.max(1, points.at(-1).position - first);
+  const first = points[0].at;
+  const span = Math.max(1, points.at(-1).at - first);
   const room = width - LEFT - RIGHT;
-  return { width, first, last: first + span, x: (position) => LEFT + (room * (position - first)) / span };
+  return { width, first, last: first + span, x: (at) => LEFT + (room * (at - first)) / span };
 }
 
 function svgOf(points, entries, scale) {
@@ -132,7 +141,7 @@ function svgOf(points, entries, scale) {
     svg.append(...panel.draw(points, scale.x, y));
   });
   const bottom = height - AXIS - GAP;
-  svg.append(...axisOf(scale, bottom), ...marksOf(entries, scale, bottom));
+  svg.append(...axisOf(scale, bottom), ...marksOf(entries, points, scale, bottom));
   svg.append(drawing("line", { class: "cursor", y1: TOP, y2: bottom }));
   return svg;
 }
@@ -151,19 +160,21 @@ function axisOf(scale, bottom) {
   const count = scale.width < 500 ? 3 : 6;
   const parts = [];
   for (let place = 0; place <= count; place += 1) {
-    const position = Math.round(scale.first + ((scale.last - scale.first) * place) / count);
+    const at = Math.round(scale.first + ((scale.last - scale.first) * place) / count);
     const anchor = place === 0 ? "start" : place === count ? "end" : "middle";
-    parts.push(drawing("text", { class: "tick", x: scale.x(position), y: bottom + 18, "text-anchor": anchor }, whole(position)));
+    const text = place === count ? `${whole(at)} queries` : whole(at);
+    parts.push(drawing("text", { class: "tick", x: scale.x(at), y: bottom + 18, "text-anchor": anchor }, text));
   }
   return parts;
 }
 
 /** Where people changed the bank: a dotted line through all panels. */
-function marksOf(entries, scale, bottom) {
+function marksOf(entries, points, scale, bottom) {
   return entries
-    .filter((entry) => entry.position >= scale.first && entry.position <= scale.last)
+    .filter((entry) => entry.position >= points[0].position)
     .map((entry) => {
-      const x = scale.x(entry.position);
+      const next = points.find((point) => point.position >= entry.position) ?? points.at(-1);
+      const x = scale.x(next.at);
       const title = drawing("title", {}, `${entry.who || "Someone"} ${verb(entry.kind)} at position ${entry.position}`);
       return drawing("line", { class: "person", x1: x, x2: x, y1: TOP, y2: bottom }, title);
     });
@@ -179,7 +190,7 @@ function path(points, x, y, value) {
       pen = "M";
       continue;
     }
-    text += `${pen}${x(point.position).toFixed(1)} ${y(clamped(share)).toFixed(1)}`;
+    text += `${pen}${x(point.at).toFixed(1)} ${y(clamped(share)).toFixed(1)}`;
     pen = "L";
   }
   return text;

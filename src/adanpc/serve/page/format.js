@@ -9,16 +9,18 @@ export function whole(number) {
   return WHOLE.format(number);
 }
 
-/** "1 row", "2 rows" */
-export function counted(number, noun) {
-  return `${whole(number)} ${noun}${number === 1 ? "" : "s"}`;
+/** "1 row", "2 rows"; `plural` for nouns that need another one. */
+export function counted(number, noun, plural = `${noun}s`) {
+  return `${whole(number)} ${number === 1 ? noun : plural}`;
 }
+
+const UNBROKEN = "\u00a0"; // a space at which no line ends
 
 /** 0.123 as "12 %"; what is below one percent and above zero as "< 1 %". */
 export function percent(share) {
   if (share === null || share === undefined) return "–";
-  if (share > 0 && share < 0.01) return "< 1 %";
-  return `${Math.round(100 * share)} %`;
+  if (share > 0 && share < 0.01) return `<${UNBROKEN}1${UNBROKEN}%`;
+  return `${Math.round(100 * share)}${UNBROKEN}%`;
 }
 
 /** A cosine with three digits. */

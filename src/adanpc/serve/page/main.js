@@ -58,12 +58,8 @@ function showBank(known) {
     `position ${whole(known.position)}`,
   ];
   fill(document.getElementById("summary"), parts.map((part) => element("span", {}, part)));
-  const alarm = document.getElementById("alarm");
-  alarm.hidden = !known.signs?.alarm;
-  const text = "Answers have been clearly worse than on the source. Look at the stream, and answer some questions.";
-  if (!alarm.hidden && alarm.textContent !== text) alarm.textContent = text;
-  const who = document.getElementById("who");
-  who.textContent = known.who || "Who are you?";
+  document.getElementById("alarm").hidden = !known.signs?.alarm;
+  document.getElementById("who").textContent = known.who || "Who are you?";
 }
 
 function askForToken(refusal) {
@@ -81,24 +77,40 @@ function askForToken(refusal) {
   });
 }
 
-function askForName() {
-  const dialog = document.getElementById("who-dialog");
-  const form = document.getElementById("who-form");
-  form.elements.name.value = api.ownName();
-  open(dialog);
+/** Asks who someone is, or, where tokens say so, whether to use another one. */
+function askWho() {
+  if (api.hasToken()) {
+    document.getElementById("token-holder").textContent = `${bank().who}, with the role ${bank().role}`;
+    open(document.getElementById("holder-dialog"));
+    return;
+  }
+  document.getElementById("who-form").elements.name.value = api.ownName();
+  open(document.getElementById("who-dialog"));
 }
 
-document.getElementById("who").addEventListener("click", askForName);
+document.getElementById("who").addEventListener("click", askWho);
+document.getElementById("holder-form").addEventListener("submit", () => {
+  api.forgetToken();
+  location.reload();
+});
 document.getElementById("who-form").addEventListener("submit", async (event) => {
   api.setOwnName(event.target.elements.name.value.trim());
   await refreshBank();
 });
+
+let wasConnected = true;
 
 function showConnection(connected) {
   const place = document.getElementById("connection");
   const text = connected ? "Live" : "Reconnecting";
   if (place.textContent !== text) place.textContent = text;
   place.classList.toggle("off", !connected);
+  if (connected && !wasConnected) {
+    // What happened in between was not heard.
+    refreshSoon();
+    shown.hear("change", {});
+  }
+  wasConnected = connected;
 }
 
 const refreshSoon = atMostEvery(1000, async () => {
@@ -113,7 +125,18 @@ function hear(kind, data) {
   refreshSoon();
   shown.hear(kind, data);
   const byOther = kind === "change" && data.who && data.who !== bank().who;
-  if (byOther) notify(`${data.who} ${verb(data.kind)} ${counted(data.rows, "row")}.`);
+  if (byOther) notify(whatHappened(data));
+}
+
+function whatHappened({ who, kind, rows }) {
+  if (kind === "rollback") return `${who} rolled the bank back.`;
+  if (kind === "feedback") return `${who} said what a query was.`;
+  return `${who} ${verb(kind)} ${counted(rows, "row")}.`;
+}
+
+// A file that misses the place for it would be opened by the browser instead of this page.
+for (const kind of ["dragover", "drop"]) {
+  addEventListener(kind, (event) => event.preventDefault());
 }
 
 async function start() {

@@ -65,7 +65,7 @@ export function mapView(place) {
       schedule();
     });
     if (!rows.count) status.textContent = "The bank has no rows yet.";
-    else status.textContent = `${counted(rows.count, "row")} in ${counted(classNames().length, "class").replace("classs", "classes")}.`;
+    else status.textContent = `${counted(rows.count, "row")} in ${counted(classNames().length, "class", "classes")}.`;
     schedule();
   }
 

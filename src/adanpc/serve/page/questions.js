@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { classNames, mark, tag } from "./classes.js";
 import { atMostEvery, element, fill, moveByArrows, showError } from "./dom.js";
 import { picture } from "./pictures.js";
-import { announce, mayChange } from "./session.js";
+import { mayChange, teach } from "./session.js";
 
 const REASON = "Answered in the list of questions";
 
@@ -18,7 +18,7 @@ export function questionsView(place) {
       "section",
       { class: "column" },
       element("h1", {}, "Questions"),
-      element("p", { class: "hint" }, "Here the adapted and the frozen answer differ, so a label helps most: it tells the guard which of the two to trust."),
+      element("p", { class: "hint" }, "Here the bank answers otherwise than it would without what it has learned. A label helps most: it tells the guard which of the two answers to trust, and corrects the row that the query became."),
       error,
       list,
     ),
@@ -38,7 +38,7 @@ export function questionsView(place) {
   }
   function draw(questions) {
     if (!questions.length) {
-      fill(list, element("li", { class: "empty" }, "No open questions: the adapted and the frozen answers agree on all recent queries, or all were answered."));
+      fill(list, element("li", { class: "empty" }, "No open questions: on all recent queries, the answers with and without what was learned agree, or you have answered them."));
       return;
     }
     fill(list, questions.map((question) => questionItem(question, done)));
@@ -68,8 +68,8 @@ function questionItem(question, done) {
   const answers = element(
     "dl",
     { class: "facts" },
-    element("div", {}, element("dt", {}, "Adapted"), element("dd", {}, tag(question.adapted_label))),
-    element("div", {}, element("dt", {}, "Frozen"), element("dd", {}, tag(question.frozen_label))),
+    element("div", {}, element("dt", {}, "With what it learned"), element("dd", {}, tag(question.adapted_label))),
+    element("div", {}, element("dt", {}, "Without"), element("dd", {}, tag(question.frozen_label))),
   );
   const link = element(
     "a",
@@ -84,8 +84,7 @@ function questionItem(question, done) {
 function choicesOf(question, done, problem) {
   async function say(label) {
     try {
-      const { position } = await api.feedback(question.query, label, REASON);
-      announce(`Noted: ${question.query} is ${classNames()[label]}.`, position);
+      await teach(question, label, REASON);
       done(question);
     } catch (refusal) {
       showError(problem, refusal);

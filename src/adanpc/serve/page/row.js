@@ -14,7 +14,6 @@ const VERBS = {
   relabel: "relabeled",
   delete: "deleted",
   rollback: "rolled back",
-  feedback: "told the right answer of",
 };
 
 /** What a change did, as a verb. */
@@ -49,9 +48,9 @@ function details(row) {
     ["Origin", ORIGINS[row.origin]],
     ["State", row.vetoed ? "vetoed: it does not vote" : "votes"],
   ];
-  if (row.confidence !== null && row.confidence !== undefined) facts.push(["Confidence when it joined", percent(row.confidence)]);
-  if (row.key !== null && row.key >= 0) facts.push(["Key", String(row.key)]);
-  if (row.domain !== null && row.domain >= 0) facts.push(["Domain", String(row.domain)]);
+  if (row.origin === "admitted") facts.push(["Confidence when it joined", percent(row.confidence)]);
+  if (row.key !== null) facts.push(["Key", String(row.key)]);
+  if (row.domain !== null) facts.push(["Domain", String(row.domain)]);
   const list = facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
   return element(
     "div",
@@ -115,7 +114,7 @@ function history(row) {
   if (!row.history.length) return element("p", { class: "hint" }, "Nobody has changed this row.");
   const items = row.history.map((entry) => {
     const who = entry.who || "someone";
-    const what = entry.kind === "relabel" && entry.label !== undefined ? ` as ${nameOf(entry.label)}` : "";
+    const what = entry.kind === "relabel" ? `, which was ${nameOf(entry.label)} before` : "";
     return element(
       "li",
       {},

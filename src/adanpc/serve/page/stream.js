@@ -1,7 +1,7 @@
 // The view of the stream: how confident, how sure of itself and how right the bank has been, point by point.
 
 import * as api from "./api.js";
-import { byPerson, openRollback } from "./changes.js";
+import { openRollback } from "./changes.js";
 import { timelineChart } from "./chart.js";
 import { tag } from "./classes.js";
 import { atMostEvery, element, fill, showError } from "./dom.js";
@@ -9,8 +9,9 @@ import { moment, percent, whole } from "./format.js";
 import { bank, mayChange } from "./session.js";
 
 const POINTS = 500;
-const READ = 1000; // entries of the log among which changes by people are marked in the chart
+const MARKED = 200; // changes by people that are marked in the chart
 const DRAWN = 60; // points; more would be stripes
+const WINDOW = 20; // queries, at least, of which shares are shown: those of two or three would jump
 
 /** Shows the view in a place of the page. */
 export function streamView(place) {
@@ -37,10 +38,10 @@ export function streamView(place) {
     try {
       const [{ points }, { entries }] = await Promise.all([
         api.timeline(POINTS),
-        api.log({ limit: READ }),
+        api.log({ limit: MARKED, kind: "expert" }),
       ]);
       error.hidden = true;
-      chart.draw(joinedPoints(points), entries.filter(byPerson));
+      chart.draw(joinedPoints(points), entries);
       if (!points.length) {
         fill(readout, element("p", { class: "empty" }, "Nothing has been asked yet. Send images or features, and the stream appears here."));
       }
@@ -60,27 +61,39 @@ export function streamView(place) {
   };
 }
 
-/** At most so many points, each the mean of some that follow each other and at the position of the last of them. */
+/** At most so many points, each at the position of the last of those that it stands for. */
 function joinedPoints(points) {
   const size = Math.ceil(points.length / DRAWN);
   const result = [];
-  for (let start = 0; start < points.length; start += size) {
-    const group = points.slice(start, start + size);
-    const last = group.at(-1);
-    const shares = last.shares?.map((_, label) => mean(group.map((point) => point.shares?.[label])));
-    const confidence = mean(group.map((point) => point.confidence));
-    const joined = mean(group.map((point) => point.joined));
-    const queries = group.reduce((sum, point) => sum + point.queries, 0);
-    result.push({ ...last, queries, shares, confidence, joined });
+  for (let end = size; end < points.length + size; end += size) {
+    const last = Math.min(end, points.length);
+    const own = points.slice(end - size, last);
+    const recent = points.slice(startOfWindow(points, end - size, last), last);
+    result.push({
+      ...own.at(-1),
+      queries: queriesIn(own),
+      confidence: mean(own, (point) => point.confidence),
+      joined: mean(recent, (point) => point.joined),
+      shares: own.at(-1).shares.map((_, label) => mean(recent, (point) => point.shares[label])),
+    });
   }
   return result;
 }
 
-/** The mean of the numbers that are known, or null. */
-function mean(values) {
-  const known = values.filter((value) => value !== null && value !== undefined);
-  if (!known.length) return null;
-  return known.reduce((sum, value) => sum + value, 0) / known.length;
+/** Where a window begins that ends at a place and holds enough queries. */
+function startOfWindow(points, start, end) {
+  let first = start;
+  while (first > 0 && queriesIn(points.slice(first, end)) < WINDOW) first -= 1;
+  return first;
+}
+
+function queriesIn(points) {
+  return points.reduce((sum, point) => sum + point.queries, 0);
+}
+
+/** The mean over all queries of some points. */
+function mean(points, value) {
+  return points.reduce((sum, point) => sum + point.queries * value(point), 0) / Math.max(1, queriesIn(points));
 }
 
 function drawSigns(place, signs) {
@@ -103,9 +116,9 @@ function drawSigns(place, signs) {
 
 function drawReadout(place, point) {
   const facts = [
-    ["Position", whole(point.position)],
+    ["Query", whole(point.at)],
+    ["Position of the bank", whole(point.position)],
     ["Time", moment(point.time)],
-    ["Queries", whole(point.queries)],
     ["Confidence", percent(point.confidence)],
     ["Joined", percent(point.joined)],
     ["Trust in adaptation", percent(point.trust)],

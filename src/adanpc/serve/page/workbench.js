@@ -1,14 +1,15 @@
 // One answer, taken apart: its probabilities, the rows that voted, and what it would be without some of them.
 
 import * as api from "./api.js";
-import { classNames, classSelect, mark, nameOf, tag } from "./classes.js";
+import { classSelect, mark, nameOf, tag } from "./classes.js";
 import { atMostEvery, element, fill, moveByArrows, showError } from "./dom.js";
 import { ORIGINS, cosine, counted, percent } from "./format.js";
 import { picture } from "./pictures.js";
 import { openRow } from "./row.js";
-import { announce, mayChange, reasonIn } from "./session.js";
+import { announce, mayChange, reasonIn, teach } from "./session.js";
 
 const MOST_BARS = 10; // classes that are shown; the others are added up
+const FIRST_CARDS = 15; // rows that are shown at first; those with small shares are behind a button
 
 /** Shows an answer in a place of the page until it is left. */
 export function workbench(place, id) {
@@ -21,11 +22,13 @@ export function workbench(place, id) {
   let trial = null; // as it would be without the rows that are ticked off
   const without = new Set();
   const cards = new Map();
+  let showsAll = false;
   let running = null; // the newest preview; older ones are of no interest
 
   const head = element("div", { class: "bench-head" });
   const bars = element("ul", { class: "bars", "aria-label": "Probabilities" });
   const grid = element("ul", { class: "neighbors", "aria-labelledby": "voters" });
+  const more = element("button", { type: "button", class: "more", hidden: true, onclick: () => showAll() });
   const silenced = element("div", {});
   const trialBar = element("div", { class: "trial", hidden: true });
 
@@ -62,11 +65,12 @@ export function workbench(place, id) {
       content,
       head,
       bars,
-      element("div", { class: "heading" }, element("h2", { id: "voters" }, "Who voted"), element("p", { class: "hint" }, hint)),
+      element("div", { class: "heading" }, element("h2", { id: "voters" }, "Rows that vote"), element("p", { class: "hint" }, hint)),
       grid,
+      more,
       trialBar,
       silenced,
-      mayChange() && correction(id, given),
+      mayChange() && correction(given),
     );
     grid.addEventListener("change", (event) => tick(Number(event.target.value), event.target.checked));
   }
@@ -108,18 +112,36 @@ export function workbench(place, id) {
     const voting = new Set(now.neighbors.map((neighbor) => neighbor.id));
     const largest = Math.max(...shares.values());
     for (const [row, card] of cards) {
-      if (shown.has(row)) continue;
+      if (shown.has(row)) continue; // it still votes, or would
       card.item.remove();
       cards.delete(row);
     }
+    const folded = fold(shown, voting);
     for (const [row, neighbor] of shown) {
       if (!cards.has(row)) cards.set(row, cardOf(neighbor));
       const card = cards.get(row);
       card.update(neighbor, shares.get(row) ?? 0, largest, !without.has(row), !voting.has(row));
       if (!card.item.isConnected) grid.append(card.item);
     }
+    more.hidden = !folded;
+    more.textContent = `Show ${counted(folded, "more row")}`;
     if (!shown.size) fill(grid, element("li", { class: "empty" }, "No row may vote: the bank has no active rows."));
     moveByArrows(grid, ".neighbor", "button, input");
+  }
+
+  /** Leaves out voting rows with small shares, unless all are wanted or they were seen before; gives their number. */
+  function fold(shown, voting) {
+    if (showsAll) return 0;
+    const behind = [...shown.keys()].slice(FIRST_CARDS).filter((row) => voting.has(row) && !cards.has(row));
+    for (const row of behind) shown.delete(row);
+    return behind.length;
+  }
+
+  function showAll() {
+    showsAll = true;
+    const next = grid.children.length;
+    drawCards();
+    grid.children[next]?.querySelector("input").focus();
   }
 
   function drawTrialBar() {
@@ -182,7 +204,7 @@ export function workbench(place, id) {
   return {
     id,
     hear(kind) {
-      // Every answer that joins may vote for this one, too, so all kinds of news count.
+      // Queries that join may vote here, too, but rows that move while someone looks at them help nobody.
       if (kind === "change") reload();
     },
     leave() {
@@ -221,8 +243,9 @@ function frozenAnswer(probs) {
 /** A sentence if the answer would be another one now. */
 function changedSince(given, now) {
   if (given.label === now.label) return null;
-  const before = element("span", {}, tag(given.label), ` (${percent(given.confidence)})`);
-  return element("p", { class: "since" }, "When it was asked, the answer was ", before, ". What changed in the bank since then made it ", tag(now.label), ".");
+  const before = element("span", { class: "unbroken" }, tag(given.label), ` (${percent(given.confidence)}).`);
+  const after = element("span", { class: "unbroken" }, tag(now.label), ".");
+  return element("p", { class: "since" }, "When it was asked, the answer was ", before, " What changed in the bank since then made it ", after);
 }
 
 function drawBars(list, now, trial) {
@@ -236,7 +259,7 @@ function drawBars(list, now, trial) {
   const rest = labels.length - first.length;
   if (rest > 0) {
     const sum = first.reduce((total, label) => total - shown.probs[label], 1);
-    items.push(element("li", { class: "faint" }, `${counted(rest, "other class").replace("classs", "classes")}: ${percent(Math.max(0, sum))}`));
+    items.push(element("li", { class: "faint" }, `${counted(rest, "other class", "other classes")}: ${percent(Math.max(0, sum))}`));
   }
   fill(list, items);
 }
@@ -283,7 +306,8 @@ function cardOf(neighbor) {
     fill(
       facts,
       element("span", { class: "line" }, tag(current.label), element("span", { class: `origin ${current.origin}` }, ORIGINS[current.origin])),
-      element("span", { class: "line faint" }, `row ${row}`, element("span", { class: "number", title: "similarity" }, cosine(current.similarity))),
+      element("span", { class: "line faint" }, "row", element("span", { class: "number" }, String(row))),
+      element("span", { class: "line faint" }, "similarity", element("span", { class: "number" }, cosine(current.similarity))),
       movesUp && element("span", { class: "moves-up" }, "would move up"),
     );
   }
@@ -305,14 +329,19 @@ function silencedRows(given) {
   ];
 }
 
-/** A form that says what the right answer is. */
-function correction(id, given) {
+/** A form that says what the right answer is, where that can change something. */
+function correction(given) {
+  const frozenDiffers = given.frozen && given.frozen.indexOf(Math.max(...given.frozen)) !== given.label;
+  if (given.joined === null && !frozenDiffers) return null;
+  const effect = given.joined === null
+    ? "It tells the guard whether to trust what the bank has learned."
+    : `It becomes the label of row ${given.joined}, which this query became.`;
   const problem = element("p", { class: "error", role: "alert", hidden: true });
   const form = element(
     "form",
     { class: "correction" },
     element("h2", {}, "Do you know the right answer?"),
-    element("p", { class: "hint" }, "It tells the guard whether to trust what the bank has learned."),
+    element("p", { class: "hint" }, effect),
     element("div", { class: "fields" },
       element("label", { for: "right-label" }, "It is"),
       classSelect("right-label", given.label),
@@ -324,12 +353,10 @@ function correction(id, given) {
   );
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const label = Number(form.elements.label.value);
     try {
-      const { position } = await api.feedback(id, label, reasonIn(form));
+      await teach(given, Number(form.elements.label.value), reasonIn(form));
       problem.hidden = true;
       form.elements.why.value = "";
-      announce(`Noted: it is ${classNames()[label]}.`, position);
     } catch (refusal) {
       showError(problem, refusal);
     }

@@ -1,0 +1,300 @@
+"""Progressive search beside faiss flat, exact int8 search and a plain read, in one run: ``make bench-scale``.
+
+Everything is measured in turn, query by query, in one thread: processor time of the thread, which other programs hardly
+disturb, and the time that passed, which they do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from copy import copy
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from adanpc import AdaNPC, Append, MemoryBank, load, save
+from adanpc.core import Delete
+from adanpc.index import ProgressiveIndex, kernels, unit
+from adanpc.lab.environment import machine
+from adanpc.progress import track
+
+faiss: Any = import_module("faiss")
+
+K = 50
+CLASSES = 1000
+SUBCLUSTERS = 3
+PIECE = 8192  # rows generated and appended at once
+KINDS = ("iid", "shifted", "far", "outlier coordinate")
+SETTINGS = (  # rows, dimensions, and queries of each kind that are compared with exact search
+    (10_000, 512, 2500),
+    (100_000, 512, 2500),
+    (300_000, 2048, 250),
+    (1_281_167, 2048, 100),
+)
+LARGEST_FLAT = 3 << 30  # bytes of float32 rows up to which faiss flat holds all of them
+FILE_FROM = 1 << 30  # bytes of rows from which on they are kept in a file
+SINGLES = 200  # rows appended and deleted one by one
+RESULTS = Path(__file__).parent / "results" / "scale.md"
+CONDITIONS = f"""Features: {CLASSES} classes with {SUBCLUSTERS} subclusters each; of the energy, 0.33 is in the mean,
+0.09 in class means, 0.05 in subclusters and 0.53 within. All but the mean have the spectrum λ(i) ∝ (i + 25)^-1.3, which
+fits what EfficientNet-Lite0 makes of PACS photos and paintings within their classes (2,300 images: 0.019, 0.118, 0.444
+and 0.897 of the energy are in the first 1, 8, 64 and 512 directions). The last 5 % of the rows are shifted by a vector
+of energy 0.2. Queries: as the first rows; as the shifted ones; shifted and with isotropic noise of energy 1 (far); with
+1 added to one coordinate. k = {K}, one thread. Milliseconds of processor time, p50 / p99 over the queries of a kind,
+and in brackets the p50 of the time that passed. *Read*: a dot product over as many bytes as the first stage reads.
+*Certified*: bounds that hold for certain. Recall and votes (the most frequent label of {K}) are against faiss flat over
+float32 rows; *same*: ids and similarities equal those of an exact search of the same stored rows, to the bit."""
+
+
+class Features:
+    """Draws features with the spectrum of CONDITIONS."""
+
+    def __init__(self, dim: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        spectrum = (torch.arange(1, dim + 1) + 25.0) ** -1.3
+        self.deviation = (spectrum / spectrum.sum()).sqrt()
+        self.dim = dim
+        mean = torch.randn(dim, generator=generator)
+        self.mean = mean / mean.norm() * 0.33**0.5
+        self.classes = self._noise(CLASSES, 0.09, generator)
+        self.subclusters = self._noise(CLASSES * SUBCLUSTERS, 0.05, generator)
+        self.shift = self._noise(1, 0.2, generator)
+
+    def _noise(self, count: int, energy: float, generator: torch.Generator) -> Tensor:
+        return torch.randn(count, self.dim, generator=generator).mul_(self.deviation * energy**0.5)
+
+    def draw(self, count: int, seed: int, kind: str = "iid") -> tuple[Tensor, Tensor]:
+        """Unit features (count, D) and their labels (count,)."""
+        generator = torch.Generator().manual_seed(seed)
+        which = torch.randint(0, CLASSES * SUBCLUSTERS, (count,), generator=generator)
+        labels = which // SUBCLUSTERS
+        features = self._noise(count, 0.53, generator)
+        features += self.mean
+        features += self.classes[labels]
+        features += self.subclusters[which]
+        if kind in ("shifted", "far"):
+            features += self.shift
+        if kind == "far":
+            features += torch.randn(count, self.dim, generator=generator) * self.dim**-0.5
+        if kind == "outlier coordinate":
+            features[:, 7] += 1
+        return unit(features), labels
+
+
+class Peers:
+    """The same rows in every engine.
+
+    Args:
+        rows: how many.
+        dim: their length.
+        folder: for rows in a file.
+    """
+
+    def __init__(self, rows: int, dim: int, folder: str) -> None:
+        self.rows = rows
+        self.features = Features(dim)
+        in_file = rows * dim * 2 >= FILE_FROM
+        index = ProgressiveIndex
+        if in_file:
+            index = partial(ProgressiveIndex, folder=folder)  # type: ignore[assignment]
+        self.bank = MemoryBank(dim, CLASSES, storage="progressive", index=index)
+        self.int8 = MemoryBank(dim, CLASSES, storage="int8")
+        self.with_int8 = not in_file
+        self.flat = faiss.IndexFlatIP(dim)
+        self.in_flat = min(rows, LARGEST_FLAT // (4 * dim) // PIECE * PIECE)
+        if rows * dim * 4 <= LARGEST_FLAT:
+            self.in_flat = rows
+        self.labels = numpy.zeros(rows, numpy.int64)
+        self.build_seconds = 0.0
+        self.where = "in a file" if in_file else "in memory"
+        self._fill()
+
+    def _fill(self) -> None:
+        for start in track(range(0, self.rows, PIECE), f"{self.rows:,} rows"):
+            count = min(PIECE, self.rows - start)
+            kind = "shifted" if start >= 0.95 * self.rows else "iid"
+            rows, labels = self.features.draw(count, 1000 + start, kind)
+            self.labels[start : start + count] = labels
+            change = Append(rows, labels)
+            began = time.thread_time()
+            self.bank.apply(change, rows=rows)
+            self.build_seconds += time.thread_time() - began
+            if self.with_int8:
+                self.int8.apply(change, rows=rows)
+            if start < self.in_flat:
+                self.flat.add(rows.numpy())
+
+    @property
+    def index(self) -> ProgressiveIndex:
+        index = self.bank.contents.index
+        assert isinstance(index, ProgressiveIndex)
+        return index
+
+    def engines(self) -> dict[str, Callable[[Tensor], Any]]:
+        """What is timed, by name: each takes a query (1, D)."""
+        certified = copy(self.index)
+        certified.certified = True
+        first_stage = 64 + 12 + min(self.features.dim, 1024) // 8  # bytes of a row
+        read = numpy.ones(self.rows * first_stage // 4, numpy.float32)
+        engines: dict[str, Callable[[Tensor], Any]] = {
+            "progressive": lambda query: self.index.search(query, K),
+            "read": lambda query: numpy.dot(read, read),
+            "certified": lambda query: certified.search(query, K),
+            "faiss flat": lambda query: self.flat.search(query.numpy(), K),
+        }
+        if self.with_int8:
+            int8 = self.int8.contents.index
+            engines["exact int8"] = lambda query: int8.search(query, K)
+        return engines
+
+    def times(self, queries: Tensor) -> dict[str, numpy.ndarray[Any, Any]]:
+        """Processor time and time that passed (queries, 2) of each engine, in milliseconds, interleaved."""
+        engines = self.engines()
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
+        for number, query in enumerate(queries.split(1)):
+            for name, engine in engines.items():
+                passed = time.perf_counter()
+                processor = time.thread_time()
+                engine(query)
+                took = (time.thread_time() - processor, time.perf_counter() - passed)
+                if number >= 3:  # the first ones warm up
+                    times[name].append(took)
+        scaled = {name: 1000 * numpy.array(some) for name, some in times.items()}
+        scaled["faiss flat"] *= self.rows / self.in_flat
+        return scaled
+
+    def agreement(self, queries: Tensor) -> tuple[str, str, str]:
+        """Recall and share of equal votes against faiss flat, and how often exact search finds the same."""
+        found = self.index.search(queries, K)
+        exact = self.index._exact.search(queries, K)
+        same = (found.ids == exact.ids).all(1) & (found.similarity == exact.similarity).all(1)
+        equal = f"{int(same.sum())} of {len(queries)}"
+        if self.in_flat < self.rows:
+            return "", "", equal
+        _, true = self.flat.search(queries.numpy(), K)
+        ids = found.ids.numpy()
+        recall = numpy.mean([len(set(ours) & set(theirs)) / K for ours, theirs in zip(ids, true, strict=True)])
+        votes = numpy.mean(
+            [_vote(self.labels[ours]) == _vote(self.labels[theirs]) for ours, theirs in zip(ids, true, strict=True)]
+        )
+        return f"{recall:.4f}", f"{votes:.4f}", equal
+
+    def singles(self) -> tuple[float, float]:
+        """Median milliseconds of processor time of one append and of one deletion."""
+        added = []
+        removed = []
+        given: list[int] = []
+        for number in range(SINGLES):
+            row, label = self.features.draw(1, number, "shifted")
+            change = Append(row, label)
+            began = time.thread_time()
+            given += self.bank.apply(change)
+            added.append(time.thread_time() - began)
+        for row_id in given:
+            began = time.thread_time()
+            self.bank.apply(Delete((row_id,)))
+            removed.append(time.thread_time() - began)
+        return 1000 * float(numpy.median(added)), 1000 * float(numpy.median(removed))
+
+
+def _vote(labels: Any) -> int:
+    return int(numpy.bincount(labels).argmax())
+
+
+def resident() -> tuple[float, float]:
+    """GiB of this process in memory: its own, and pages of files that the system may drop."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return tuple(int(status[name].split()[0]) / 2**20 for name in ("RssAnon", "RssFile"))  # type: ignore[return-value]
+
+
+def opened(peers: Peers) -> float:
+    """Processor seconds that it takes to load the bank from a file, codes included."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bank"
+        save(AdaNPC(peers.bank, k=K), path)
+        began = time.thread_time()
+        load(path)
+        return time.thread_time() - began
+
+
+def report(rows: int, dim: int, audited: int, options: argparse.Namespace) -> Iterator[str]:
+    """The section of one size."""
+    gc.collect()
+    before = resident()[0]
+    peers = Peers(rows, dim, options.folder)
+    scaled = ""
+    if peers.in_flat < rows:
+        scaled = (
+            f" faiss flat holds {peers.in_flat:,} of the rows; its times are multiplied by {rows / peers.in_flat:.2f}."
+        )
+    yield f"## {rows:,} × {dim}"
+    yield ""
+    yield f"Rows {peers.where}; codes in use: {peers.index.coded}.{scaled}"
+    yield ""
+    yield "| queries | engine | p50 / p99 ms (passed) | faiss flat ÷ this | this ÷ read | recall | votes | same |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for number, kind in enumerate(KINDS):
+        queries, _ = peers.features.draw(options.queries + 3, 7 + number, kind)
+        times = peers.times(queries)
+        compared, _ = peers.features.draw(audited, 77 + number, kind)
+        agreement = peers.agreement(compared)
+        flat = numpy.median(times["faiss flat"][:, 0])
+        read = numpy.median(times["read"][:, 0])
+        for name, took in times.items():
+            middle = numpy.median(took[:, 0])
+            cells = [
+                kind,
+                name,
+                f"{middle:.2f} / {numpy.quantile(took[:, 0], 0.99):.2f} ({numpy.median(took[:, 1]):.2f})",
+            ]
+            cells += [f"{flat / middle:.1f}", f"{middle / read:.2f}"]
+            cells += agreement if name == "progressive" else ("", "", "")
+            yield f"| {' | '.join(cells)} |"
+    insert, delete = peers.singles()
+    own, files = resident()
+    yield ""
+    build = 1000 * peers.build_seconds / rows
+    yield f"* Build: {build:.3f} ms of processor time a row."
+    yield f"* Append of one row: {insert:.3f} ms; deletion of one: {delete:.3f} ms. Both by `bank.apply`, which sorts"
+    yield "  all ids to find one that it deletes."
+    slots = peers.index.slots
+    beside = peers.bank.nbytes / slots - 2 * dim
+    yield f"* Bytes a row: {2 * dim} of the row, {peers.where}; {beside:.0f} of codes, ids, labels and the like."
+    yield f"* Resident: {own:.2f} GiB of its own, all peers included ({before:.2f} before); {files:.2f} GiB of files."
+    if rows <= 100_000:
+        yield f"* Loading it from a bank file, codes made again: {opened(peers):.2f} s of processor time."
+    yield ""
+
+
+def main() -> None:
+    """Measures every size that was asked for, and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--most-rows", type=int, default=SETTINGS[-1][0], help="leaves larger sizes out")
+    parser.add_argument("--least-rows", type=int, default=0, help="leaves smaller sizes out")
+    parser.add_argument("--queries", type=int, default=100, help="of each kind that are timed")
+    parser.add_argument("--folder", default=tempfile.gettempdir(), help="for rows in a file: 5 GB")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    command = f"python -m benchmarks.scale --queries {options.queries}"
+    lines = ["# Scale", "", f"`{command}` on {machine()}, faiss {faiss.__version__}, kernels {kernels.chosen()}.", ""]
+    lines += [CONDITIONS, ""]
+    for rows, dim, audited in SETTINGS:
+        if options.least_rows <= rows <= options.most_rows:
+            lines += report(rows, dim, audited, options)
+            options.out.write_text("\n".join(lines))
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""``python -m benchmarks.serve``: predictions a second of a durable service, without durability, and of a bare echo.
+
+All three servers run all the time, each in a process of its own, and are loaded in turns, so that whatever else runs on
+the machine disturbs them alike. Requests are of one query, in the binary tensors of the Open Inference Protocol.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adanpc import AdaNPC, MemoryBank
+from adanpc.lab.environment import machine
+from adanpc.store import DurableBank
+from benchmarks.serve.load import Load, load, requests_of
+from benchmarks.serve.servers import KINDS
+from benchmarks.serve.started import Running, running
+
+CLASSES = 10
+QUERIES = 4096  # different ones
+NOISE = 1.5  # of rows around the center of their class, whose coordinates have a deviation of 1
+SHIFT = 0.3  # of the stream
+AIM = 0.4  # of the echo
+HEADINGS = ("server", "predictions/s", "p50 ms", "p99 ms", "processor ms", "of the echo", "in processor time")
+
+
+class Setting(NamedTuple):
+    """A bank that is served."""
+
+    rows: int
+    dim: int
+    preset: str
+    storage: str
+
+    @property
+    def title(self) -> str:
+        """What it is."""
+        return f"{self.rows:,} × {self.dim}, preset `{self.preset}`, {self.storage}"
+
+
+class Round(NamedTuple):
+    """What one server did in one round."""
+
+    load: Load
+    processor: float  # milliseconds of the server for each answer
+
+
+def main() -> None:
+    """Measures each setting, and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each server in each round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ids", action="store_true", help="give requests ids, so that their answers are kept")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/serve.md"))
+    options = parser.parse_args()
+    settings = [
+        Setting(options.rows, options.dim, "safe", "float32"),
+        Setting(options.rows, options.dim, "paper", "int8"),
+        Setting(1000, options.dim, "paper", "int8"),
+    ]
+    ids = ""
+    if options.ids:
+        ids = " with ids"
+    parts = [
+        "# The service under load",
+        f"`python -m benchmarks.serve` on {machine()}. {options.clients} clients, each with one connection, send "
+        f"requests{ids} of one query as binary tensors of /v2 and wait for the answer; {options.rounds} rounds of "
+        f"{options.seconds:g} s for each server, in turns; medians of the rounds. *durable*: every answer is given once "
+        "what it taught is on the disk. *memory*: the same service over a log that keeps nothing. *echo*: a bare FastAPI "
+        "app that gives the body back, on the same uvicorn. Processor time is that of the server for each answer. The "
+        "clients share the machine.",
+    ]
+    for setting in settings:
+        parts += [f"## {setting.title}", table(measured(setting, options))]
+        print("\n\n".join(parts[-2:]), flush=True)
+    options.out.write_text("\n\n".join(parts) + "\n")
+
+
+def measured(setting: Setting, options: argparse.Namespace) -> dict[str, list[Round]]:
+    """The rounds of each server."""
+    rounds: dict[str, list[Round]] = {kind: [] for kind in KINDS}
+    with TemporaryDirectory() as place, ExitStack() as stack:
+        queries = create_bank(Path(place) / "memory", setting)
+        shutil.copytree(Path(place) / "memory", Path(place) / "durable")
+        servers = {kind: stack.enter_context(running(kind, Path(place) / kind)) for kind in KINDS}
+        for server in servers.values():
+            one_round(server, queries, options, seconds=1.0)  # everything has been used once
+        for number in range(options.rounds):
+            order = KINDS if number % 2 else KINDS[::-1]
+            for kind in order:
+                rounds[kind].append(one_round(servers[kind], queries, options, options.seconds))
+    return rounds
+
+
+def one_round(server: Running, queries: np.ndarray, options: argparse.Namespace, seconds: float) -> Round:
+    """Loads one server for a while."""
+    requests = requests_of(queries, options.ids, f"127.0.0.1:{server.port}")
+    before = server.processor_seconds()
+    seen = load(server.port, requests, options.clients, seconds)
+    return Round(seen, 1000 * (server.processor_seconds() - before) / len(seen.latencies))
+
+
+def create_bank(folder: Path, setting: Setting) -> np.ndarray:
+    """Creates a durable bank, and queries for it."""
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.randn(CLASSES, setting.dim, generator=generator)
+
+    def features(count: int) -> tuple[Tensor, Tensor]:
+        labels = torch.randint(0, CLASSES, (count,), generator=generator)
+        return centers[labels] + NOISE * torch.randn(count, setting.dim, generator=generator), labels
+
+    bank = MemoryBank(setting.dim, CLASSES, storage=setting.storage, soft=setting.preset == "safe")
+    classifier = AdaNPC(bank, preset=setting.preset)
+    classifier.learn(*features(setting.rows))
+    DurableBank.create(folder, classifier).close()
+    queries, _ = features(QUERIES)
+    return (queries + SHIFT).numpy()
+
+
+def table(rounds: dict[str, list[Round]]) -> str:
+    """The medians, and how they compare with the echo in the same round."""
+    lines = [" | ".join(("", *HEADINGS, "")).strip(), "|" + "---|" * len(HEADINGS)]
+    for kind, own in rounds.items():
+        pairs = list(zip(own, rounds["echo"], strict=True))
+        share = median(one.load.rate / echo.load.rate for one, echo in pairs)
+        of_processor = median(echo.processor / one.processor for one, echo in pairs)
+        cells = (
+            kind,
+            f"{median(one.load.rate for one in own):,.0f}",
+            f"{median(one.load.quantile(0.5) for one in own):.1f}",
+            f"{median(one.load.quantile(0.99) for one in own):.1f}",
+            f"{median(one.processor for one in own):.2f}",
+            f"{100 * share:.0f} %",
+            f"{100 * of_processor:.0f} %",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    durable = median(
+        one.load.rate / echo.load.rate for one, echo in zip(rounds["durable"], rounds["echo"], strict=True)
+    )
+    verdict = "reached" if durable >= AIM else "not reached"
+    lines += ["", f"Aim, {100 * AIM:.0f} % of the echo: {verdict}."]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

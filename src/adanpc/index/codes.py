@@ -1,0 +1,237 @@
+"""Short codes of rows, and what they say about similarities: the arithmetic of a progressive search.
+
+A row x is split by directions V that were fitted once: its head Vx is kept in one byte a direction, and its tail, what
+V leaves of it, is turned by a random rotation and kept twice: as signs, and in four bits a coordinate. A code y of a
+turned tail z with F = |z|² / ⟨y, z⟩ gives F⟨y, q⟩ as an estimate of ⟨z, q⟩. What it leaves out is z - Fy, of length G.
+That is orthogonal to z, so its product with q is G|q| times a coordinate of a random unit vector: within 6 standard
+deviations, G|q| / √(D - 1) each, but for a probability below exp(-18). It is never more than G|q|.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import NamedTuple
+
+import numpy
+
+from adanpc.index.grid import Array
+from adanpc.index.kernels import PLANES, HeadAndBits, Nibbles
+
+HEAD = 64  # directions of a head
+BIT_STEPS = 7  # of a query's coordinate on either side of zero beside a row's single bit
+SHORT = 1024  # signs that are read of every row: all of a shorter tail, half of a longer one but no fewer
+DENSE = 256  # coordinates up to which the rotation is drawn from all rotations
+WIDEST = 1 << 14  # the longest rows for which codes are made
+NIBBLE_STEP = 0.335  # of a coordinate in four bits, as a share of its standard deviation: least error for a normal one
+SIGMAS = 6.0
+SLACK = 2.0**-18  # for the float32 arithmetic of bounds
+USEFUL = 0.1  # the least cosine of a tail and its code for which the code says anything
+SAMPLE = 4096  # rows to which directions are fitted
+ROUNDS = 4  # of the iteration that finds them
+
+
+def padded_length(dim: int) -> int:
+    """The length of a turned tail of rows of this length: kernels read whole vectors."""
+    return -(-dim // 128) * 128
+
+
+def number_of_signs(dim: int) -> int:
+    """How many signs of a turned tail are read of every row."""
+    padded = padded_length(dim)
+    return min(padded, max(SHORT, padded // 64 * 32))
+
+
+def bytes_of_coder(dim: int) -> int:
+    """Bytes of what a ``Coder`` for rows of this length keeps."""
+    padded = padded_length(dim)
+    rotation = padded**2
+    if padded > DENSE:
+        rotation = 2 * (padded + (padded // 64) ** 2 + 64**2)
+    return 8 * (HEAD * dim + HEAD + number_of_signs(dim) + rotation)
+
+
+class Coded(NamedTuple):
+    """The codes of n rows."""
+
+    head: Array  # (n, HEAD) int8
+    bits: Array  # (n, words) uint32
+    weights: Array  # (n, 3) float32: scale of the head, F and G of the signs
+    nibbles: Array  # (n, width) uint8
+    factors: Array  # (n, 2) float32: F and G of the nibbles
+    tails: Array  # (n, padded) float64: turned, before a center was subtracted
+
+
+class Coder:
+    """Makes codes of rows, and of queries what kernels compare with them. It never changes.
+
+    Args:
+        rows: (n, D) float64, a sample.
+        seed: of the rotation; None for one that nobody can foresee, so that no rows can be made for which it is bad.
+    """
+
+    def __init__(self, rows: Array, seed: int | None = None) -> None:
+        random = numpy.random.default_rng(seed)
+        dim = rows.shape[1]
+        self.padded = padded_length(dim)
+        self.signs = number_of_signs(dim)
+        self.directions = _directions(rows, random)  # (HEAD, D)
+        energy = numpy.square(rows @ self.directions.T).mean(0)
+        self.scales = numpy.maximum(numpy.sqrt(energy), 1 / sqrt(dim))  # (HEAD,)
+        self._rotation = _Rotation(self.padded, random)
+        self._dither = random.random(self.signs)
+
+    def split(self, rows: Array) -> tuple[Array, Array]:
+        """The heads (n, HEAD) of rows (n, D) and their turned tails (n, padded), all float64."""
+        heads = rows @ self.directions.T
+        tails = numpy.zeros((len(rows), self.padded))
+        numpy.subtract(rows, heads @ self.directions, out=tails[:, : rows.shape[1]])
+        return heads, self._rotation.turned(tails)
+
+    def encode(self, rows: Array, center: Array) -> Coded:
+        """The codes of rows (n, D) float64, with this center (padded,) subtracted from their turned tails."""
+        heads, tails = self.split(rows)
+        scale = numpy.maximum(numpy.abs(heads / self.scales).max(1) / 127, 1e-30).astype(numpy.float32)
+        head = numpy.rint(heads / (scale[:, None] * self.scales)).astype(numpy.int8)
+        centered = tails - center
+        square = numpy.vecdot(centered, centered)
+        signed = centered[:, : self.signs]
+        bits = numpy.packbits(signed > 0, axis=1, bitorder="little").view(numpy.uint32)
+        weights = _weights(square, numpy.abs(signed).sum(1), float(self.signs), self.padded)
+        step = NIBBLE_STEP * numpy.maximum(numpy.sqrt(square / self.padded), 1e-30)
+        levels = numpy.clip(numpy.floor(centered / step[:, None]) + 8, 0, 15)
+        first, second = numpy.split(levels.astype(numpy.uint8), 2, axis=1)
+        levels -= 7.5
+        factors = _weights(square, numpy.vecdot(levels, centered), numpy.vecdot(levels, levels), self.padded)
+        return Coded(
+            head=head,
+            bits=bits,
+            weights=numpy.column_stack([scale, weights]),
+            nibbles=first | second << 4,
+            factors=factors,
+            tails=tails,
+        )
+
+    def prepare(self, query: Array, centers: Array, *, certified: bool) -> tuple[HeadAndBits, Nibbles]:
+        """What kernels compare with codes for a query (D,) float64.
+
+        Args:
+            query: of length one.
+            centers: (spans, padded) that were subtracted from tails.
+            certified: whether bounds of nibbles hold for certain, not only but for a small probability.
+        """
+        heads, tails = self.split(query[None])
+        tail = tails[0]
+        length = sqrt(tail @ tail) * (1 + 1e-9)
+        deviation = length / sqrt(self.padded - 1)
+        # By vecdot, in this thread: for so many numbers, BLAS would wake threads and wait for them, on a busy machine
+        # a thousand times as long as the product takes.
+        at_centers = numpy.vecdot(centers, tail) + SLACK
+        width = length
+        if not certified:
+            width = min(length, SIGMAS * deviation)
+        return self._head_and_bits(heads[0], tail, at_centers, deviation), self._nibbles(tail, width)
+
+    def _head_and_bits(self, head: Array, tail: Array, at_centers: Array, deviation: float) -> HeadAndBits:
+        """For the scan: the query's head in 16 bits, the signed part of its tail in four."""
+        scaled = head * self.scales
+        head_step = max(numpy.abs(scaled).max(), 1e-30) / 32000
+        rounded = numpy.rint(scaled / head_step)
+        # Half a unit of a row's byte in each direction, and what the rounding of the query makes of 127 units.
+        head_slack = 0.5 * numpy.abs(scaled).sum() + 127 * numpy.abs(scaled - rounded * head_step).sum()
+        signed = tail[: self.signs]
+        step = max(numpy.abs(signed).max(), 1e-30) / BIT_STEPS
+        # Rounded up or down at random, by chances that keep the mean: the sum of the errors is sub-Gaussian.
+        units = numpy.floor(signed / step + self._dither).astype(numpy.int8)
+        planes = numpy.unpackbits(units.view(numpy.uint8)[:, None], axis=1, bitorder="little")[:, :PLANES]  # (signs, 4)
+        words = numpy.packbits(planes.T, axis=1, bitorder="little").view(numpy.uint32)  # (4, words)
+        return HeadAndBits(
+            head=rounded.astype(numpy.int16).reshape(-1, 2),
+            bits=numpy.ascontiguousarray(words.T),
+            centers=at_centers.astype(numpy.float32),
+            head_step=head_step,
+            head_slack=head_slack * 1.0001,
+            bit_step=2 * step,
+            bit_shift=step * float(units.sum(dtype=numpy.int64)),
+            spread=deviation**2,
+            rounding=self.signs * step**2 / 4,
+            sigmas=SIGMAS,
+        )
+
+    def _nibbles(self, tail: Array, width: float) -> Nibbles:
+        """For single rows: all of the query's tail in 16 bits."""
+        most = min(32000, 2**31 // (16 * self.padded))  # sums must stay below 2**31
+        step = max(numpy.abs(tail).max(), 1e-30) / most
+        whole = numpy.rint(tail / step).astype(numpy.int32)
+        high = (whole + 128) >> 8
+        low = whole - (high << 8)
+        return Nibbles(
+            high=high.astype(numpy.int8).reshape(2, -1),
+            low=low.astype(numpy.int8).reshape(2, -1),
+            step=step,
+            shift=7.5 * step * float(whole.sum(dtype=numpy.int64)),
+            spread=width,
+            rounding=7.5 * self.padded * step / 2,
+        )
+
+
+def _weights(square: Array, along: Array, code_square: Array | float, padded: int) -> Array:
+    """F and G (n, 2) float32 of codes, from |z|², ⟨y, z⟩ and |y|², each (n,)."""
+    useful = along > USEFUL * numpy.sqrt(square * code_square)
+    weight = numpy.zeros_like(square)
+    numpy.divide(square, along, out=weight, where=useful)
+    left_out = numpy.sqrt(numpy.maximum(weight * weight * code_square - square, 0))
+    # Where the code says nothing, all of the tail is left out, and may lie in the query's direction.
+    left_out = numpy.where(useful, left_out, numpy.sqrt(square * padded))
+    return numpy.column_stack([weight, left_out * (1 + 1e-6)]).astype(numpy.float32)
+
+
+def _directions(rows: Array, random: numpy.random.Generator) -> Array:
+    """Orthonormal directions (HEAD, D) in which rows (n, D) have the most energy; zero where there are too few."""
+    dim = rows.shape[1]
+    sample = rows.astype(numpy.float32)
+    found = random.standard_normal((dim, min(dim, HEAD + 16)))
+    for _ in range(ROUNDS):
+        found, _ = numpy.linalg.qr(sample.T @ (sample @ found.astype(numpy.float32)))
+    projected = rows @ found
+    _, mixed = numpy.linalg.eigh(projected.T @ projected)  # the most energy last
+    best, _ = numpy.linalg.qr(found.astype(numpy.float64) @ mixed[:, ::-1][:, :HEAD])
+    directions = numpy.zeros((HEAD, dim))
+    directions[: best.shape[1]] = best.T
+    return directions
+
+
+class _Rotation:
+    """A random rotation: one of all rotations of few coordinates, two rounds of signs and small rotations of many.
+
+    Args:
+        size: number of coordinates, a multiple of 128.
+        random: draws it.
+    """
+
+    def __init__(self, size: int, random: numpy.random.Generator) -> None:
+        self._rounds: list[tuple[Array, Array, Array]] = []
+        self._dense: Array | None = None
+        if size <= DENSE:
+            self._dense = _haar(size, random)
+            return
+        for _ in range(2):
+            signs = random.integers(0, 2, size) * 2.0 - 1
+            self._rounds.append((signs, _haar(size // 64, random), _haar(64, random)))
+
+    def turned(self, rows: Array) -> Array:
+        """Rows (n, size) after the rotation."""
+        if self._dense is not None:
+            turned: Array = rows @ self._dense
+            return turned
+        for signs, left, right in self._rounds:
+            squares = (rows * signs).reshape(len(rows), len(left), 64)
+            squares = left @ (squares @ right)
+            rows = squares.transpose(0, 2, 1).reshape(len(rows), -1)
+        return rows
+
+
+def _haar(size: int, random: numpy.random.Generator) -> Array:
+    """A rotation (size, size) drawn from all of them, each as likely as another."""
+    factor, triangle = numpy.linalg.qr(random.standard_normal((size, size)))
+    rotation: Array = factor * numpy.sign(numpy.diag(triangle))
+    return rotation

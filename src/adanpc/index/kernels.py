@@ -1,0 +1,161 @@
+"""Upper bounds of similarities from codes of rows: in C where it was built, else in NumPy, to the same bit.
+
+Sums are of whole numbers, which have no order; what is made of them is float32, one IEEE operation after another. So
+every path gives the same bounds, and a search the same candidates.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy
+
+from adanpc import require
+from adanpc.index.grid import Array
+
+LANES = 16  # rows of a tile, whose codes stand side by side
+PLANES = 4  # bits of a query's coordinate beside the single bit of a row
+PLANE_WEIGHTS = (1, 2, 4, -8)  # of those bits, in two's complement
+PIECE = 64  # tiles, or rows, that NumPy looks at together: what the cache holds
+VARIABLE = "ADANPC_KERNELS"  # names the path to take
+
+COMPILED = "adanpc.index._kernels"  # the extension in C
+_compiled: Any = import_module(COMPILED) if find_spec(COMPILED) else None
+
+
+def paths(compiled: Any = _compiled) -> list[str]:
+    """The names of the paths that run on this machine, the fastest first."""
+    if compiled is None:
+        return ["numpy"]
+    return [*compiled.paths(), "numpy"]
+
+
+def chosen() -> str:
+    """The path that searches take: the fastest, or the one that the environment names."""
+    available = paths()
+    wanted = os.environ.get(VARIABLE) or available[0]
+    return require.one_of(VARIABLE, wanted, available)
+
+
+class HeadAndBits(NamedTuple):
+    """A query as the scan of all tiles reads it."""
+
+    head: Array  # (pairs, 2) int16
+    bits: Array  # (words, PLANES) uint32
+    centers: Array  # (spans,) float32: what the center of each span of tiles contributes, with the slack of it all
+    head_step: float  # what one unit of a head's sum stands for
+    head_slack: float  # how much the rounding of heads may hide, as a multiple of a row's scale
+    bit_step: float  # what one unit of a sum of bits stands for
+    bit_shift: float  # the sum over bits that are not set
+    spread: float  # variance of what a row's bits leave out
+    rounding: float  # variance of the rounding of the query
+    sigmas: float  # standard deviations in the bound
+
+
+class Nibbles(NamedTuple):
+    """A query as bounds of single rows read it: each coordinate is 256 * high + low."""
+
+    high: Array  # (2, width) int8
+    low: Array  # (2, width) int8
+    step: float  # what one unit of a sum stands for
+    shift: float  # the middle of a nibble's range, over all coordinates
+    spread: float  # how much a row's nibbles may leave out
+    rounding: float  # how much the rounding of the query may hide, as a multiple of a row's weight
+
+
+def scan_tiles(
+    path: str, codes: dict[str, Array], tiles: int, first: int, span: int, query: HeadAndBits, base: Array, upper: Array
+) -> None:
+    """Writes, for each row of whole tiles, what it is known to reach without its tail, and an upper bound.
+
+    Args:
+        path: one of ``paths()``.
+        codes: of a block of tiles: head (n, pairs, LANES, 2) int8, bits (n, words, LANES) uint32 and
+            weights (n, 3, LANES) float32.
+        tiles: how many of them.
+        first: number of the first tile of the block among all.
+        span: tiles that share a center.
+        query: what is compared with them.
+        base: (tiles * LANES,) float32, written.
+        upper: (tiles * LANES,) float32, written.
+    """
+    if path == "numpy":
+        for start in range(0, tiles, PIECE):
+            part = slice(start, min(start + PIECE, tiles))
+            rows = slice(part.start * LANES, part.stop * LANES)
+            some = {name: code[part] for name, code in codes.items()}
+            spans = numpy.arange(first + part.start, first + part.stop) // span
+            _scan_tiles(some, query, query.centers[spans, None], base[rows], upper[rows])
+        return
+    _compiled.scan_tiles(
+        path, codes["head"], codes["bits"], codes["weights"], tiles, first, query.head, query.bits, query.centers, span,
+        query[3:], base, upper,
+    )  # fmt: skip
+
+
+def _scan_tiles(codes: dict[str, Array], query: HeadAndBits, centers: Array, base: Array, upper: Array) -> None:
+    """``scan_tiles`` for a few tiles, in NumPy."""
+    # Products of such whole numbers are added up without rounding: in float64 for heads, in float32 for bits.
+    heads = numpy.zeros((len(codes["head"]), LANES))
+    for side in range(2):
+        numbers = codes["head"][..., side].astype(numpy.float64)  # (tiles, pairs, LANES)
+        heads += query.head[:, side].astype(numpy.float64) @ numbers
+    tails = numpy.zeros((len(codes["bits"]), LANES), numpy.float32)
+    every_word = numpy.ones(len(query.bits), numpy.float32)
+    for plane, weight in enumerate(PLANE_WEIGHTS):
+        common = numpy.bitwise_count(codes["bits"] & query.bits[:, plane, None])
+        tails += weight * (every_word @ common.astype(numpy.float32))
+    scale = codes["weights"][:, 0]
+    tail = codes["weights"][:, 1]
+    left_out = codes["weights"][:, 2]
+    head_step, head_slack, bit_step, bit_shift, spread, rounding, sigmas = map(numpy.float32, query[3:])
+    with numpy.errstate(all="ignore"):  # slots that were never written hold anything
+        known = scale * (heads.astype(numpy.float32) * head_step + head_slack) + centers
+        estimate = tail * (tails * bit_step - bit_shift)
+        variance = (left_out * left_out) * spread + (tail * tail) * rounding
+        bound = (known + estimate) + numpy.sqrt(variance) * sigmas
+    base[:] = known.reshape(-1)
+    upper[:] = bound.reshape(-1)
+
+
+def bound_rows(
+    path: str, codes: dict[str, Array], slots: Array, first: int, query: Nibbles, base: Array, upper: Array
+) -> None:
+    """Writes upper bounds of the rows in these slots, tighter than those of a scan.
+
+    Args:
+        path: one of ``paths()``.
+        codes: of a block of rows: nibbles (n, width) uint8 and factors (n, 2) float32.
+        slots: (m,) int64, of rows in the block.
+        first: the first slot of the block.
+        query: what is compared with them.
+        base: of all slots, as ``scan_tiles`` wrote it.
+        upper: (m,) float32, written.
+    """
+    if path == "numpy":
+        for start in range(0, len(slots), PIECE):
+            part = slots[start : start + PIECE]
+            some = {name: code[part - first] for name, code in codes.items()}
+            upper[start : start + PIECE] = _bound_rows(some, query, base[part])
+        return
+    _compiled.bound_rows(
+        path, codes["nibbles"], codes["factors"], slots, first, query.high, query.low, base, query[2:], upper
+    )
+
+
+def _bound_rows(codes: dict[str, Array], query: Nibbles, base: Array) -> Array:
+    """``bound_rows`` for a few rows, in NumPy."""
+    whole = 256.0 * query.high + query.low  # float64 adds up such numbers without rounding
+    nibbles = codes["nibbles"]
+    sums = numpy.vecdot(nibbles & 15, whole[0]) + numpy.vecdot(nibbles >> 4, whole[1])  # which wakes no threads
+    weight = codes["factors"][:, 0]
+    left_out = codes["factors"][:, 1]
+    step, shift, spread, rounding = map(numpy.float32, query[2:])
+    with numpy.errstate(all="ignore"):  # slots that were never written hold anything
+        estimate = weight * (sums.astype(numpy.float32) * step - shift)
+        width = left_out * spread + weight * rounding
+        upper: Array = (base + estimate) + width
+    return upper

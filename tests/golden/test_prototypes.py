@@ -1,0 +1,47 @@
+"""Methods on class prototypes answer as the code of their authors does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adanpc.lab.adapt import Source, find
+from adanpc.lab.networks.source import SourceModel
+
+BATCH = 12
+# By the name of the peer's answers: our method, and the settings that the peer had.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tda": ("tda", {}),
+    "tda-published": ("tda-published", {}),
+    "oga": ("oga", {}),
+    "oga-published": ("oga-published", {}),
+    "stat-a": ("stat-a", {}),
+    "dmn-zs": ("dmn-zs", {}),
+    "dmn-zs-small": ("dmn-zs", {"keep": 3}),
+}
+
+
+def source_of(features: dict[str, Tensor]) -> Source:
+    """A model whose features are its inputs, with the rows of the head as prototypes."""
+    rows = features["head"]
+    head = nn.Linear(rows.shape[1], rows.shape[0], bias=False)
+    head.weight.data.copy_(rows)
+    return Source(SourceModel(nn.Identity(), rows.shape[1], rows.shape[0], head=head))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_are_those_of_the_peer(name: str, features: dict[str, Tensor]) -> None:
+    method, settings = CASES[name]
+    adapter = find(method)(source_of(features), **settings)
+    answers = torch.cat([adapter.step(batch) for batch in features["features"].split(BATCH)])
+    torch.testing.assert_close(answers, features[name], atol=2e-7, rtol=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_peer_has_learned(name: str, features: dict[str, Tensor]) -> None:
+    """A golden vector that equals the answers of the prototypes alone would prove nothing."""
+    unchanged = find("zero-shot")(source_of(features)).step(features["features"])
+    assert (features[name] - unchanged).abs().max() > 0.05
