@@ -58,7 +58,7 @@ test: check browser
 
 # The tests of the page need Chromium. Without it, and without the right to install it, they are skipped and say so.
 browser:
-	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
 		(test "$$(id -u)" = 0 && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium) || \
 		echo "Chromium is not here and cannot be installed: the tests of the page will be skipped."
 

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 import adanpc
+from adanpc.lab.data.drawn import draw_thing
 
 CLASSES = ("cat", "dog")
 ROWS = 40
@@ -68,6 +69,13 @@ def png(seed: int, side: int = 5) -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 255, (side, side, 3)).astype(np.uint8)
     written = BytesIO()
     Image.fromarray(pixels).save(written, "PNG")
+    return written.getvalue()
+
+
+def drawn_png(thing: str, number: int) -> bytes:
+    """A file with a cartoon of a thing."""
+    written = BytesIO()
+    draw_thing(thing, "cartoon", number).save(written, "PNG")
     return written.getvalue()
 
 

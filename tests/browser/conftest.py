@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import requests
 import torch
 from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from services import drawn_png
 from torch import Tensor
 
 import adanpc
@@ -90,17 +90,9 @@ def address(bank: adanpc.DurableBank, tmp_path: Path) -> Iterator[str]:
 
 def ask(url: str, thing: str, number: int) -> dict[str, Any]:
     """The answer to a picture, from which the bank learns."""
-    answered = requests.post(
-        f"{url}/v1/predict", data=picture_file(thing, number), headers={"Content-Type": "image/png"}
-    )
+    answered = requests.post(f"{url}/v1/predict", data=drawn_png(thing, number), headers={"Content-Type": "image/png"})
     answer: dict[str, Any] = answered.json()["answers"][0]
     return answer
-
-
-def picture_file(thing: str, number: int) -> bytes:
-    written = BytesIO()
-    draw_thing(thing, "cartoon", number).save(written, "PNG")
-    return written.getvalue()
 
 
 @pytest.fixture

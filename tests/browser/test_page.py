@@ -10,7 +10,7 @@ import pytest
 import requests
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
-from services import shifted
+from services import drawn_png, shifted
 
 import adanpc
 from adanpc.lab.data.drawn import draw_thing
@@ -75,6 +75,44 @@ def test_an_image_is_chosen_and_its_answer_taken_apart(opened: Opened, address: 
     assert shown[0] == f"{round(100 * max(answer['probs']))}\u00a0%"
     page.get_by_role("button", name="more row").click()
     expect(cards(page)).to_have_count(len(answer["neighbors"]))
+
+
+def test_an_image_is_dropped_and_may_be_learned_from(opened: Opened, address: str, bank: adanpc.DurableBank) -> None:
+    page = opened(address)
+    page.get_by_label("The bank may learn from it").check()
+    content = list(drawn_png("house", 501))
+    transfer = page.evaluate_handle(
+        """content => {
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([new Uint8Array(content)], "house.png", { type: "image/png" }));
+            return transfer;
+        }""",
+        content,
+    )
+    page.dispatch_event(".drop", "drop", {"dataTransfer": transfer})
+    expect(page).to_have_url(f"{address}/#/answers/q-13")
+    expect(cards(page).first).to_be_visible()
+    joined = requests.get(f"{address}/v1/queries/q-13").json()["joined"]
+    assert joined == bank.contents.next_id - 1
+    expect(page.locator(".bench .facts")).to_contain_text(f"as row {joined}")
+
+
+def test_a_file_that_is_no_image_is_refused_in_a_sentence(opened: Opened, address: str, tmp_path: Path) -> None:
+    file = tmp_path / "notes.png"
+    file.write_text("no image")
+    page = opened(address)
+    page.get_by_label("Choose an image").set_input_files(file)
+    expect(page.locator(".drop").get_by_role("alert")).to_contain_text("The image is none of JPEG, PNG")
+
+
+def test_answers_are_listed_by_age_and_by_doubt(opened: Opened, address: str) -> None:
+    page = opened(address)
+    links = page.locator(".answer-list a")
+    for order, text in (("latest", "Latest"), ("uncertain", "Least certain")):
+        page.get_by_text(text, exact=True).click()
+        listed = requests.get(f"{address}/v1/queries", params={"order": order}).json()["queries"]
+        for place, query in enumerate(listed[:4]):
+            expect(links.nth(place)).to_have_attribute("data-query", query["query"])
 
 
 def test_a_veto_is_previewed_confirmed_with_a_reason_and_lasts(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from adanpc.lab.adapt import Source, find
+from adanpc.lab.adapt.caches import BoostAdapter
 from adanpc.lab.networks.source import SourceModel
 
 BATCH = 12
@@ -21,6 +22,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stat-a": ("stat-a", {}),
     "dmn-zs": ("dmn-zs", {}),
     "dmn-zs-small": ("dmn-zs", {"keep": 3}),
+    "boost-adapter": ("boost-adapter", {"views": 20}),
 }
 
 
@@ -32,8 +34,16 @@ def source_of(features: dict[str, Tensor]) -> Source:
     return Source(SourceModel(nn.Identity(), rows.shape[1], rows.shape[0], head=head))
 
 
+def nearby(adapter: BoostAdapter, row: Tensor) -> Tensor:
+    """The row (1, D) and others around it: what stands for random views of an image on both sides."""
+    view = torch.arange(1, adapter.views)[:, None]
+    place = torch.arange(row.shape[1])
+    return torch.cat([row, row + 0.04 * torch.sin(3.0 * place + 1.7 * view)])
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_answers_are_those_of_the_peer(name: str, features: dict[str, Tensor]) -> None:
+def test_answers_are_those_of_the_peer(name: str, features: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoostAdapter, "_views", nearby)
     method, settings = CASES[name]
     adapter = find(method)(source_of(features), **settings)
     answers = torch.cat([adapter.step(batch) for batch in features["features"].split(BATCH)])

@@ -535,6 +535,29 @@ except AdaNPCError as error:
 """
 
 
+def test_another_process_is_known_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = ExactIndex(4, folder=tmp_path)
+    monkeypatch.setattr(blocks.os, "getpid", lambda: -1)  # type: ignore[attr-defined]
+    with pytest.raises(
+        AdaNPCError, match="cannot be changed in a forked process, which shares the file: build or load"
+    ):
+        index.put(torch.arange(2), torch.arange(2), index.encode(torch.eye(4)[:2]), torch.ones(2, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, blocks.ONE_BY_ONE, blocks.ONE_BY_ONE + 1])
+def test_few_slots_and_many_are_read_alike(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    torch.manual_seed(5)
+    index = build(torch.randn(700, 6), "int8")
+    slots = torch.randperm(700)[:count]
+    read = index.blocks.read(slots.numpy(), "id", "row", "scale")
+    taken = index.blocks.take(slots, "id", "row", "scale")
+    assert read.keys() == taken.keys()
+    for name, column in read.items():
+        assert column.dtype == taken[name].numpy().dtype
+        assert np.array_equal(column, taken[name].numpy())
+
+
 def test_a_forked_process_cannot_write_into_the_file_of_its_parent(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", FORK_AND_WRITE, str(tmp_path)], capture_output=True, text=True)
     assert done.stdout == "refused in the child\nthe parent goes on\n", done.stderr

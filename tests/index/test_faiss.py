@@ -120,6 +120,7 @@ def test_the_size_counts_what_is_stored() -> None:
     filled = index.put(torch.arange(3), torch.arange(3), index.encode(rows), torch.ones(3, dtype=torch.uint8))
     assert (filled.dim, filled.storage, filled.device.type) == (4, "float16", "cpu")
     assert filled.nbytes == 3 * (4 * 2 + 8 + 8 + 1)
+    assert filled.memory(3) == {"rows": 3 * 8, "beside rows": 3 * 17}
     assert filled.visible.tolist() == [0, 1, 2]
 
 

@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from adanpc import cli
 from adanpc.cli.app import spread
 from adanpc.lab import own
 from adanpc.lab.adapt import find as find_method
+from adanpc.lab.adapt import registry as methods
 from adanpc.lab.data import DataError, find_data, read
 from adanpc.lab.data.read import OWN as OWN_DATA
 from adanpc.lab.networks import EncoderError, build, find_encoder
@@ -102,6 +104,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "_modules_of_files", {})
     monkeypatch.setattr(OWN_ENCODERS, "named", {})
     monkeypatch.setattr(OWN_DATA, "named", {})
+    monkeypatch.setattr(methods, "_named", set())
     Path("marker").unlink(missing_ok=True)
 
 
@@ -252,6 +255,33 @@ def test_a_report_does_not_run_an_encoder_that_a_file_names(here: Path, tmp_path
     done = command("report", folder, "--encoder", "given.py:make")
     assert done.exit_code == 0, done.output
     assert (here / "marker").exists()
+
+
+def test_a_report_does_not_run_a_method_that_a_file_names(here: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tables"
+    scale = replace(SCALES["least"], methods=("given.py:Uniform",))
+    note_choice(folder, "adaptation-rotated-mnist", scale, "")
+    assert_one_sentence(command("report", folder), "if you trust that method, name it yourself as --method")
+    assert not (here / "marker").exists()
+    done = command("report", folder, "--method", "given.py:Uniform")
+    assert done.exit_code == 0, done.output
+    assert (here / "marker").exists()
+
+
+def test_methods_are_rows_of_tables_that_compare_methods(tmp_path: Path) -> None:
+    out = tmp_path / "tables"
+    sizes = ["--scale", "least", "--steps", 1, "--images", 10, "--workers", 1, "--out", out]
+    table = ["table", "adaptation-rotated-mnist", "--data-dir", tmp_path, "--only", "source"]
+    done = command(*table, "--method", "given.py:Uniform", *sizes)
+    assert done.exit_code == 0, done.output
+    text = (out / "adaptation-rotated-mnist.md").read_text()
+    assert re.search(r"\| Uniform \|( [\d.*]+ \|){6}", text), text
+    page = command("report", out)
+    assert page.exit_code == 0, page.output
+    assert "Uniform" in (out / "report.html").read_text()
+    refused = command("table", "theory", "--method", "given.py:Uniform", *sizes)
+    assert_one_sentence(refused, "theory does not compare methods of your own: omit --method")
+    assert_one_sentence(command(*table, "--method", "given.py:Uniorm", *sizes), "did you mean 'Uniform'")
 
 
 # Installed packages --------------------------------------------------------------------------------------------------

@@ -102,6 +102,20 @@ def test_a_request_that_is_sent_twice_enters_once(url: str, bank: adanpc.Durable
     assert len(bank.contents) == ROWS + len(joined)
 
 
+def test_an_image_or_an_array_that_is_sent_twice_enters_once(url: str, bank: adanpc.DurableBank) -> None:
+    for name, content, headers in (("photo 17", png(1), PNG), ("array", npy(queries(1)), NPY)):
+        before = len(bank.contents)
+        answers = []
+        for _ in range(2):
+            sent = requests.post(f"{url}/v1/predict", params={"request": name}, data=content, headers=headers)
+            answers.append(sent.json()["answers"][0])
+        assert answers[0]["joined"] == answers[1]["joined"] == before
+        assert answers[0]["probs"] == answers[1]["probs"]
+        assert len(bank.contents) == before + 1
+    too_long = requests.post(f"{url}/v1/predict", params={"request": "x" * 201}, data=png(1), headers=PNG)
+    assert too_long.json()["code"] == "invalid-value"
+
+
 def test_an_image_is_encoded_answered_and_remembered_in_small(url: str) -> None:
     content = png(1, side=400)
     answered = requests.post(f"{url}/v1/predict", data=content, headers=PNG).json()["answers"][0]

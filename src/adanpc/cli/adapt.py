@@ -27,8 +27,8 @@ COLUMNS = 140  # the table needs them, whatever the terminal says
 LEGEND = (
     "Accuracy on each domain as its samples arrive; worst: in the worst tenth of windows of 100 answers; ECE: expected "
     "calibration error; OOD: how well confidence tells the images from shuffled ones (AUROC); source: on held-out "
-    "source images after adapting (before); ms: a sample's share of its batch, without the encoder's time (enc) where a "
-    "method sees features; MB: memory beyond the model."
+    "source images after adapting (before); ms: a sample's share of its batch, without the encoder's time (enc) where "
+    "a method sees features; MB: memory beyond the model."
 )
 
 

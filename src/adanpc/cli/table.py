@@ -53,6 +53,13 @@ def table(
         ),
     ] = "",
     only: Annotated[list[str] | None, typer.Option(help="Make only these rows; may be repeated.")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Methods of your own as further rows of adaptation tables, as module:Class or file.py:Class; may be "
+            "repeated."
+        ),
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps, overriding the scale.")] = None,
     images: Annotated[int | None, typer.Option(min=5, help="The most images per domain, overriding the scale.")] = None,
     trials: Annotated[
@@ -91,6 +98,7 @@ def table(
             scale=scale,
             budget=budget,
             only=only or (),
+            methods=method or (),
             encoder=encoder,
             steps=steps,
             images=images,
@@ -122,15 +130,21 @@ def report(
     encoder: Annotated[
         str, typer.Option(help="The encoder that tables were made with, if it is your own, as module:function.")
     ] = "",
+    method: Annotated[
+        list[str] | None, typer.Option(help="Methods of your own that tables have, as module:Class or file.py:Class.")
+    ] = None,
 ) -> None:
     """Write one self-contained page with every table and figure that a folder holds."""
     with one_sentence():
+        from adanpc.lab.adapt import find
         from adanpc.lab.networks import find_encoder
         from adanpc.lab.sweep.subjects import Workspace
         from adanpc.lab.tables.workflow import write_report
 
         if encoder:
             find_encoder(encoder)
+        for name in method or ():
+            find(name)
         workspace = Workspace(data_dir or Path("data"), folder)
         path = write_report(workspace, where_made=data_dir is None)
         typer.echo(str(path))

@@ -459,9 +459,9 @@ class _Codes:
     def _room(self, slots: int) -> tuple[Array, Array]:
         """Memory for two float32 numbers a slot, this thread's own."""
         if getattr(self._memory, "size", 0) < slots:
-            self._memory.size = 2 * slots
             self._memory.base = numpy.empty(2 * slots, numpy.float32)
             self._memory.upper = numpy.empty(2 * slots, numpy.float32)
+            self._memory.size = 2 * slots  # last: memory may run out before
         base: Array = self._memory.base
         upper: Array = self._memory.upper
         return base[:slots], upper[:slots]

@@ -10,6 +10,7 @@ from torch import Tensor
 from adanpc.serve.bodies import PredictBody, PreviewBody, as_features, read_json, read_npy
 from adanpc.serve.errors import MediaTypeError, NotFoundError, RequestError
 from adanpc.serve.service import Here, Service
+from adanpc.store.durable import LONGEST_REQUEST
 
 NPY = "application/x-npy"
 JSON = "application/json"
@@ -26,6 +27,9 @@ PREDICT_BODIES = {
 }
 
 
+RequestId = Annotated[str, Query(alias="request", max_length=LONGEST_REQUEST)]
+
+
 class Asked(NamedTuple):
     """Queries of a request."""
 
@@ -38,9 +42,12 @@ routes = APIRouter(prefix="/v1", tags=["ask"])
 
 
 @routes.post("/predict", openapi_extra=PREDICT_BODIES)
-async def predict(service: Here, request: Request, adapt: bool = True) -> dict[str, Any]:
-    """Answers an image or features; unless adapt is false, the bank learns from them."""
-    asked = await _read(service, request)
+async def predict(service: Here, request: Request, adapt: bool = True, request_id: RequestId = "") -> dict[str, Any]:
+    """Answers an image or features; unless adapt is false, the bank learns from them.
+
+    The id of a request makes it count once, however often it is sent: in JSON as ``request``, otherwise as a parameter.
+    """
+    asked = await _read(service, request, request_id)
     if adapt:
         _, answered = await service.classify(asked.features, request=asked.request, pictures=asked.pictures)
     else:
@@ -91,18 +98,18 @@ async def preview(service: Here, body: PreviewBody) -> dict[str, Any]:
     return {"query": body.query or None, **service.answer(prediction, 0)}
 
 
-async def _read(service: Service, request: Request) -> Asked:
+async def _read(service: Service, request: Request, request_id: str) -> Asked:
     """What the body of a request asks."""
     content = await request.body()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind.startswith("image/"):
         features, picture = await service.encode(content)
-        return Asked(features, pictures=[picture])
+        return Asked(features, request_id, [picture])
     if kind == NPY:
-        return Asked(read_npy(content))
+        return Asked(read_npy(content), request_id)
     if kind == JSON:
         body = read_json(content, PredictBody)
-        return Asked(_from_lists(body.features), request=body.request)
+        return Asked(_from_lists(body.features), body.request or request_id)
     raise MediaTypeError(f"the body must be an image, {NPY} or {JSON}, got {kind[:50]!r}")
 
 

@@ -30,7 +30,7 @@ from adanpc.lab.adapt.tent import Tent, TentClf, TentPreBN
 from adanpc.lab.adapt.views import MEMO, TTAug
 from adanpc.lab.adapt.zero_shot import ZeroShot
 from adanpc.lab.own import METHODS as ENTRY_POINTS
-from adanpc.lab.own import is_own, own_class, registered_class, registered_names
+from adanpc.lab.own import absolute_name, is_own, own_class, registered_class, registered_names
 from adanpc.require import did_you_mean
 
 ADAPTERS: dict[str, type[Adapter]] = {
@@ -93,6 +93,9 @@ ADAPTERS: dict[str, type[Adapter]] = {
 }
 
 
+_named: set[str] = set()  # methods of your own that ``find`` was asked for in this process
+
+
 class MethodError(AdaNPCError):
     """The name of a test-time method that does not exist, or that leads to something else."""
 
@@ -108,7 +111,9 @@ def find(name: str) -> type[Adapter]:
             ``path/to/file.py:MyMethod``.
     """
     if is_own(name):
-        return own_class(name, Adapter, "test-time method", MethodError)
+        kind: type[Adapter] = own_class(name, Adapter, "test-time method", MethodError)
+        _named.add(absolute_name(name))
+        return kind
     if name in ADAPTERS:
         return ADAPTERS[name]
     registered = registered_class(ENTRY_POINTS, name, Adapter, "test-time method", MethodError)
@@ -117,3 +122,8 @@ def find(name: str) -> type[Adapter]:
         hint = did_you_mean(name, names)
         raise MethodError(f"unknown method {name!r}; available: {', '.join(names)}, or module:Class{hint}")
     return registered
+
+
+def is_named(name: str) -> bool:
+    """Returns whether a name is safe to ``find``, wherever it comes from: it has no colon, or was asked for before."""
+    return not is_own(name) or absolute_name(name) in _named

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 from adanpc import files, require
 from adanpc.errors import AdaNPCError
+from adanpc.lab.adapt import find
 from adanpc.lab.sweep.cost import CostModel
 from adanpc.lab.sweep.records import Records
 from adanpc.lab.sweep.shape import (
     RecordsError,
+    both,
     count,
     fields,
     listed,
@@ -22,6 +24,7 @@ from adanpc.lab.sweep.shape import (
     read_checked,
     refuse_link,
     text,
+    where_present,
 )
 from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.sweep import remaining_seconds
@@ -33,15 +36,18 @@ CHOICES = "tables.json"
 CHECK = named(  # of that file
     fields(
         budget=text,
-        scale=fields(
-            name=lambda value: text(value) and value in SCALES,
-            steps=count,
-            batch=count,
-            trials=count,
-            seeds=count,
-            images=optional(count),
-            encoder=text,
-            only=listed(text),
+        scale=both(
+            fields(
+                name=lambda value: text(value) and value in SCALES,
+                steps=count,
+                batch=count,
+                trials=count,
+                seeds=count,
+                images=optional(count),
+                encoder=text,
+                only=listed(text),
+            ),
+            where_present(methods=listed(text)),  # noted since methods of one's own can be rows
         ),
     )
 )
@@ -120,6 +126,14 @@ def check_rows(table: Table, only: Sequence[str], encoder: str) -> None:
             raise AdaNPCError(f"{table.name} has no row called {name!r}; {hint}")
     if encoder and _ids(table, "") == _ids(table, "another"):
         raise AdaNPCError(f"{table.name} has no encoder to choose: omit `encoder`")
+
+
+def check_methods(table: Table, methods: Sequence[str]) -> None:
+    """Refuses methods that do not exist, and methods where a table does not compare any; imports those of your own."""
+    if methods and not table.takes_methods:
+        raise AdaNPCError(f"{table.name} does not compare methods of your own: omit `method`")
+    for name in methods:
+        find(name)
 
 
 def _ids(table: Table, encoder: str) -> list[str]:
@@ -203,7 +217,8 @@ def _scale(path: Path, document: Mapping[str, Any]) -> Scale:
     known = set(Scale.__dataclass_fields__)
     if not set(document) <= known:
         raise RecordsError(f"{path} is damaged (a scale has no {', '.join(set(document) - known)}): {REMEDY}")
-    return Scale(**{**document, "only": tuple(document["only"])})
+    lists = {"only": tuple(document["only"]), "methods": tuple(document.get("methods", ()))}
+    return Scale(**{**document, **lists})
 
 
 def note_choice(folder: Path, name: str, scale: Scale, budget: str, data: MadeFrom | None = None) -> None:

@@ -7,7 +7,8 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
-from adanpc.lab.adapt import ADAPTERS
+from adanpc.lab.adapt import ADAPTERS, find
+from adanpc.lab.own import split_name
 from adanpc.lab.show.exhibit import Cell, Sheet
 from adanpc.lab.sweep.subjects import ALL, Extent, Trained
 from adanpc.lab.sweep.task import Adapt, Task
@@ -33,9 +34,14 @@ IMAGES = 200  # of each target at most, unless all are met
 PASSES = 1600  # through the network for each target at most, so that no method takes very much longer than others
 
 
+def methods_at(scale: Scale) -> tuple[str, ...]:
+    """The methods of a table: all of the library that share one model, as far as they are wanted, and your own."""
+    return (*(method for method in METHODS if scale.wants(method)), *scale.methods)
+
+
 def settings(method: str, data: str) -> Mapping[str, Any]:
     """The library's defaults, but mirrored digits are other digits."""
-    mirrors = "mirror" in signature(ADAPTERS[method]).parameters
+    mirrors = "mirror" in signature(find(method)).parameters
     if mirrors and not BENCHMARKS[data].photos:
         return {"mirror": False}
     return {}
@@ -43,14 +49,14 @@ def settings(method: str, data: str) -> Mapping[str, Any]:
 
 def is_slow(method: str) -> bool:
     """Whether a method makes so many passes for an image that it meets fewer images than others."""
-    return PASSES // ADAPTERS[method].passes < IMAGES
+    return PASSES // find(method).passes < IMAGES
 
 
 def limited(method: str, scale: Scale) -> Extent:
     """How many images of each target a method meets: as many as all others, fewer if it is slow; or all."""
     if scale.images is None:
         return ALL
-    images = min(IMAGES, PASSES // ADAPTERS[method].passes, scale.images)
+    images = min(IMAGES, PASSES // find(method).passes, scale.images)
     return Extent(images, recalled=images)
 
 
@@ -74,8 +80,7 @@ def plan(data: Sequence[str], scale: Scale) -> list[Task]:
         for target in BENCHMARKS[name].domains
         for seed in range(scale.seeds)
         for batch in BATCHES
-        for method in METHODS
-        if scale.wants(method)
+        for method in methods_at(scale)
     ]
 
 
@@ -94,7 +99,7 @@ def cells_of(results: Results, data: str, method: str, batch: int) -> list[Cell]
     tasks = _by_seed(results.scale, data, method, batch)
     each, mean = averages(results, tasks)
     reasons = [results.reason(task) for task in tasks[0]]
-    theirs = printed("adaptation", f"batch-{batch}", ADAPTERS[method].in_paper, benchmark.title)
+    theirs = printed("adaptation", f"batch-{batch}", find(method).in_paper, benchmark.title)
     cells = [Cell(ours, text=reason) for ours, reason in zip(each, reasons, strict=True)]
     return [*cells, Cell(mean, theirs, reasons[0])]
 
@@ -105,7 +110,9 @@ def show(data: str, results: Results) -> tuple[Parts, list[str]]:
     sheets, notes = _sheets(results, headings, lambda method, batch: cells_of(results, data, method, batch))
     beside = []
     for batch in BATCHES:
-        rows = {method: _by_seed(results.scale, data, method, batch) for method in METHODS}
+        rows = {}
+        for method in methods_at(results.scale):
+            rows[split_name(method)[1]] = _by_seed(results.scale, data, method, batch)
         beside.append(hidden(results, f"Batches of {batch}", rows))
     return (*sheets, *beside), [*notes, HIDDEN_NOTE]
 
@@ -127,10 +134,11 @@ def _sheets(
     sheets = []
     for batch in BATCHES:
         groups: dict[str, list[Row]] = {how_many(METHODS[0], results.scale): []}  # comes first, even if it is empty
-        for method in METHODS:
+        for method in methods_at(results.scale):
             cells = tuple(row(method, batch))
             if any(cell.ours or cell.text for cell in cells):
-                groups.setdefault(how_many(method, results.scale), []).append((method, cells))
+                label = split_name(method)[1]  # of a method of one's own, the class
+                groups.setdefault(how_many(method, results.scale), []).append((label, cells))
         for images, rows in groups.items():
             sheets.append(Sheet(f"Batches of {batch}, {images}", headings, tuple(rows)))
     return tuple(sheets), remarks("adaptation")
@@ -151,6 +159,7 @@ TABLES = [
         summary,
         COMPARED,
         rows=METHODS,
+        takes_methods=True,
     ),
     *(
         Table(
@@ -162,6 +171,7 @@ TABLES = [
             partial(show, data),
             (data,),
             rows=METHODS,
+            takes_methods=True,
         )
         for data in COMPARED
     ),

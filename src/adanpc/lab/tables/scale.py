@@ -28,6 +28,7 @@ class Scale:
         images: of each domain at most.
         encoder: instead of the paper's.
         only: the rows that are wanted; none means all.
+        methods: of your own, or of installed packages: further rows of tables that compare methods.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Scale:
     images: int | None
     encoder: str = ""
     only: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
 
     def spec(self, data: str, targets: tuple[str, ...], algorithm: str, seed: int = 0, trial: int = 0) -> Spec:
         """The training of one trial at this scale; photos with BatchNorm's statistics kept, as in DomainBed."""

@@ -124,6 +124,7 @@ class Table:
         alone: times are shown, so tasks run one after another.
         uses: the sizes of a scale that matter here.
         rows: what can be asked for alone; none if it is all or nothing.
+        takes_methods: whether methods of your own can be further rows.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Table:
     alone: bool = False
     uses: tuple[str, ...] = ("steps", "batch", "seeds", "images")
     rows: tuple[str, ...] = ()
+    takes_methods: bool = False
 
     def on_present_data(self, scale: Scale, absent: Sequence[str]) -> list[Task]:
         """The tasks at a scale that read none of the absent data sets."""

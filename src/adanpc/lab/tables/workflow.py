@@ -9,6 +9,7 @@ from typing import Any
 
 from adanpc import files, require
 from adanpc.errors import AdaNPCError
+from adanpc.lab.adapt.registry import is_named
 from adanpc.lab.data.domain import DataError
 from adanpc.lab.data.loading import cores
 from adanpc.lab.networks.encoders import check_named, find_encoder
@@ -24,6 +25,7 @@ from adanpc.lab.tables.choice import (
     MadeFrom,
     Request,
     available,
+    check_methods,
     check_rows,
     choices,
     choose,
@@ -46,6 +48,7 @@ def make(
     scale: str = "",
     budget: str = "",
     only: Sequence[str] = (),
+    methods: Sequence[str] = (),
     encoder: str = "",
     steps: int | None = None,
     images: int | None = None,
@@ -69,6 +72,7 @@ def make(
         scale: the size by name, see ``SCALES``; by default the paper's, which takes weeks on two cores.
         budget: instead of a scale, a time such as 30m or 2h: the largest scale that fits is taken.
         only: the rows to make; by default all.
+        methods: of your own, as further rows of a table that compares methods; their code is executed.
         encoder: instead of the paper's, for photos.
         steps: of training, instead of the scale's.
         images: of each domain at most, instead of the scale's.
@@ -84,11 +88,14 @@ def make(
     if encoder:
         find_encoder(encoder)
     check_rows(table, only, encoder)
+    check_methods(table, methods)
     sizes = _checked_sizes(steps=steps, images=images, trials=trials, seeds=seeds)
     if encoder:
         sizes["encoder"] = encoder
     if only:
         sizes["only"] = tuple(only)
+    if methods:
+        sizes["methods"] = tuple(methods)
     request = Request(budget, scale, sizes)
     request.check()
     workspace = Workspace(Path(data_dir), Path(out), known_device(device))
@@ -163,15 +170,21 @@ def exhibits(workspace: Workspace, *, where_made: bool = False) -> list[Exhibit]
 
 
 def _check_trusted(choice: Choice, folder: Path) -> None:
-    """Refuses an encoder of one's own that only a file has named: to plan its table would execute that code."""
-    encoder = choice.scale.encoder
+    """Refuses code of one's own that only a file has named: to plan its table would execute that code."""
     try:
-        check_named(encoder)
+        check_named(choice.scale.encoder)
     except UntrustedCodeError:
-        raise AdaNPCError(
-            f"tables in {folder} were made with the encoder {encoder!r}, which is not part of adanpc, and a file does "
-            "not decide which code is executed: if you trust that encoder, name it yourself as `encoder`"
-        ) from None
+        raise _untrusted(folder, "encoder", choice.scale.encoder) from None
+    for method in choice.scale.methods:
+        if not is_named(method):
+            raise _untrusted(folder, "method", method)
+
+
+def _untrusted(folder: Path, what: str, name: str) -> AdaNPCError:
+    return AdaNPCError(
+        f"tables in {folder} were made with the {what} {name!r}, which is not part of adanpc, and a file does not "
+        f"decide which code is executed: if you trust that {what}, name it yourself as `{what}`"
+    )
 
 
 def _noted_exhibit(name: str, workspace: Workspace, choice: Choice, where_made: bool) -> Exhibit:
