@@ -58,7 +58,7 @@ class PlainIndex:
 
     def put(self, slots: Tensor, ids: Tensor, columns: dict[str, Tensor], group: Tensor) -> PlainIndex:
         used = max([self.slots, *(slots + 1).tolist()])
-        changed = PlainIndex(self.dim, self.storage, self.device)
+        changed = type(self)(self.dim, self.storage, self.device)
         changed._rows = _resized(self._rows, used).index_copy(0, slots, columns["row"])
         changed._ids = _resized(self._ids, used).index_copy(0, slots, ids)
         changed._groups = _resized(self._groups, used).index_copy(0, slots, group)

@@ -12,8 +12,8 @@ import random
 import threading
 import time
 from pathlib import Path
-from typing import Any
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import requests
@@ -127,12 +127,15 @@ def main() -> None:
         report = verify(folder)
         assert not report.problems, report.problems
     total = sum(client.requests for client in clients)
+    about = (
+        f"`python -m benchmarks.serve.soak --minutes {options.minutes:g}` on {machine()}: {CLIENTS} clients that ask, "
+        f"preview, judge and look, and one that listens; {total:,} requests, {report.position:,} changes, a bank with "
+        "a capacity. Memory of the service (resident), one number a minute, in MiB:"
+    )
     lines = [
         "# Soak",
         "",
-        f"`python -m benchmarks.serve.soak --minutes {options.minutes:g}` on {machine()}: {CLIENTS} clients that ask, "
-        f"preview, judge and look, and one that listens; {total:,} requests, {report.position:,} changes, a bank with a "
-        "capacity. Memory of the service (resident), one number a minute, in MiB:",
+        about,
         "",
         " ".join(f"{sample:.0f}" for sample in samples),
         "",

@@ -648,6 +648,7 @@ COLUMNS: list[tuple[str, str, Callable[[Document, Columns], None]]] = [
             ("its stream_total holds NaN or infinity", "stream_total", 3, INF),
             ("its ids do not rise", "id", 1, 0),
             ("its ids do not rise", "id", 1, 5),
+            ("its ids do not rise", "id", 8, -(2**63)),  # the difference to the one before overflows
             ("its ids, -1 … 8, must be between 0 and", "id", 0, -1),
             ("its ids, 0 … 9, must be between 0 and next_id - 1, 8", "id", 8, 9),
             ("its ids, 0 … 9223372036854775807, must be between", "id", 8, 2**63 - 1),

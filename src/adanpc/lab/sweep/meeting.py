@@ -75,8 +75,8 @@ class Meeting:
 
     def _asked(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """A question as it is recorded, JSON's way; another version of adanpc may answer it otherwise."""
-        asked = {**question, "subject": self.identity, "version": __version__}
-        plain: dict[str, Any] = json.loads(json.dumps(asked))
+        identified = {**question, "subject": self.identity, "version": __version__}
+        plain: dict[str, Any] = json.loads(json.dumps(identified))
         return plain
 
 

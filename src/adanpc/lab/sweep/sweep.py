@@ -77,15 +77,15 @@ def sweep(
 
 def pending(tasks: Iterable[Task], records: Records) -> list[Task]:
     """The tasks that have no record and what must come first, each once, in an order in which they can be run."""
-    found: dict[str, Task] = {}
+    by_id: dict[str, Task] = {}
     for task in tasks:
         if task in records:
             continue
         first = task.prerequisite()
         if first is not None and first not in records:
-            found.setdefault(first.id, first)
-        found.setdefault(task.id, task)
-    return list(found.values())
+            by_id.setdefault(first.id, first)
+        by_id.setdefault(task.id, task)
+    return list(by_id.values())
 
 
 class Schedule:
@@ -140,13 +140,13 @@ def remaining_seconds(tasks: Iterable[Task], records: Records, costs: CostModel,
 
 def _timed(tasks: Iterable[Task], records: Records) -> list[Task]:
     """The tasks, and what came before them, that took a time which tells something; a refusal takes none."""
-    found: dict[str, Task] = {}
+    by_id: dict[str, Task] = {}
     for task in tasks:
         for each in filter(None, (task, task.prerequisite())):
             record = records.of(each)
             if record is not None and "error" not in record:
-                found[each.id] = each
-    return list(found.values())
+                by_id[each.id] = each
+    return list(by_id.values())
 
 
 def _pace(kind: str, done: Iterable[Task], records: Records, costs: CostModel) -> float:

@@ -202,15 +202,15 @@ def choices(folder: Path) -> dict[str, Choice]:
     """How each table in this folder was made the last time."""
     path = folder / CHOICES
     document = read_checked(path, CHECK, REMEDY) or {}
-    found = {}
+    noted = {}
     for name, entry in document.items():
         data = None
         if "data" in entry:
             if not DATA(entry["data"]):
                 raise RecordsError(f"{path} is damaged (it does not say where data came from): {REMEDY}")
             data = MadeFrom(entry["data"]["folder"], entry["data"]["sets"])
-        found[name] = Choice(_scale(path, entry["scale"]), entry["budget"], data)
-    return found
+        noted[name] = Choice(_scale(path, entry["scale"]), entry["budget"], data)
+    return noted
 
 
 def _scale(path: Path, document: Mapping[str, Any]) -> Scale:

@@ -66,10 +66,10 @@ def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
 
 def _effect(records: Sequence[Mapping[str, Any]]) -> str:
     """What the removals did, counted."""
-    asked = [question for record in records for question in record["questions"] if question["after"]]
-    mended = sum(_top(question["after"]) == question["label"] for question in asked)
+    revised = [question for record in records for question in record["questions"] if question["after"]]
+    mended = sum(_top(question["after"]) == question["label"] for question in revised)
     return (
-        f"An expert who removes up to five neighbors of the class wrongly given mends {mended} of these {len(asked)} "
+        f"An expert who removes up to five neighbors of the class wrongly given mends {mended} of these {len(revised)} "
         "wrong answers. The expert knows the label; removals last in a bank that is in use, here they are undone."
     )
 
