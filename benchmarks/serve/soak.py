@@ -127,17 +127,13 @@ def main() -> None:
         report = verify(folder)
         assert not report.problems, report.problems
     total = sum(client.requests for client in clients)
-    lines = [
-        "# Soak",
-        "",
+    about = (
         f"`python -m benchmarks.serve.soak --minutes {options.minutes:g}` on {machine()}: {CLIENTS} clients that ask, "
-        f"preview, judge and look, and one that listens; {total:,} requests, {report.position:,} changes, a bank with a "
-        "capacity. Memory of the service (resident), one number a minute, in MiB:",
-        "",
-        " ".join(f"{sample:.0f}" for sample in samples),
-        "",
-        "Afterwards the bank was whole (`verify`).",
-    ]
+        f"preview, judge and look, and one that listens; {total:,} requests, {report.position:,} changes, a bank with "
+        "a capacity. Memory of the service (resident), one number a minute, in MiB:"
+    )
+    numbers = " ".join(f"{sample:.0f}" for sample in samples)
+    lines = ["# Soak", "", about, "", numbers, "", "Afterwards the bank was whole (`verify`)."]
     options.out.write_text("\n".join(lines) + "\n")
 
 
