@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -58,7 +57,6 @@ def start(folder: Path) -> None:
     measured = {
         "seconds": time.perf_counter() - began,
         "processor": time.process_time() - processor,
-        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "file": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**30,
     }
     print(json.dumps(measured), flush=True)
@@ -96,15 +94,15 @@ def report(options: argparse.Namespace) -> str:
     about = (
         f"`python -m benchmarks.serve.startup` on {machine()}: seconds from `DurableBank.open` to the first answer, "
         f"after a process was killed that had made {options.changes:,} changes of one query since the last snapshot. "
-        f"{options.dim} dimensions, medians of {options.starts} starts, each in a process of its own; the files were in "
-        "the cache of the system."
+        f"{options.dim} dimensions, medians of {options.starts} starts, each in a process of its own; the files were "
+        "in the cache of the system."
     )
     lines = [
         "# Start-up",
         "",
         about,
         "",
-        "| rows | storage | seconds | processor seconds | peak memory GiB | folder GiB |",
+        "| rows | storage | seconds | processor seconds | folder GiB |",
     ]
     lines.append("|---|---|---|---|---|---|")
     for rows, storage in SETTINGS:
@@ -115,8 +113,7 @@ def report(options: argparse.Namespace) -> str:
             found: list[dict[str, Any]] = [json.loads(in_a_process("start", folder)) for _ in range(options.starts)]
         numbers = {name: median(one[name] for one in found) for name in found[0]}
         lines.append(
-            f"| {rows:,} | {storage} | {numbers['seconds']:.1f} | {numbers['processor']:.1f} | {numbers['peak']:.1f} | "
-            f"{numbers['file']:.1f} |"
+            f"| {rows:,} | {storage} | {numbers['seconds']:.1f} | {numbers['processor']:.1f} | {numbers['file']:.1f} |"
         )
         print(lines[-1], flush=True)
     return "\n".join(lines) + "\n"
