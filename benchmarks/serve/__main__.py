@@ -87,8 +87,8 @@ def about(options: argparse.Namespace) -> str:
         f"connection, send requests{ids} of one query as binary tensors of /v2 and wait for the answer; "
         f"{options.rounds} rounds of {options.seconds:g} s for each server, in turns; medians of the rounds. "
         "*durable*: every answer is given once what it taught is on the disk. *memory*: the same service over a log "
-        "that keeps nothing. *echo*: a bare FastAPI app that gives the body back, on the same uvicorn. Processor time is that of "
-        "the server for each answer. The clients share the machine."
+        "that keeps nothing. *echo*: a bare FastAPI app that gives the body back, on the same uvicorn. Processor "
+        "time is that of the server for each answer. The clients share the machine."
     )
 
 
