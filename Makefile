@@ -85,6 +85,7 @@ bench: .venv/ready
 bench-scale: .venv/ready
 	$(INSTALL) --editable '.[bench]'
 	$(BIN)/python -m benchmarks.scale
+
 bench-serve: .venv/ready
 	$(BIN)/python -m benchmarks.serve
 
