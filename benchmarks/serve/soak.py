@@ -12,8 +12,8 @@ import random
 import threading
 import time
 from pathlib import Path
-from typing import Any
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import requests

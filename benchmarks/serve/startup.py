@@ -54,7 +54,9 @@ def start(folder: Path) -> None:
     processor = time.process_time()
     bank = DurableBank.open(folder)
     bank.predict(torch.ones(1, bank.contents.settings.dim))
+    replayed = bank.position - max(bank.log.snapshots())
     measured = {
+        "replayed": replayed,
         "seconds": time.perf_counter() - began,
         "processor": time.process_time() - processor,
         "file": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**30,
@@ -111,6 +113,7 @@ def report(options: argparse.Namespace) -> str:
             create_bank(folder, rows, options.dim, storage)
             in_a_process("die", folder, options.changes)
             found: list[dict[str, Any]] = [json.loads(in_a_process("start", folder)) for _ in range(options.starts)]
+        assert all(one["replayed"] == options.changes for one in found), found
         numbers = {name: median(one[name] for one in found) for name in found[0]}
         lines.append(
             f"| {rows:,} | {storage} | {numbers['seconds']:.1f} | {numbers['processor']:.1f} | {numbers['file']:.1f} |"
