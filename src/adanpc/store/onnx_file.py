@@ -24,9 +24,9 @@ from adanpc.core.table import ACTIVE
 from adanpc.core.transform import Transform
 from adanpc.core.vote import FLOOR, PER_CLASS
 from adanpc.errors import EmptyBankError
-from adanpc.files import replace
 from adanpc.index.grid import GRID
 from adanpc.store.check import BankFileError
+from adanpc.store.file import put
 
 OPSET = 18
 IR_VERSION = 10  # which older runtimes read, too
@@ -294,7 +294,7 @@ def _write(graph: Graph, contents: Contents, path: Path) -> None:
     )
     helper.set_model_props(model, {"classes": "\n".join(settings.names)})
     data = model.SerializeToString()
-    replace(path, lambda new: _write_bytes(new, data))
+    put(path, lambda new: _write_bytes(new, data))
 
 
 def _write_bytes(path: Path, data: bytes) -> None:
