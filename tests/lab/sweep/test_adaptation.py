@@ -144,11 +144,11 @@ def test_heads_have_no_rows_that_join(scene: Scene) -> None:
 def test_confidence_is_judged_by_shuffled_images(scene: Scene) -> None:
     """The areas of a method that never learns, counted here from its answers to the same images."""
     record = adapt(scene, "source", Successive(), 7)
-    native = torch.cat([domain.take(range(24)) for domain in scene.targets])
+    native = torch.cat([domain.take(range(6)) for domain in scene.held])
     assert scene.strangers is not None
     seen, shuffled = scene.strangers
-    assert torch.equal(seen.take(range(48)), native)
-    foreign = shuffled.take(range(48))
+    assert torch.equal(seen.take(range(12)), native)
+    foreign = shuffled.take(range(12))
     for image, other in zip(native, foreign, strict=True):
         assert torch.equal(image.flatten().sort().values, other.flatten().sort().values)  # the same pixels
         assert not torch.equal(image, other)
@@ -161,7 +161,8 @@ def test_confidence_is_judged_by_shuffled_images(scene: Scene) -> None:
 
 def test_images_that_are_too_small_to_be_cut_have_no_strangers(scene: Scene) -> None:
     small = Domain("small", torch.zeros(6, 3, 3, 3), torch.zeros(6, dtype=torch.int64))
-    assert replace(scene, targets=(small,)).strangers is None
+    assert replace(scene, held=(small,)).strangers is None
+    assert replace(scene, held=()).strangers is None
 
 
 def test_the_source_is_asked_again_once_a_domain_comes_no_more(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

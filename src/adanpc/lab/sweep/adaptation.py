@@ -32,8 +32,8 @@ def adapt(
     Accuracies are in percent. ``domains`` counts each answer as it was given, before anything was learned from later
     samples; labels are used for counting alone. ``source`` is the accuracy on held-out images, averaged over source
     domains, before the stream and after each domain; they are answered but not learned from. ``worst_tenth`` and
-    ``calibration_error`` are those of ``quality``. ``ood_auroc`` is how well confidence tells images of the targets
-    from the same images with their patches in random order, after the stream; None if they are too small to be cut.
+    ``calibration_error`` are those of ``quality``. ``ood_auroc`` is how well confidence tells held-out images of the
+    targets from the same images with their patches in random order, after the stream; None if there are none.
     ``joined`` counts the rows that joined a bank, and those of them
     with a wrong label; ``frozen`` is the accuracy of the same method if it learned nothing; None where there is no
     bank, or no such answer. ``prototypes`` says that no source sample was known, only one row for each class.

@@ -68,10 +68,13 @@ class Scene:
     def strangers(self) -> tuple[Domain, Domain] | None:
         """Some images of the targets, and the same ones as nobody has seen them: with their patches in random order.
 
-        None if images are too small to be cut.
+        They are held-out ones, since a method with a memory is sure of images that it has met. None if none are held
+        out, or if images are too small to be cut.
         """
-        count = STRANGERS // len(self.targets)
-        native = torch.cat([domain.take(range(min(count, len(domain)))) for domain in self.targets])
+        if not self.held:
+            return None
+        count = STRANGERS // len(self.held)
+        native = torch.cat([domain.take(range(min(count, len(domain)))) for domain in self.held])
         if native.ndim != 4 or min(native.shape[2:]) < PATCHES:
             return None
         labels = torch.zeros(len(native), dtype=torch.int64)

@@ -257,7 +257,8 @@ HIDDEN = {
 }
 HIDDEN_NOTE = (
     "Worst tenth is the accuracy in the worst tenth of windows of 100 answers, calibration error the expected one. OOD "
-    "AUROC is how well confidence tells images of the target from the same images with their patches in random order."
+    "AUROC is how well confidence tells held-out images of the target from the same ones with their patches in random "
+    "order."
 )
 
 
