@@ -10,6 +10,7 @@
 #   make docs        the documentation as a web site in site/, which loads nothing from other hosts
 #   make bench       the bank compared with faiss, hnswlib, scikit-learn and the published code
 #   make bench-scale the progressive search beside faiss flat, up to the rows of ImageNet: 7 GB of memory, 6 of disk
+#   make bench-serve the service under load, beside the same without a disk and a bare echo; a quarter of an hour
 #   make clean       removes .venv and everything that was built
 
 .PHONY: help demo serve check test test-fast fuzz docs bench bench-scale bench-serve clean browser
@@ -84,6 +85,9 @@ bench: .venv/ready
 bench-scale: .venv/ready
 	$(INSTALL) --editable '.[bench]'
 	$(BIN)/python -m benchmarks.scale
+
+bench-serve: .venv/ready
+	$(BIN)/python -m benchmarks.serve
 
 # torch comes first and pinned, and timm and torchvision without what they ask for, so that nothing pulls another build
 # of torch.

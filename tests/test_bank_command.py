@@ -182,6 +182,11 @@ def test_a_bank_of_a_run_meets_the_model_of_that_run(data_dir: Path, tmp_path: P
         (("import", "bank", "none.csv"), "No such file or directory"),
         (("create", "bank", "--from", "rows.csv"), "something is there already"),
         (("create", "new", "--from", "none.safetensors"), "none.safetensors was not loaded: there is no such file"),
+        (
+            ("export", "bank", "nowhere/rows.parquet"),
+            "rows.parquet was not saved: No such file or directory; check the",
+        ),
+        (("export", "bank", "nowhere/vote.onnx"), "vote.onnx was not saved: No such file or directory; check the path"),
         (("create", "new", "--from", "rows.csv", "--weights", "w"), "made of embeddings, so --weights has no use"),
     ],
 )
@@ -190,6 +195,17 @@ def test_what_is_wrong_is_said_in_one_sentence(
 ) -> None:
     monkeypatch.chdir(bank.parent)
     assert words in refusal(*arguments)
+
+
+def test_a_user_without_a_name(bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a number that its system does not know."""
+
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("adanpc.cli.bank.getuser", nobody)
+    assert said("veto", bank, 0)["position"] == 2
+    assert said("log", bank)["entries"][0]["who"] == ""
 
 
 def test_classes_without_names_are_numbers(tmp_path: Path) -> None:

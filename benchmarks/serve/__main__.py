@@ -70,22 +70,26 @@ def main() -> None:
         Setting(options.rows, options.dim, "paper", "int8"),
         Setting(1000, options.dim, "paper", "int8"),
     ]
-    ids = ""
-    if options.ids:
-        ids = " with ids"
-    about = (
-        f"`python -m benchmarks.serve` on {machine()}. {options.clients} clients, each with one connection, send "
-        f"requests{ids} of one query as binary tensors of /v2 and wait for the answer; {options.rounds} rounds of "
-        f"{options.seconds:g} s for each server, in turns; medians of the rounds. *durable*: every answer is given "
-        "once what it taught is on the disk. *memory*: the same service over a log that keeps nothing. *echo*: a bare "
-        "FastAPI app that gives the body back, on the same uvicorn. Processor time is that of the server for each "
-        "answer. The clients share the machine."
-    )
-    parts = ["# The service under load", about]
+    parts = ["# The service under load", about(options)]
     for setting in settings:
         parts += [f"## {setting.title}", table(measured(setting, options))]
         print("\n\n".join(parts[-2:]), flush=True)
     options.out.write_text("\n\n".join(parts) + "\n")
+
+
+def about(options: argparse.Namespace) -> str:
+    """What is measured, and how."""
+    ids = ""
+    if options.ids:
+        ids = " with ids"
+    return (
+        f"`make bench-serve` (`python -m benchmarks.serve`) on {machine()}. {options.clients} clients, each with one "
+        f"connection, send requests{ids} of one query as binary tensors of /v2 and wait for the answer; "
+        f"{options.rounds} rounds of {options.seconds:g} s for each server, in turns; medians of the rounds. "
+        "*durable*: every answer is given once what it taught is on the disk. *memory*: the same service over a log "
+        "that keeps nothing. *echo*: a bare FastAPI app that gives the body back, on the same uvicorn. Processor "
+        "time is that of the server for each answer. The clients share the machine."
+    )
 
 
 def measured(setting: Setting, options: argparse.Namespace) -> dict[str, list[Round]]:

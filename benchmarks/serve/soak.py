@@ -132,15 +132,8 @@ def main() -> None:
         f"preview, judge and look, and one that listens; {total:,} requests, {report.position:,} changes, a bank with "
         "a capacity. Memory of the service (resident), one number a minute, in MiB:"
     )
-    lines = [
-        "# Soak",
-        "",
-        about,
-        "",
-        " ".join(f"{sample:.0f}" for sample in samples),
-        "",
-        "Afterwards the bank was whole (`verify`).",
-    ]
+    numbers = " ".join(f"{sample:.0f}" for sample in samples)
+    lines = ["# Soak", "", about, "", numbers, "", "Afterwards the bank was whole (`verify`)."]
     options.out.write_text("\n".join(lines) + "\n")
 
 

@@ -35,7 +35,7 @@ DIM = 12
 Opened = Callable[..., Page]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it runs, no other test of this process can run an event loop of its own
 def browser() -> Iterator[Browser]:
     found = [path for path in map(shutil.which, NAMES) if path]
     if not found:

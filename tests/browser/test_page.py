@@ -230,7 +230,7 @@ def test_the_bank_is_rolled_back_after_a_look_and_that_is_undone(
     expected = requests.post(f"{address}/v1/rollback", json={"to": 13, "preview": True}).json()
     assert expected["queries"], "some of the answers are others since all rows are cups"
     expect(dialog.locator(".counts dd")).to_have_text(["1", "0", "0", str(expected["labels_changing"])])
-    expect(dialog).to_contain_text(f"{len(expected['queries'])} recent answers would be another one")
+    expect(dialog).to_contain_text(f"{len(expected['queries'])} recent answers would change")
     dialog.get_by_role("button", name="Roll back").click()
     expect(dialog.get_by_role("alert")).to_contain_text("Say why")
     dialog.get_by_label("Why?").fill("All of it was wrong.")

@@ -33,7 +33,7 @@ def made(count: int, noise: float, domains: int = 1, seed: int = 0) -> tuple[Ten
 
 
 def calibrated(rows: Tensor, labels: Tensor, domains: Tensor) -> Calibration:
-    return calibrate(rows, labels, domains, 4, voters=40, witnesses=10, temperature=0.1)
+    return calibrate(rows, labels, domains, 4, voters=40, per_class=15, witnesses=10, temperature=0.1)
 
 
 def by_loops(rows: Tensor, labels: Tensor, domains: Tensor) -> tuple[int, float]:

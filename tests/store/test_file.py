@@ -494,7 +494,7 @@ def test_files_of_format_3_load_for_ever(tmp_path: Path) -> None:
     """It holds a bank in the middle of a stream, written when the preset "safe" was new."""
     expected = load_file(GOLDEN / "format-3-answers.safetensors")
     classifier = load(GOLDEN / "format-3-float32.safetensors")
-    assert classifier.settings == SafeSettings(balance=0.25, screen=False)
+    assert classifier.settings == SafeSettings(balance=0.25, screen=False, carry=False, home=False)
     answer = classifier.predict(expected["queries"])
     assert answer.frozen is not None
     assert answer.trust is not None

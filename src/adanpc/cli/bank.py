@@ -278,7 +278,7 @@ def veto(folder: Folder, ids: Ids, who: Who = "", why: Why = "", json: Json = Fa
     """Silence rows: they may no longer vote."""
     from adanpc.core.changes import Veto
 
-    _change(folder, lambda opened: opened.apply(Veto(tuple(ids), who or getuser(), why)), json)
+    _change(folder, lambda opened: opened.apply(Veto(tuple(ids), _name(who), why)), json)
 
 
 @bank.command()
@@ -286,7 +286,7 @@ def restore(folder: Folder, ids: Ids, who: Who = "", why: Why = "", json: Json =
     """Let rows that were vetoed vote again."""
     from adanpc.core.changes import Restore
 
-    _change(folder, lambda opened: opened.apply(Restore(tuple(ids), who or getuser(), why)), json)
+    _change(folder, lambda opened: opened.apply(Restore(tuple(ids), _name(who), why)), json)
 
 
 @bank.command()
@@ -310,7 +310,7 @@ def relabel(
         else:
             known = ", ".join(names) or f"0 … {opened.contents.settings.classes - 1}"
             raise AdaNPCError(f"`label` must be one of {known}, got {label!r}")
-        return opened.apply(Relabel(tuple(ids), number, who or getuser(), why))
+        return opened.apply(Relabel(tuple(ids), number, _name(who), why))
 
     _change(folder, correct, json)
 
@@ -324,7 +324,7 @@ def rollback(
     json: Json = False,
 ) -> None:
     """Return to an earlier position; that is one more change, so nothing is lost."""
-    _change(folder, lambda opened: opened.rollback(to, who=who or getuser(), why=why), json)
+    _change(folder, lambda opened: opened.rollback(to, who=_name(who), why=why), json)
 
 
 @bank.command("import")
@@ -353,7 +353,7 @@ def import_(
                 Origin.EXPERT,
                 domain=domains,
                 keys=given.keys,
-                who=who or getuser(),
+                who=_name(who),
                 why=why,
             )
         )
@@ -410,6 +410,16 @@ def compact(
     With --keep 1 nothing is left of rows that were deleted.
     """
     _change(folder, lambda opened: opened.compact(keep=keep), json)
+
+
+def _name(given: str) -> str:
+    """Who makes a change; in a container, a user may have no name."""
+    if given:
+        return given
+    try:
+        return getuser()
+    except (KeyError, OSError):
+        return ""
 
 
 def _change(folder: Path, action: Callable[[DurableBank], object], json: bool) -> None:

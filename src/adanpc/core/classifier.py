@@ -44,7 +44,7 @@ class AdaNPC:
             * admission: which answers join the bank.
             * centering, prior: see ``Centering``.
 
-            Of ``safe``: stream, transform, screen, guard, balance; see ``SafeSettings``.
+            Of ``safe``: stream, transform, screen, guard, balance, carry, home; see ``SafeSettings``.
     """
 
     def __init__(self, bank: MemoryBank, *, preset: str = "paper", **options: Any) -> None:

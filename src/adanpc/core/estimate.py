@@ -187,7 +187,15 @@ def agreement(votes: Array, labels: Array, answer: int, moved: int) -> float:
 
 
 def calibrate(
-    rows: Tensor, labels: Tensor, domains: Tensor, classes: int, *, voters: int, witnesses: int, temperature: float
+    rows: Tensor,
+    labels: Tensor,
+    domains: Tensor,
+    classes: int,
+    *,
+    voters: int,
+    per_class: int,
+    witnesses: int,
+    temperature: float,
 ) -> Calibration:
     """How answers to source rows and their agreement go together.
 
@@ -197,6 +205,7 @@ def calibrate(
         domains: (n,) of them. Rows are answered by those of other domains; if there is only one, by all others.
         classes: the number of classes.
         voters: how many rows answer a query.
+        per_class: how many of each class are compared.
         witnesses: how many rows of the stream an answer is compared with.
         temperature: of the votes of these.
     """
@@ -206,7 +215,7 @@ def calibrate(
         groups = torch.arange(len(rows), device=rows.device)
         own_error = ERROR_OF_ONE_DOMAIN
     asked = _asked(labels, groups)
-    answers = _answers(rows, labels, groups, asked, classes, voters)
+    answers = _answers(rows, labels, groups, asked, classes, voters, per_class)
     count = 0
     errors = 0.0
     disagreement = 0.0
@@ -234,14 +243,16 @@ def _asked(labels: Tensor, groups: Tensor) -> Tensor:
     return rows[places]
 
 
-def _answers(rows: Tensor, labels: Tensor, groups: Tensor, asked: Tensor, classes: int, voters: int) -> Tensor:
+def _answers(
+    rows: Tensor, labels: Tensor, groups: Tensor, asked: Tensor, classes: int, voters: int, per_class: int
+) -> Tensor:
     """How the rows of other groups answer each row that is asked (m,)."""
     answers = []
     for some in asked.split(CHUNK):
         similarity = (rows[some] @ rows.T).double()
         similarity.masked_fill_(groups[some][:, None] == groups, -torch.inf)
         nearest, ids = similarity.topk(min(voters, len(rows)))
-        probs, _ = vote(Neighbors(ids, nearest, labels[ids]), classes, "classwise")
+        probs, _ = vote(Neighbors(ids, nearest, labels[ids]), classes, "classwise", per_class=per_class)
         answers.append(probs.argmax(1))
     return torch.cat(answers)
 

@@ -5,10 +5,13 @@ Three questions are answered while a stream goes by.
 * Is there anything to learn from a query? Not if it is less like the source than the source's classes are like each
   other, and not if it is one more copy of what came before: otherwise whoever repeats an image moves all answers.
 * Do classes arrive mixed? If answers repeat more often than their shares explain, or one class has most of them,
-  probably not. Then the stream's mean says as much about the classes that happened to come as about the shift.
+  probably not. Then the stream's mean says as much about the classes that happened to come as about the shift. It is
+  enough if either the frozen or the adapted answers look mixed: far from the source the frozen ones all become the
+  same.
 * Do neighbors agree? Queries that are near each other should get the same answer more often than chance, if the
   answers mean anything. Where a class is spread over several answers at random, as it is once centering has removed
-  what made it that class, they do not.
+  what made it that class, they do not. What is asked is what source rows say. Once answers
+  are trusted, it counts as far as they come from these: far from the source, source rows may be wrong and answers not.
 
 The last two are running averages over the last hundred queries or so, and what people say overrules both: labels on
 which the frozen and the adapted answer differ decide between them by a sequential test.
@@ -39,6 +42,7 @@ PRIOR = 16  # queries that the values before the stream count for
 RATE = 1 / 100  # of the running averages of signs
 HORIZON = 1000  # queries that the running mean of features remembers
 WARM_UP = 32  # queries before which no sign is believed
+BLOCK = 64  # queries after which it is looked again whether beliefs are mixed, so that many can be searched together
 
 # From no trust to full trust. The first two were fixed by a study of PACS features; the last by which streams of
 # single classes lost and which others gained, see docs/safety.md.
@@ -72,19 +76,48 @@ def distance(similarity: Array) -> float:
 
 
 @dataclass(frozen=True, eq=False)
+class Order:
+    """In what order classes arrive, as far as some kind of answers tells."""
+
+    shares: Array  # (C,) float64, of each class among the answers
+    repeats: float  # how often an answer is the same as the one before
+    last: int  # the latest answer, -1 before the first
+
+    @classmethod
+    def none(cls, classes: int) -> Order:
+        """Before the first answer."""
+        return cls(numpy.full(classes, 1 / classes), 1 / classes, -1)
+
+    def after(self, count: int, answer: int) -> Order:
+        """Once a query, one after ``count`` others, has been answered so."""
+        rate = _rate(count, RATE)
+        shares = self.shares * (1 - rate)
+        shares[answer] += rate
+        repeats = self.repeats
+        if self.last >= 0:
+            repeats = (1 - rate) * repeats + rate * float(answer == self.last)
+        return Order(shares, repeats, answer)
+
+    def mixed(self, count: int) -> float:
+        """How far the classes seem to arrive mixed after so many queries, from 0 to 1."""
+        if count < WARM_UP:
+            return 0.0
+        by_chance = float(numpy.square(self.shares).sum())
+        return _ramp(self.repeats - by_chance, *REPETITION) * _ramp(float(self.shares.max()), *LARGEST_SHARE)
+
+
+@dataclass(frozen=True, eq=False)
 class Arrivals:
     """What is known of the queries themselves, from their features and the frozen bank's answers to them."""
 
     count: int
     mean: Array  # (D,) float64, the running mean of transformed features
-    shares: Array  # (C,) float64, of each class among the frozen answers
-    repeats: float  # how often an answer is the same as the one before
-    last: int  # the latest frozen answer, -1 before the first
+    order: Order  # of the frozen answers
 
     @classmethod
     def none(cls, origin: Array, classes: int) -> Arrivals:
         """Before the first query."""
-        return cls(0, origin, numpy.full(classes, 1 / classes), 1 / classes, -1)
+        return cls(0, origin, Order.none(classes))
 
     def mean_with(self, transformed: Array) -> Array:
         """The running mean (D,) once a query (D,) has come."""
@@ -93,20 +126,11 @@ class Arrivals:
 
     def after(self, mean: Array, answer: int) -> Arrivals:
         """Once a query has come that makes the mean this one (D,), and that the frozen bank answers so."""
-        rate = _rate(self.count, RATE)
-        shares = self.shares * (1 - rate)
-        shares[answer] += rate
-        repeats = self.repeats
-        if self.last >= 0:
-            repeats = (1 - rate) * repeats + rate * float(answer == self.last)
-        return Arrivals(self.count + 1, mean, shares, repeats, answer)
+        return Arrivals(self.count + 1, mean, self.order.after(self.count, answer))
 
     def mixed(self) -> float:
         """How far the classes seem to arrive mixed, from 0 to 1."""
-        if self.count < WARM_UP:
-            return 0.0
-        by_chance = float(numpy.square(self.shares).sum())
-        return _ramp(self.repeats - by_chance, *REPETITION) * _ramp(float(self.shares.max()), *LARGEST_SHARE)
+        return self.order.mixed(self.count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,25 +140,39 @@ class Beliefs:
     masses: Array  # (C,) float64, the sum of all beliefs
     shares: Array  # (C,) float64, of each class among the source rows' answers, lately
     coherence: float  # how much of a query's neighbors in the stream was answered as it is, lately
+    order: Order  # of the beliefs' most probable classes
+    mixed: float  # how far classes seemed mixed by that order when the latest BLOCK of queries began
 
     @classmethod
     def none(cls, classes: int) -> Beliefs:
         """Before the first query."""
-        return cls(numpy.zeros(classes), numpy.full(classes, 1 / classes), 0.0)
+        return cls(numpy.zeros(classes), numpy.full(classes, 1 / classes), 0.0, Order.none(classes), 0.0)
 
-    def compared(self, count: int, answer: int, agreement: float | None) -> Beliefs:
-        """Once a query, one after ``count`` others, has been compared with its neighbors in the stream, if any."""
+    def compared(self, count: int, answer: int, agreement: float | None, weight: float) -> Beliefs:
+        """Once a query, one after ``count`` others, has been compared with its neighbors in the stream, if any.
+
+        Args:
+            count: of the others.
+            answer: what source rows say of it.
+            agreement: how much of its neighbors was answered so.
+            weight: what that counts, from 0 to 1.
+        """
         rate = _rate(count, RATE)
         shares = self.shares * (1 - rate)
         shares[answer] += rate
         coherence = self.coherence
         if agreement is not None:
+            rate = rate * weight
             coherence = (1 - rate) * coherence + rate * agreement
-        return Beliefs(self.masses, shares, coherence)
+        return replace(self, shares=shares, coherence=coherence)
 
-    def with_belief(self, belief: Array) -> Beliefs:
-        """Once a query has been believed to be of these classes (C,)."""
-        return Beliefs(self.masses + belief, self.shares, self.coherence)
+    def with_belief(self, count: int, belief: Array) -> Beliefs:
+        """Once a query, one after ``count`` others, has been believed to be of these classes (C,)."""
+        order = self.order.after(count, int(belief.argmax()))
+        mixed = self.mixed
+        if (count + 1) % BLOCK == 0:
+            mixed = order.mixed(count + 1)
+        return replace(self, masses=self.masses + belief, order=order, mixed=mixed)
 
     def beyond_chance(self) -> float:
         """How far neighbors agree: 0 as much as chance, 1 always."""
@@ -183,32 +221,37 @@ class Stream:
         return cls(arrivals, Beliefs.none(classes), Verdicts(), Agreements(), Alarm())
 
     def packed(self) -> Tensor:
-        """All of it as one vector (HEAD + D + 3 C,) float64, for changes and files."""
+        """All of it as one vector (HEAD + D + 4 C,) float64, for changes and files."""
         arrivals = self.arrivals
         beliefs = self.beliefs
         head = [
             arrivals.count,
-            arrivals.repeats,
-            arrivals.last,
+            arrivals.order.repeats,
+            arrivals.order.last,
             beliefs.coherence,
             self.verdicts.adapted,
             self.verdicts.frozen,
             *astuple(self.agreements),
             *astuple(self.alarm),
+            beliefs.order.repeats,
+            beliefs.order.last,
+            beliefs.mixed,
         ]
-        parts = [numpy.array(head, dtype=numpy.float64), arrivals.mean, arrivals.shares, beliefs.masses, beliefs.shares]
+        by_class = [arrivals.order.shares, beliefs.masses, beliefs.shares, beliefs.order.shares]
+        parts = [numpy.array(head, dtype=numpy.float64), arrivals.mean, *by_class]
         return torch.from_numpy(numpy.concatenate(parts))
 
     @classmethod
     def unpacked(cls, vector: Tensor, dim: int, classes: int) -> Stream:
         """What ``packed`` wrote."""
         numbers = vector.cpu().numpy()
-        ends = numpy.cumsum([HEAD, dim, classes, classes])
-        head, mean, shares, masses, lately = numpy.split(numbers, ends)
-        count, repeats, last, coherence, adapted, frozen, *estimated = head.tolist()
+        ends = numpy.cumsum([HEAD, dim, classes, classes, classes])
+        head, mean, shares, masses, lately, believed = numpy.split(numbers, ends)
+        count, repeats, last, coherence, adapted, frozen, *estimated = head[:-3].tolist()
+        believed_repeats, believed_last, mixed = head[-3:].tolist()
         return cls(
-            Arrivals(int(count), mean, shares, repeats, int(last)),
-            Beliefs(masses, lately, coherence),
+            Arrivals(int(count), mean, Order(shares, repeats, int(last))),
+            Beliefs(masses, lately, coherence, Order(believed, believed_repeats, int(believed_last)), mixed),
             Verdicts(int(adapted), int(frozen)),
             Agreements(*estimated[:3]),
             Alarm(*estimated[3:]),
@@ -227,7 +270,7 @@ class Stream:
         """What the signs say now, in numbers and words, given how errors and agreement go together on the source."""
         arrivals = self.arrivals
         beliefs = self.beliefs
-        mixed = arrivals.mixed()
+        mixed = max(arrivals.mixed(), beliefs.mixed)
         trust = beliefs.trust(arrivals.count)
         sentences = [f"{arrivals.count} queries were learned from."]
         if arrivals.count < WARM_UP:
@@ -281,7 +324,7 @@ class Signs(NamedTuple):
 
 def _in_words(mixed: float, arrivals: Arrivals, trust: float, beliefs: Beliefs) -> str:
     """What the signs say of a stream, in two sentences."""
-    largest = f"the largest class has {100 * arrivals.shares.max():.0f} % of the frozen answers"
+    largest = f"the largest class has {100 * arrivals.order.shares.max():.0f} % of the frozen answers"
     arrive = "Classes seem to arrive mixed"
     if mixed < 0.5:
         arrive = "Classes do not seem to arrive mixed, so only part of the shift is removed"
@@ -297,17 +340,17 @@ def _percent(accuracy: Accuracy) -> str:
     return f"{100 * accuracy.estimate:.0f} % ({100 * accuracy.low:.0f} to {100 * accuracy.high:.0f})"
 
 
-HEAD = 12  # numbers of a packed stream before its vectors
+HEAD = 15  # numbers of a packed stream before its vectors
 
 
 def packed_length(dim: int, classes: int) -> int:
     """How many numbers a packed stream has."""
-    return HEAD + dim + 3 * classes
+    return HEAD + dim + 4 * classes
 
 
 def with_more_classes(vector: Tensor, dim: int, classes: int, count: int) -> Tensor:
     """A packed stream of so many classes, with ``count`` of them; the new ones have not been met."""
-    head, *by_class = vector.split([HEAD + dim, classes, classes, classes])
+    head, *by_class = vector.split([HEAD + dim, classes, classes, classes, classes])
     return torch.cat([head, *(pad(column, (0, count - classes)) for column in by_class)])
 
 

@@ -29,7 +29,7 @@ class Safe:
     """Answers and changes as ``adanpc.core.safe`` describes."""
 
     name = "safe"
-    options = ("stream", "transform", "screen", "guard", "balance")
+    options = ("stream", "transform", "screen", "guard", "balance", "carry", "home")
     keeps_probabilities = True
     needs_all_at_once = True  # the transform is made of all source rows
 

@@ -10,7 +10,11 @@ query joins the bank with its belief, not a label, and each belief keeps a part 
     belief      a mixture of the class-wise vote of source rows for the moved query, and of the beliefs of its nearest
                 rows of the stream. The share of the latter grows with how near they are, up to a half; up to all if
                 classes arrive mixed. Then classes that have been answered often count less, too.
-    answer      trust x belief + (1 - trust) x frozen, see ``guard``
+    answer      trust x belief + (1 - trust) x frozen, see ``guard``. Trust is less for a query that is nearer to
+                source rows where it came than to any rows where it was moved to: it may well be one of the source's.
+
+A query joins with its belief, which is sharpened if it is sure and comes from rows of the stream. Each time that
+beliefs are passed on they are averaged, and blur; without this they are gone after a few steps of a growing shift.
 
 Every query joins but those from which there is nothing to learn: foreign ones, and further copies of earlier ones.
 They are answered like all others and leave no trace.
@@ -33,7 +37,7 @@ from adanpc.core.changes import Append, Feedback
 from adanpc.core.contents import Contents, Pool
 from adanpc.core.estimate import Agreements, Alarm, Calibration, calibrate, comparable
 from adanpc.core.estimate import agreement as agreement_with
-from adanpc.core.guard import WARM_UP, Arrivals, Beliefs, Stream, Verdicts, distance
+from adanpc.core.guard import APART, WARM_UP, Arrivals, Beliefs, Stream, Verdicts, distance
 from adanpc.core.transform import NEAREST, Transform, centered, domain_centers, fit
 from adanpc.core.types import Neighbors, Origin, Prediction, side_by_side
 from adanpc.core.vote import vote
@@ -46,7 +50,9 @@ SOURCE_ROWS = 100  # that vote for a query
 SOURCE_TEMPERATURE = 0.06
 STREAM_ROWS = 10
 STREAM_TEMPERATURE = 0.1
-SHARPNESS = 8  # of the share of stream rows, as a function of how near they are
+SHARPNESS = 8  # with which the nearer of stream and source rows counts more
+SHARPNESS_OF_HOME = 16  # the same for where a query came and where it was moved to
+SHARPENING = 1.5  # the power by which beliefs that are not sure, or not from the stream, are sharpened less
 MOST_UNMIXED = 0.5  # the largest share of stream rows in a belief where classes may not arrive mixed
 MASS_PRIOR = 8  # queries of each class that the balance starts with
 SOURCE_POOL = Pool(SOURCE_ROWS, source=True, soft=False)
@@ -63,6 +69,10 @@ class SafeSettings:
         screen: whether foreign queries and further copies of earlier ones are kept out of the bank.
         guard: whether answers fall back to the frozen ones where neighbors do not agree; without it, trust is 1.
         balance: how strongly classes that were answered often are held back where classes arrive mixed, 0 to 1.
+        carry: whether beliefs are carried along a shift that grows: they are sharpened as they are passed on, adapted
+            answers may show that classes arrive mixed, and once answers are trusted, what source rows say counts in the
+            guard as far as it does in the belief.
+        home: whether queries that are nearer to the source where they came are answered as if nothing were learned.
     """
 
     stream: str = "unknown"
@@ -70,10 +80,12 @@ class SafeSettings:
     screen: bool = True
     guard: bool = True
     balance: float = 0.5
+    carry: bool = True
+    home: bool = True
 
     def __post_init__(self) -> None:
         require.one_of("stream", self.stream, STREAMS)
-        for name in ("transform", "screen", "guard"):
+        for name in ("transform", "screen", "guard", "carry", "home"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise AdaNPCError(f"{name} must be True or False, got {value!r}")
@@ -112,6 +124,7 @@ def prepared(change: Append, features: Tensor, contents: Contents, settings: Saf
             domains,
             classes,
             voters=SOURCE_ROWS,
+            per_class=transform.per_class,
             witnesses=STREAM_ROWS,
             temperature=STREAM_TEMPERATURE,
         )
@@ -135,29 +148,33 @@ class Frame(NamedTuple):
     moved: Array  # (D,) float64
     mean: Array  # (D,) float64, of the stream once it has joined
     mixed: float  # how far classes seem to arrive mixed
+    nearer: float  # the squared length of the query where it was moved to, divided by that where it came
 
 
-def frame_of(transform: Transform, transformed: Array, before: Arrivals, classes_mixed: bool) -> Frame:
+def frame_of(transform: Transform, transformed: Array, before: Arrivals, least_mixed: float) -> Frame:
     """The frame of a query (D,).
 
     Args:
         transform: of the bank.
         transformed: the query.
         before: what is known of the stream without it.
-        classes_mixed: whether classes are known to arrive mixed.
+        least_mixed: how far classes arrive mixed by what is known beside the frozen answers, from 0 to 1.
     """
     mean = before.mean_with(transformed)
-    mixed = 1.0 if classes_mixed else before.mixed()
+    mixed = max(least_mixed, before.mixed())
     origin = to_main_memory(transform.origin)
     shift = mean - origin
     ambiguous = transform.within_span(shift)  # it may be the shift, or the classes that happened to come
-    return Frame(transformed - origin - (shift - ambiguous) - mixed * ambiguous, mean, mixed)
+    came = transformed - origin
+    moved = came - (shift - ambiguous) - mixed * ambiguous
+    nearer = float(numpy.square(moved).sum()) / max(float(numpy.square(came).sum()), APART)
+    return Frame(moved, mean, mixed, nearer)
 
 
 def frames_apart(contents: Contents, transformed: Tensor, settings: SafeSettings) -> list[Frame]:
     """The frame of each query (B, D), as if it came next."""
     stream = contents.stream()
-    mixed = knows_mixed(settings, stream.verdicts)
+    mixed = mixed_at_least(settings, stream)
     transform = contents.transform()
     return [frame_of(transform, query, stream.arrivals, mixed) for query in to_main_memory(transformed)]
 
@@ -189,6 +206,13 @@ def knows_mixed(settings: SafeSettings, verdicts: Verdicts) -> bool:
     return settings.stream == "mixed" or verdicts.for_adapted
 
 
+def mixed_at_least(settings: SafeSettings, stream: Stream) -> float:
+    """How far classes arrive mixed by what is known beside the frozen answers, from 0 to 1."""
+    if knows_mixed(settings, stream.verdicts):
+        return 1.0
+    return stream.beliefs.mixed
+
+
 # Answers
 
 
@@ -205,8 +229,14 @@ def frozen_answers(contents: Contents, near: Neighbors) -> Frozen:
     """The answers that follow from the source rows near queries, where they are before anything is known."""
     if near.missing_for_some:
         raise EmptyBankError("no source row of the bank may vote: learn source rows first, or restore vetoed ones")
-    probs, weights = vote(near, contents.settings.classes, "classwise", SOURCE_TEMPERATURE)
+    probs, weights = vote_of_source(contents, near)
     return Frozen(probs, weights, near, _distances(near))
+
+
+def vote_of_source(contents: Contents, near: Neighbors) -> tuple[Tensor, Tensor]:
+    """Probabilities (B, C) by the source rows near queries, and the weights of these rows (B, K)."""
+    per_class = contents.transform().per_class
+    return vote(near, contents.settings.classes, "classwise", SOURCE_TEMPERATURE, per_class=per_class)
 
 
 def frozen_queries(contents: Contents, transformed: Tensor) -> Tensor:
@@ -269,6 +299,7 @@ class Belief(NamedTuple):
     """The answer to one query, and what it is made of."""
 
     belief: Array  # (C,) float64
+    passed_on: Array  # (C,) float64, as which it joins
     answer: Array  # (C,) float64, with the frozen answer mixed in
     trust: float
     stream_share: float  # of the rows of the stream in the belief
@@ -286,6 +317,7 @@ def believe(
     stream: Stream,
     frame: Frame,
     frozen: Array,
+    frozen_distance: float,
     evidence: Evidence,
     witnesses: Witnesses,
 ) -> Belief:
@@ -297,6 +329,7 @@ def believe(
         stream: what is known of it before the query.
         frame: of the query.
         frozen: (C,) its frozen answer.
+        frozen_distance: from the nearest source rows where it came.
         evidence: what source rows say of it.
         witnesses: rows of the stream near it.
     """
@@ -305,17 +338,32 @@ def believe(
     belief = evidence.probs
     share = 0.0
     agreement = None
+    nearest = evidence.distance
     votes = _softmax(witnesses.similarity / STREAM_TEMPERATURE)
     if len(votes):
-        share = _stream_share(evidence.distance, witnesses.similarity, frame.mixed)
+        from_stream = distance(witnesses.similarity)
+        nearest = min(nearest, from_stream)
+        share = _stream_share(evidence.distance, from_stream, frame.mixed)
+        share *= len(votes) / STREAM_ROWS  # the first few rows of a stream count less
         belief = (1 - share) * belief + share * (votes[:, None] * witnesses.beliefs).sum(0)
         agreement = float((votes * (witnesses.labels == answered)).sum())
-    beliefs = stream.beliefs.compared(count, answered, agreement)
+    counts = 1.0
+    if settings.carry:
+        counts = 1 - share * stream.beliefs.trust(count)
+    beliefs = stream.beliefs.compared(count, answered, agreement, counts)
     emphasis = (beliefs.masses + MASS_PRIOR) ** (-settings.balance * frame.mixed)
     weighted = belief * emphasis
     total = weighted.sum()
     belief = weighted / total
     trust = _trust(settings, stream.verdicts, beliefs, count + 1)
+    if settings.home:
+        trust *= nearness(nearest * frame.nearer, frozen_distance, SHARPNESS_OF_HOME)
+    passed_on = belief
+    after = beliefs.with_belief(count, belief)
+    if settings.carry:
+        passed_on = _sharpened(belief, share)
+    else:
+        after = replace(after, mixed=0.0)
     answer = trust * belief + (1 - trust) * frozen
     agreements = stream.agreements
     alarm = stream.alarm
@@ -327,13 +375,14 @@ def believe(
         alarm = alarm.after(of_answer, calibration.alarm_level)
     return Belief(
         belief,
+        passed_on,
         answer,
         trust,
         share,
         emphasis / total,
         witnesses,
         votes,
-        beliefs.with_belief(belief),
+        after,
         agreements,
         alarm,
     )
@@ -354,12 +403,24 @@ def _trust(settings: SafeSettings, verdicts: Verdicts, beliefs: Beliefs, count: 
     return beliefs.trust(count)
 
 
-def _stream_share(from_source: float, stream: Array, mixed: float) -> float:
-    """What part of a belief comes from rows of the stream, given how near both kinds of rows are."""
-    farther = (distance(stream) / from_source) ** SHARPNESS
+def _stream_share(from_source: float, from_stream: float, mixed: float) -> float:
+    """What part of a belief comes from rows of the stream, given how far both kinds of rows are."""
     most = MOST_UNMIXED + (1 - MOST_UNMIXED) * mixed
-    share = min(most, 1 / (1 + farther))
-    return share * len(stream) / STREAM_ROWS  # the first few rows of a stream count less
+    return min(most, nearness(from_stream, from_source, SHARPNESS))
+
+
+def _sharpened(belief: Array, share: float) -> Array:
+    """A belief (C,) as it is passed on, given the share of rows of the stream in it.
+
+    The surer it is, and the more of it was averaged from other beliefs, the more it is sharpened, up to its square.
+    """
+    powers = belief ** (1 + (share * float(belief.max())) ** SHARPENING)
+    return numpy.asarray(powers / powers.sum())
+
+
+def nearness(one: float, other: float, sharpness: int) -> float:
+    """How much nearer one is than the other, given their distances: 0 far more distant, 1/2 the same, 1 far nearer."""
+    return 1 / (1 + (one / other) ** sharpness)
 
 
 def predict(contents: Contents, features: Tensor, settings: SafeSettings, exclude: Tensor | None) -> Prediction:
@@ -375,7 +436,7 @@ def predict(contents: Contents, features: Tensor, settings: SafeSettings, exclud
     frozen = frozen_answers(contents, source.of(slice(0, count)))
     source = source.of(slice(count, None))
     stream = stream.of(slice(count, None))
-    probs, weights = vote(source, contents.settings.classes, "classwise", SOURCE_TEMPERATURE)
+    probs, weights = vote_of_source(contents, source)
     known = contents.stream()
     calibration = contents.calibration()
     transform = contents.transform()
@@ -384,8 +445,9 @@ def predict(contents: Contents, features: Tensor, settings: SafeSettings, exclud
     for query, evidence in enumerate(evidence_of(source, probs)):
         witnesses = Witnesses.among(stream, query)
         frozen_answer = to_main_memory(frozen.probs[query])
-        answers.append(believe(settings, calibration, known, frames[query], frozen_answer, evidence, witnesses))
-        novelty.append(novelty_of(transform, frozen.distance[query], evidence))
+        far = frozen.distance[query]
+        answers.append(believe(settings, calibration, known, frames[query], frozen_answer, far, evidence, witnesses))
+        novelty.append(novelty_of(transform, far, evidence))
     joined = torch.full((count,), -1, device=features.device)
     return prediction_of(contents, frozen, source, weights, answers, novelty, joined)
 

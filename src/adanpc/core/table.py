@@ -13,6 +13,7 @@ from adanpc.core.estimate import MOST_CAPITAL, PACKED
 from adanpc.core.guard import HEAD, packed_length
 from adanpc.core.transform import LONGEST, SAMPLE, Transform
 from adanpc.core.types import Origin
+from adanpc.core.vote import PER_CLASS
 from adanpc.errors import AdaNPCError
 from adanpc.index.grid import GRID, INT8, Columns, decode
 
@@ -120,6 +121,8 @@ def check_transform(transform: Transform, dim: int) -> None:
             raise TableError(f"its {name} is off the grid of 2**-24")
     if transform.power.tolist() not in ([0.5], [1.0]):
         raise TableError(f"its power must be 0.5 or 1, got {brief(transform.power.tolist())}")
+    if transform.voters.tolist() not in [[float(count)] for count in range(1, PER_CLASS + 1)]:
+        raise TableError(f"its voters must be a number from 1 to {PER_CLASS}, got {brief(transform.voters.tolist())}")
     _check_foreign(transform.foreign)
     check_mean("calibration", transform.calibration, PACKED)
     if (transform.calibration < 0).any():
@@ -159,12 +162,15 @@ def check_stream(vector: Tensor, dim: int, classes: int) -> None:
     if not vector.isfinite().all():
         raise TableError("its stream holds NaN or infinity")
     count, _, last, _, adapted, frozen, *estimated = vector[:HEAD].tolist()
-    compared, agreed_frozen, agreed, bets, capital, peak = estimated
+    compared, agreed_frozen, agreed, bets, capital, peak, _, last_believed, held = estimated
     for counted in (count, adapted, frozen, compared, bets):
         if counted < 0 or counted != int(counted):
             raise TableError(f"its stream counts {counted:g} queries or labels")
-    if last != int(last) or not -1 <= last < classes:
-        raise TableError(f"the last query of its stream is of class {last:g}")
+    for latest in (last, last_believed):
+        if latest != int(latest) or not -1 <= latest < classes:
+            raise TableError(f"the last query of its stream is of class {latest:g}")
+    if not 0 <= held <= 1:
+        raise TableError(f"the classes of its stream are mixed to the part {held:g}, which is not from 0 to 1")
     if not (0 <= agreed_frozen <= 1 and 0 <= agreed <= 1 and 0 <= capital <= MOST_CAPITAL and peak >= 1):
         raise TableError("what its stream says of accuracy is out of range")
     if (vector[HEAD + dim :] < 0).any():

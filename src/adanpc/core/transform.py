@@ -9,7 +9,9 @@ little are answered better without it, as pixels of digits on a black ground are
   strongest directions, since for all others it hardly differs from a multiple of the identity.
 * A amplifies the directions that tell classes apart. A ridge regression R from centered features to classes knows
   them; A is the root of I + R R', so a similarity after it is the plain one and that of the predicted classes, added.
-  On source rows both parts are about as large.
+  On source rows both parts are about as large. What a network was trained for it tells apart already, and a few rows
+  say little about directions. So nothing is amplified unless source rows that were left out are answered clearly
+  better for it.
 
 With it goes what is known of similarities within the source, by which foreign queries are recognized.
 
@@ -21,6 +23,7 @@ in any order, as long as no sum reaches 32. No vector here is longer than LONGES
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import sqrt
 
 import numpy
 import torch
@@ -29,7 +32,7 @@ from torch.nn.functional import normalize
 
 from adanpc.core.estimate import UNKNOWN
 from adanpc.core.types import Neighbors
-from adanpc.core.vote import vote
+from adanpc.core.vote import PER_CLASS, vote
 from adanpc.index import unit
 from adanpc.index.grid import GRID, Array, snap, to_main_memory
 
@@ -40,12 +43,14 @@ TINY = 1e-12  # eigenvalues and lengths below this share of the largest are roun
 RIDGE = 10.0  # rows that the belief in no difference between classes counts for
 LONGEST = 8.0  # no direction is amplified more, so that sums stay exact
 SAMPLE = 1000  # source rows that are asked how similar they are to others
-TRIED = 2000  # source rows on which it is tried whether the square root suits them
+TRIED = 2000  # source rows on which it is tried whether the square root, and whether amplification, suits them
 MOST_PROBLEMS = 4  # in which some of these are left out
+FOLDS = 3  # in which a single domain is left out, to see whether amplification suits it
 DISTURBANCE = 0.5  # of rows that were left out: noise of this length, compared with how far samples of a class differ
 CLEARLY = 0.01  # the share of answers by which the root must lose to be left out
 ENOUGH = 1000  # rows, if it is to lose by so much
 VOTERS = 100  # rows that answer those that were left out
+FEWEST = 3  # rows of each class that are compared, however small a class is
 NEAREST = 10  # rows whose mean similarity says how near a query is
 
 
@@ -62,6 +67,7 @@ class Transform:
     span: Tensor  # (S, D) float64, an orthonormal basis of the differences between class centers, on the grid
     foreign: Tensor  # (M,) float64, rising: how similar source rows are to the nearest of other classes
     calibration: Tensor  # (4,) float64, how errors of source rows and their agreement go together, see ``estimate``
+    voters: Tensor  # (1,) float64, how many rows of each class are compared in a vote
 
     def __repr__(self) -> str:
         found = f"{len(self.directions)} directions damped, {len(self.telling)} amplified"
@@ -72,8 +78,12 @@ class Transform:
         return self._amplify(_damped(_start(features, float(self.power)), self.directions, self.damped))
 
     def _amplify(self, damped: Tensor) -> Tensor:
-        along = snap(damped @ self.telling.T)  # (n, A)
-        return damped + snap(along @ self.amplified)
+        return _amplified(damped, self.telling, self.amplified)
+
+    @property
+    def per_class(self) -> int:
+        """How many rows of each class are compared in a vote: no more than the smallest class of the source had."""
+        return int(self.voters)
 
     def novelty(self, similarity: float) -> float:
         """How unlike the source a query is, from 0 to 1, given its mean similarity to the NEAREST source rows.
@@ -120,6 +130,7 @@ def fit(features: Tensor, labels: Tensor, domains: Tensor, classes: int, *, plai
         span=nothing,
         foreign=nothing[:, 0],
         calibration=start.new_tensor(UNKNOWN),
+        voters=start.new_tensor([_per_class(labels)]),
     )
     if not plain:
         scatter, freedom = _within(start, labels, domains, classes)
@@ -127,8 +138,9 @@ def fit(features: Tensor, labels: Tensor, domains: Tensor, classes: int, *, plai
         unfinished = replace(unfinished, directions=directions, damped=damped)
         evened = unfinished(features)
         offsets = centered(evened, domains, domain_centers(evened, labels, domains))
-        telling, amplified = _amplification(offsets, labels)
-        unfinished = replace(unfinished, telling=telling, amplified=amplified)
+        if amplification_suits(offsets, labels, domains, classes):
+            telling, amplified = _amplification(offsets, labels)
+            unfinished = replace(unfinished, telling=telling, amplified=amplified)
     transformed = unfinished(features)
     centers = domain_centers(transformed, labels, domains)
     origin = snap(torch.stack(list(centers.values())).mean(0))
@@ -182,6 +194,42 @@ def root_suits(features: Tensor, labels: Tensor, domains: Tensor, classes: int) 
     return with_root / len(problems) >= without_root / len(problems) - tolerance
 
 
+def amplification_suits(offsets: Tensor, labels: Tensor, domains: Tensor, classes: int) -> bool:
+    """Whether amplification suits centered source rows (n, D): left-out ones are answered clearly better with it.
+
+    Clearly: if it were a matter of chance which of the two answers is right where just one is, the lead would be more
+    than one standard deviation.
+    """
+    generator = torch.Generator().manual_seed(0)
+    asked = torch.zeros_like(labels, dtype=torch.bool)
+    asked[torch.randperm(len(labels), generator=generator)[:TRIED].to(labels.device)] = True
+    gained = 0
+    lost = 0
+    for group in _groups(domains):
+        known = ~group
+        queries = asked & group & torch.isin(labels, labels[known])
+        if not queries.any():
+            continue
+        telling, amplified = _amplification(offsets[known], labels[known])
+        marks = []
+        for rows in (offsets, _amplified(offsets, telling, amplified)):
+            similarity = normalize(rows[queries].float()) @ normalize(rows[known].float()).T
+            marks.append(_answers(similarity, labels[known], classes) == labels[queries])
+        plain, amplified_right = marks
+        gained += int((amplified_right & ~plain).sum())
+        lost += int((plain & ~amplified_right).sum())
+    return gained - lost > sqrt(gained + lost)
+
+
+def _groups(domains: Tensor) -> list[Tensor]:
+    """Rows (n,) that are left out together: each domain, or every third row of a single one."""
+    names = domains.unique().tolist()
+    if len(names) > 1:
+        return [domains == name for name in names[:MOST_PROBLEMS]]
+    places = torch.arange(len(domains), device=domains.device) % FOLDS
+    return [places == fold for fold in range(FOLDS)]
+
+
 def _left_out(features: Tensor, labels: Tensor, domains: Tensor) -> list[Tensor]:
     """Rows (n,) that are asked while all others are learned, so that the two differ as a stream and the source may.
 
@@ -232,11 +280,23 @@ def _left_out_accuracy(
     right = 0.0
     for frame in (torch.stack(list(centers.values())).mean(0), moved.mean(0)):
         similarity = normalize(moved - frame) @ offsets.T
-        nearest, places = similarity.topk(min(VOTERS, len(offsets)), dim=1)
-        near = Neighbors(places, nearest, labels[known][places])
-        probs, _ = vote(near, classes, "classwise")
-        right += float((probs.argmax(1) == labels[answerable]).double().mean()) / 2
+        answers = _answers(similarity, labels[known], classes)
+        right += float((answers == labels[answerable]).double().mean()) / 2
     return right
+
+
+def _answers(similarity: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """What rows with these labels (n,) answer to queries, given how similar they are (q, n)."""
+    nearest, places = similarity.topk(min(VOTERS, len(labels)), dim=1)
+    near = Neighbors(places, nearest, labels[places])
+    probs, _ = vote(near, classes, "classwise", per_class=_per_class(labels))
+    return probs.argmax(1)
+
+
+def _per_class(labels: Tensor) -> int:
+    """How many rows of each class are compared: if a class has fewer, what it lacks counts against it."""
+    smallest = int(labels.bincount().where(labels.bincount() > 0, PER_CLASS).min())
+    return max(FEWEST, min(PER_CLASS, smallest))
 
 
 def _start(features: Tensor, power: float) -> Tensor:
@@ -251,6 +311,12 @@ def _damped(start: Tensor, directions: Tensor, damped: Tensor) -> Tensor:
     """Features (n, D) less what is damped along some directions (R, D)."""
     along = snap(start @ directions.T)  # (n, R)
     return start - snap(along @ damped)
+
+
+def _amplified(damped: Tensor, telling: Tensor, amplified: Tensor) -> Tensor:
+    """Features (n, D) with what is added along some directions (A, D)."""
+    along = snap(damped @ telling.T)  # (n, A)
+    return damped + snap(along @ amplified)
 
 
 def _snapped(vector: Array) -> Array:

@@ -18,10 +18,9 @@ from torch import Tensor
 from adanpc.core.changes import Append
 from adanpc.core.contents import Contents
 from adanpc.core.eviction import Eviction
-from adanpc.core.guard import FOREIGN, Stream, is_copy
+from adanpc.core.guard import BLOCK, FOREIGN, Stream, is_copy
 from adanpc.core.safe import (
     SOURCE_POOL,
-    SOURCE_TEMPERATURE,
     STREAM_POOL,
     STREAM_ROWS,
     Belief,
@@ -38,12 +37,13 @@ from adanpc.core.safe import (
     frozen_queries,
     joining,
     knows_mixed,
+    mixed_at_least,
     novelty_of,
     prediction_of,
     transformed_by,
+    vote_of_source,
 )
 from adanpc.core.types import Neighbors, Origin, Prediction, one_after_another, with_fields
-from adanpc.core.vote import vote
 from adanpc.index import unit
 from adanpc.index.grid import Array, to_main_memory
 
@@ -129,14 +129,19 @@ class _Turns:
         left = range(len(self.answers), len(self.transformed))
         frames = []
         arrivals = self.known.arrivals
-        mixed = knows_mixed(self.settings, self.known.verdicts)
+        mixed = mixed_at_least(self.settings, self.known)
+        settled = not self.settings.carry or knows_mixed(self.settings, self.known.verdicts)
+        block = arrivals.count // BLOCK
         transform = self.contents.transform()
         for query in left:
+            # In the next block, beliefs that are not known yet may look mixed. It matters if frozen answers do not.
+            if not settled and arrivals.count // BLOCK > block and arrivals.mixed() < 1:
+                break
             frame = frame_of(transform, to_main_memory(self.transformed[query]), arrivals, mixed)
             frames.append(frame)
             if self.guess[query]:
                 arrivals = arrivals.after(frame.mean, self.frozen_labels[query])
-        rows = joining(frames, self.transformed[left.start :])
+        rows = joining(frames, self.transformed[left.start : left.start + len(frames)])
         # As many rows may be evicted before the last query's turn; that many more are found, to take their place.
         leaving = 0 if self.queue is None else len(self.transformed)
         pools = [SOURCE_POOL, STREAM_POOL._replace(k=STREAM_ROWS + leaving)]
@@ -150,7 +155,7 @@ class _Turns:
         if self.fresh_stored:
             columns = torch.cat([torch.stack(self.fresh_stored), stored])
         similarity = to_main_memory(queries.double() @ columns.T)  # exact
-        probs, weights = vote(source, self.contents.settings.classes, "classwise", SOURCE_TEMPERATURE)
+        probs, weights = vote_of_source(self.contents, source)
         return Found(frames, rows, queries, stored, source, weights, evidence_of(source, probs), stream, similarity)
 
     # Answering
@@ -181,7 +186,8 @@ class _Turns:
         frame = found.frames[number]
         evidence = found.evidence[number]
         frozen = self.frozen_probs[query]
-        belief = believe(self.settings, self.calibration, self.known, frame, frozen, evidence, witnesses)
+        far = self.frozen.distance[query]
+        belief = believe(self.settings, self.calibration, self.known, frame, frozen, far, evidence, witnesses)
         self.answers.append(belief)
         novelty = self._novelty(query, evidence)
         self.novelty.append(novelty)
@@ -191,7 +197,7 @@ class _Turns:
         row = self.contents.next_id + len(self.fresh_ids)
         self.joined.append(row)
         self.fresh_ids.append(row)
-        self.fresh_beliefs.append(belief.belief.astype(numpy.float32))
+        self.fresh_beliefs.append(belief.passed_on.astype(numpy.float32))
         self.fresh_rows.append(found.rows[number])
         self.fresh_queries.append(found.queries[number])
         self.fresh_stored.append(found.stored[number])

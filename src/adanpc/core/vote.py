@@ -24,7 +24,9 @@ def check_vote_settings(rule: str, temperature: float) -> None:
         raise AdaNPCError(f"temperature {temperature} is too small to divide by: give a larger one, such as 0.1")
 
 
-def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: float = 0.1) -> tuple[Tensor, Tensor]:
+def vote(
+    neighbors: Neighbors, classes: int, rule: str = "share", temperature: float = 0.1, *, per_class: int = PER_CLASS
+) -> tuple[Tensor, Tensor]:
     """Probabilities (B, C) and each neighbor's weight in them (B, K), both float64.
 
     Rules:
@@ -33,15 +35,16 @@ def vote(neighbors: Neighbors, classes: int, rule: str = "share", temperature: f
         paper: softmax over classes of the summed similarities (eq. 4); approaches certainty as k grows.
         published: as share, plus 1e-5 for every class (the public code and its training loss), scaled to sum to 1.
         uniform: every neighbor counts 1/k, as in the paper's theory.
-        classwise: softmax over classes of the mean similarity of the 15 nearest rows of each class, so that a class
-            does not win by having more rows. Rows beyond the k nearest are unknown, so each that is missing from the 15
-            counts as similar as the k-th; choose k several times 15. Soft labels are ignored.
+        classwise: softmax over classes of the mean similarity of the 15 nearest rows of each class, or as many as
+            ``per_class`` says, so that a class does not win by having more rows. Rows beyond the k nearest are unknown,
+            so each that is missing from the 15 counts as similar as the k-th; choose k several times 15, and
+            ``per_class`` no larger than the smallest class. Soft labels are ignored.
         rank: the nearest neighbor counts 1/2, the next 1/3, and so on, over their sum: how much nearer one is than
             another does not matter (Geirhos et al., Towards flexible perception with visual memory, 2024).
     """
     check_vote_settings(rule, temperature)
     if rule == "classwise":
-        return _classwise(neighbors, classes, temperature)
+        return _classwise(neighbors, classes, temperature, per_class)
     similarity = neighbors.similarity.double()
     if rule == "paper":
         votes = similarity.masked_fill(similarity.isneginf(), 0)
@@ -77,18 +80,18 @@ def _by_rank(similarity: Tensor) -> Tensor:
     return votes / votes.sum(1, keepdim=True)
 
 
-def _classwise(neighbors: Neighbors, classes: int, temperature: float) -> tuple[Tensor, Tensor]:
+def _classwise(neighbors: Neighbors, classes: int, temperature: float, per_class: int) -> tuple[Tensor, Tensor]:
     """``vote`` by the class-wise rule. All sums are of exact similarities, and so exact."""
     similarity = neighbors.similarity.double()
     present = similarity > -torch.inf
     labels = neighbors.labels.masked_fill(~present, classes)  # absent neighbors get a class of their own, dropped below
-    counted = (_rank_in_class(similarity, labels) < PER_CLASS) & present
+    counted = (_rank_in_class(similarity, labels) < per_class) & present
     known = similarity.masked_fill(~counted, 0)
     zeros = known.new_zeros(len(known), classes + 1)
     sums = zeros.scatter_add(1, labels, known)[:, :classes]
     counts = zeros.scatter_add(1, labels, counted.double())[:, :classes]
     farthest = similarity.masked_fill(~present, torch.inf).amin(1, keepdim=True)
-    evidence = (sums + (PER_CLASS - counts) * farthest) / PER_CLASS
+    evidence = (sums + (per_class - counts) * farthest) / per_class
     probs = (evidence / temperature).softmax(1)
     # The probability of a class is shared by those of its neighbors that counted.
     shares = probs / counts.clamp(min=1)

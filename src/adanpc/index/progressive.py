@@ -53,7 +53,7 @@ class ProgressiveIndex:
         dim: length of a row.
         storage: of the rows, see ``MemoryBank``.
         device: main memory alone.
-        certified: whether nothing may be missed, at about five times the cost: the four bits of every row are read,
+        certified: whether nothing may be missed, at two to four times the cost: the four bits of every row are read,
             and bounds hold for certain.
         folder: where rows are kept in a file, which is gone with the process; only codes are in memory then.
         sample: the share of queries that every row is read for, too, which takes its time: ``audit`` says how many of

@@ -65,7 +65,12 @@ async def undo(service: Here, body: UndoBody, expert: Expert) -> dict[str, Any]:
     """Takes one expert's change back."""
     change = await run_in_threadpool(change_at, service.bank, body.position)
     position = service.bank.position
-    for opposite in undoing(change, service.bank.contents, who=expert.name, why=body.why or f"undo of {body.position}"):
+    for opposite in undoing(
+        change,
+        service.bank.contents,
+        who=expert.name,
+        why=body.why or f"Undo of the change at position {body.position}",
+    ):
         position = await service.apply(opposite)
     return {"position": position}
 

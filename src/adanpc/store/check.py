@@ -55,16 +55,19 @@ FIELDS: dict[str, dict[str, Any]] = {
     "admission": dict.fromkeys(
         ("min_confidence", "min_margin", "max_entropy", "class_quota", "max_copies"), NUMBER
     ),
-    "safe": {"stream": str, "transform": bool, "screen": bool, "guard": bool, "balance": NUMBER},
+    "safe": {
+        "stream": str, "transform": bool, "screen": bool, "guard": bool, "balance": NUMBER, "carry": bool, "home": bool,
+    },
     "centering": {"mode": str, "prior": int, "unit_features": bool},
     "recipe": {"layer": str, "preprocessing": str, "weights": str},
 }  # fmt: skip
 MEANS = ("source_mean", "stream_total")
 ORIGIN = "transform.origin"
 TRANSFORM_PARTS = tuple(PREFIX_OF_TRANSFORM + name for name in TRANSFORM if name != "origin")
-FOREIGN = "transform.foreign"  # these three hold no vectors
+FOREIGN = "transform.foreign"  # these four hold no vectors
 CALIBRATION = "transform.calibration"
 POWER = "transform.power"
+VOTERS = "transform.voters"
 STREAM = "stream"
 
 
@@ -174,7 +177,7 @@ def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[in
         for name in TRANSFORM_PARTS:
             due[name] = _shape_of_part(name, found.get(name, ("", []))[1], dim)
     if STREAM in found:
-        due[STREAM] = [packed_length(dim, _classes(document))]
+        due[STREAM] = [packed_length(dim, classes_of(document))]
     return due
 
 
@@ -185,12 +188,12 @@ def _shape_of_part(name: str, given: list[int], dim: int) -> list[int]:
         return [min(rows, SAMPLE)]
     if name == CALIBRATION:
         return [PACKED]
-    if name == POWER:
+    if name in (POWER, VOTERS):
         return [1]
     return [min(rows, dim), dim]
 
 
-def _classes(document: dict[str, Any]) -> int:
+def classes_of(document: dict[str, Any]) -> int:
     """How many classes the bank of a document has."""
     classes = document["bank"]["classes"]
     return len(class_names(classes)) or int(classes)
@@ -224,7 +227,7 @@ def check_columns(
 def check_tensors(document: dict[str, Any], tensors: Columns) -> None:
     """Passes columns of the right types and shapes that the bank of this document can hold, and finite means."""
     config = document["bank"]
-    classes = _classes(document)
+    classes = classes_of(document)
     table = {name: column for name, column in tensors.items() if name not in BESIDE_ROWS}
     ids = table["id"]
     try:

@@ -19,7 +19,7 @@ from adanpc import require
 from adanpc.core import AdaNPC, Contents, MemoryBank, Origin
 from adanpc.core.table import VETOED
 from adanpc.errors import AdaNPCError
-from adanpc.files import replace
+from adanpc.store.file import put
 
 LABEL, DOMAIN, KEY, FEATURE = "label", "domain", "key", "feature"
 SUFFIXES = (".csv", ".parquet", ".npy")
@@ -132,7 +132,7 @@ def write_parquet(contents: Contents, path: Path) -> None:
         "confidence": table["confidence"].cpu().numpy(),
         FEATURE: arrow.FixedSizeListArray.from_arrays(arrow.array(rows.reshape(-1)), contents.settings.dim),
     }
-    replace(path, lambda new: parquet.write_table(arrow.table(columns), new))
+    put(path, lambda new: parquet.write_table(arrow.table(columns), new))
 
 
 @contextmanager

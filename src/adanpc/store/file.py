@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
@@ -95,6 +95,12 @@ def write_state(state: State, recipe: dict[str, str], path: Location) -> None:
         if target.exists() and not target.is_file():
             raise ContentsError("a folder or a device has this path", "give the path of a file")
         replace(target, lambda new: save_file(tensors, new, {KEY: text}))
+
+
+def put(path: Path, fill: Callable[[Path], None]) -> None:
+    """``files.replace``, with one sentence if that is refused: for files of other formats."""
+    with _one_sentence(path, "was not saved", REMEDY_OF_SAVING):
+        replace(path, fill)
 
 
 @overload

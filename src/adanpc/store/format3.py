@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 
-from adanpc.core.estimate import UNKNOWN, Alarm
-from adanpc.core.guard import HEAD
+from adanpc.core.estimate import UNKNOWN
+from adanpc.core.guard import HEAD, Stream
+from adanpc.core.vote import PER_CLASS
 from adanpc.index.grid import Columns
 from adanpc.store import check
 from adanpc.store.check import FIELDS, ContentsError
 
 SAFE = {name: FIELDS["safe"][name] for name in ("stream", "guard", "balance")}
 VECTORS = ("transform.directions", "transform.damped", "transform.span")
-SHORTER = HEAD - 4  # numbers that a stream had less; the last of them is the most that its alarm ever had
+HEAD_OF_FORMAT_3 = 4  # numbers of a stream before its vectors
 
 
 def check_document(document: dict[str, Any]) -> None:
@@ -28,7 +29,7 @@ def check_document(document: dict[str, Any]) -> None:
 
 def upgraded_document(document: dict[str, Any]) -> dict[str, Any]:
     """The document of format 4 that means the same: every query joined."""
-    safe = {"transform": True, "screen": False, **document["safe"]}
+    safe = {"transform": True, "screen": False, "carry": False, "home": False, **document["safe"]}
     return {**document, "version": check.VERSION, "safe": safe}
 
 
@@ -39,7 +40,8 @@ def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[in
         if name not in VECTORS:
             due.pop(name, None)
     if check.STREAM in due:
-        due[check.STREAM] = [due[check.STREAM][0] - SHORTER]
+        classes = check.classes_of(document)
+        due[check.STREAM] = [HEAD_OF_FORMAT_3 + document["bank"]["dim"] + 3 * classes]
     return due
 
 
@@ -53,10 +55,12 @@ def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any]
         columns["transform.amplified"] = nothing.clone()
         columns[check.FOREIGN] = torch.zeros(0, dtype=torch.float64)
         columns[check.CALIBRATION] = torch.tensor(UNKNOWN, dtype=torch.float64)
+        columns[check.VOTERS] = torch.tensor([PER_CLASS], dtype=torch.float64)
     if check.STREAM in columns:
         stream = columns[check.STREAM]
-        head = HEAD - SHORTER
-        added = stream.new_zeros(SHORTER)
-        added[-1] = Alarm().peak
-        columns[check.STREAM] = torch.cat([stream[:head], added, stream[head:]])
+        classes = check.classes_of(document)
+        nothing_known = Stream.none(torch.zeros(document["bank"]["dim"]), classes).packed()
+        head = stream[:HEAD_OF_FORMAT_3]
+        since = nothing_known[HEAD_OF_FORMAT_3:HEAD]
+        columns[check.STREAM] = torch.cat([head, since, stream[HEAD_OF_FORMAT_3:], nothing_known[-classes:]])
     return upgraded_document(document), columns

@@ -24,9 +24,9 @@ from adanpc.core.table import ACTIVE
 from adanpc.core.transform import Transform
 from adanpc.core.vote import FLOOR, PER_CLASS
 from adanpc.errors import EmptyBankError
-from adanpc.files import replace
 from adanpc.index.grid import GRID
 from adanpc.store.check import BankFileError
+from adanpc.store.file import put
 
 OPSET = 18
 IR_VERSION = 10  # which older runtimes read, too
@@ -84,13 +84,15 @@ def write_onnx(classifier: AdaNPC, path: Path) -> None:
     settings = classifier.settings
     features = graph.cast("features", DOUBLE)
     if classifier.preset == "safe":
-        queries = _moved_to_origin(graph, features, contents.statistics.transform, plain=not settings.transform)
+        queries = _moved_to_origin(graph, features, contents.statistics.transform)
         pools: list[Pool] = [Pool(SOURCE_ROWS, source=True)]
         rule, temperature = "classwise", SOURCE_TEMPERATURE
+        per_class = contents.transform().per_class
     else:
         queries = _centered(graph, features, contents, settings.centering)
         pools = settings.pools
         rule, temperature = settings.rule, settings.temperature
+        per_class = PER_CLASS
     voters = [_voters(contents, pool) for pool in pools]
     similarity, places = _nearest(graph, queries, pools, voters)
     labels = _of_voters(graph, voters, "label", places)
@@ -99,7 +101,7 @@ def write_onnx(classifier: AdaNPC, path: Path) -> None:
     members = _members(graph, labels, classes)
     if contents.settings.soft and rule != "classwise":  # which goes by labels alone
         members = graph.cast(_of_voters(graph, voters, "soft", places), DOUBLE)
-    probs = _vote(graph, rule, similarity, members, temperature, classes)
+    probs = _vote(graph, rule, similarity, members, temperature, classes, per_class)
     graph.cast(probs, SINGLE, output="probs")
     graph.add("ArgMax", "probs", axis=1, keepdims=0, output="labels")
     _write(graph, contents, path)
@@ -155,11 +157,11 @@ def _centered(graph: Graph, features: str, contents: Contents, centering: Center
     return _directed(graph, less, features)
 
 
-def _moved_to_origin(graph: Graph, features: str, transform: Transform | None, *, plain: bool) -> str:
+def _moved_to_origin(graph: Graph, features: str, transform: Transform | None) -> str:
     """Queries of the preset "safe" where they are if nothing is known of the stream, at length one."""
     if transform is None:
         raise EmptyBankError("no row of the bank may vote: learn source rows first")
-    if not plain:
+    if float(transform.power) == 0.5:
         features = graph.add("Mul", graph.add("Sign", features), graph.add("Sqrt", graph.add("Abs", features)))
     rooted = _unit(graph, features)
     along = _snap(graph, graph.add("MatMul", rooted, graph.constant(transform.directions.T.cpu())))
@@ -225,10 +227,12 @@ def _members(graph: Graph, labels: str, classes: int) -> str:
     return graph.cast(graph.add("Equal", column, graph.constant(numpy.arange(classes), numpy.int64)), DOUBLE)
 
 
-def _vote(graph: Graph, rule: str, similarity: str, members: str, temperature: float, classes: int) -> str:
+def _vote(
+    graph: Graph, rule: str, similarity: str, members: str, temperature: float, classes: int, per_class: int
+) -> str:
     """``core.vote`` for neighbors that are all there: probabilities (B, C)."""
     if rule == "classwise":
-        return _classwise(graph, similarity, members, temperature)
+        return _classwise(graph, similarity, members, temperature, per_class)
     if rule == "paper":
         return graph.add("Softmax", _tally(graph, similarity, members), axis=1)
     if rule == "uniform":
@@ -259,17 +263,17 @@ def _tally(graph: Graph, votes: str, members: str) -> str:
     return graph.total(graph.add("Mul", column, members), 1)
 
 
-def _classwise(graph: Graph, similarity: str, members: str, temperature: float) -> str:
+def _classwise(graph: Graph, similarity: str, members: str, temperature: float, per_class: int) -> str:
     """The rule "classwise" for neighbors of which the more similar come first."""
     # As many of the class as there are up to here: a neighbor counts if it is among the first of its class.
     so_far = graph.add("CumSum", members, graph.constant(1, numpy.int64))
-    among_first = graph.cast(graph.add("LessOrEqual", so_far, graph.constant(float(PER_CLASS))), DOUBLE)
+    among_first = graph.cast(graph.add("LessOrEqual", so_far, graph.constant(float(per_class))), DOUBLE)
     counted = graph.add("Mul", members, among_first)
     sums = _tally(graph, similarity, counted)
-    missing = graph.add("Sub", graph.constant(float(PER_CLASS)), graph.total(counted, 1))
+    missing = graph.add("Sub", graph.constant(float(per_class)), graph.total(counted, 1))
     farthest = graph.total(similarity, 1, "ReduceMin", keep=True)
     known = graph.add("Add", sums, graph.add("Mul", missing, farthest))
-    evidence = graph.add("Div", known, graph.constant(float(PER_CLASS)))
+    evidence = graph.add("Div", known, graph.constant(float(per_class)))
     return graph.add("Softmax", graph.add("Div", evidence, graph.constant(temperature)), axis=1)
 
 
@@ -294,7 +298,7 @@ def _write(graph: Graph, contents: Contents, path: Path) -> None:
     )
     helper.set_model_props(model, {"classes": "\n".join(settings.names)})
     data = model.SerializeToString()
-    replace(path, lambda new: _write_bytes(new, data))
+    put(path, lambda new: _write_bytes(new, data))
 
 
 def _write_bytes(path: Path, data: bytes) -> None:

@@ -188,14 +188,14 @@ function effectOf(effect) {
   ];
   const counts = element("dl", { class: "counts" }, facts.map(([count, name]) => element("div", {}, element("dt", {}, name), element("dd", {}, whole(count)))));
   if (!effect.queries.length) {
-    return [counts, element("p", { class: "hint" }, "None of the recent answers would be another one.")];
+    return [counts, element("p", { class: "hint" }, "None of the recent answers would change.")];
   }
   const items = effect.queries.map(({ query, before, after }) =>
     element("li", {}, element("span", { class: "faint" }, query), tag(before), element("span", { "aria-label": "becomes" }, "→"), tag(after)),
   );
   return [
     counts,
-    element("h3", {}, `${counted(effect.queries.length, "recent answer")} would be another one`),
+    element("h3", {}, `${counted(effect.queries.length, "recent answer")} would change`),
     element("ul", { class: "becoming", tabindex: 0, "aria-label": "Answers that would change" }, items),
   ];
 }

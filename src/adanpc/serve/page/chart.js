@@ -15,7 +15,7 @@ const STEP_OF_PAGE = 10; // points that Page Up and Page Down move by
 
 const PANELS = [
   { title: "Estimated accuracy, with its interval", draw: drawEstimate },
-  { title: "Confidence (solid) and trust in adaptation (dashed)", draw: drawConfidence },
+  { title: "Confidence (solid), trust (dashed)", draw: drawConfidence },
   { title: "Share of the queries that joined", draw: drawJoined },
   { title: "Classes of the answers", draw: drawShares },
 ];
