@@ -85,6 +85,20 @@ def known_arguments(what: str, given: Collection[str], known: Collection[str]) -
             raise ArgumentError(f"{what} has no argument {name!r}; it has: {', '.join(known)}{hint}")
 
 
+def known_attribute(what: str, thing: Any, name: str, own: str, settings: Collection[str]) -> None:
+    """Refuses to give a thing a public attribute that it does not have: it would be a misspelled setting.
+
+    Args:
+        what: the thing in words.
+        thing: to which the attribute would be given.
+        name: of the attribute.
+        own: the one public attribute that it has.
+        settings: one of which is probably meant.
+    """
+    if not name.startswith("_") and name != own and not hasattr(type(thing), name):
+        raise ArgumentError(f"{what} has no setting {name!r}{did_you_mean(name, settings)}")
+
+
 def names_its_arguments(called: Called) -> Called:
     """The class or function, which now answers an unknown argument as ``known_arguments`` does.
 

@@ -397,3 +397,11 @@ def test_arrays_that_run_backward_are_taken() -> None:
     made = AdaNPC(MemoryBank(3, 3))
     made.learn(features[::-1], np.arange(3)[::-1])
     assert made.predict(features[:, ::-1][::-1]).labels.tolist() == [0, 1, 2]
+
+
+def test_a_misspelled_setting_is_not_set_without_a_word() -> None:
+    made = small()
+    with pytest.raises(AdaNPCError, match="a classifier has no setting 'temprature'; did you mean 'temperature'?"):
+        made.temprature = 0.2
+    with pytest.raises(AdaNPCError, match="a bank has no setting 'capcity'; did you mean 'capacity'?"):
+        made.bank.capcity = 3

@@ -80,11 +80,13 @@ class AdaNPC:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses to set an option: answers would change without a trace, or not at all."""
-        if any(name in preset.options for preset in PRESETS.values()):
+        options = [option for preset in PRESETS.values() for option in preset.options]
+        if name in options:
             raise AdaNPCError(
                 f"{name} of a classifier cannot be changed to {brief(value)}: "
                 "make another one over the same bank, AdaNPC(classifier.bank, …)"
             )
+        require.known_attribute("a classifier", self, name, "bank", options)
         super().__setattr__(name, value)
 
     # Answering
