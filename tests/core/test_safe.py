@@ -241,6 +241,19 @@ def test_batch_size_never_changes_an_answer(bank: dict[str, Any]) -> None:
         assert classifier.digest() == whole.digest()
 
 
+def test_batch_size_never_changes_an_answer_where_classes_do_not_arrive_mixed() -> None:
+    """Then each block of queries waits for what the beliefs of the one before it look like."""
+    features, labels = samples(290, 2, shift=1.0)
+    features = torch.cat([features[labels == 1], features])
+    whole = made()
+    expected = whole.step(features)
+    for size in (1, 50):
+        classifier = made()
+        answers = [classifier.step(part) for part in features.split(size)]
+        assert torch.equal(torch.cat([answer.probs for answer in answers]), expected.probs)
+        assert classifier.digest() == whole.digest()
+
+
 def test_predict_answers_as_the_next_step_would_and_changes_nothing() -> None:
     classifier = made()
     features, _ = samples(60, 3, shift=0.5)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from adanpc.core import AdaNPC, Append, MemoryBank, Origin, Veto, everyone
 from adanpc.core.vote import RULES
@@ -76,6 +77,19 @@ def test_the_preset_safe_is_exported_as_it_would_answer_without_its_stream(tmp_p
     assert torch.equal(labels, expected.argmax(1))
     (classes,) = onnx.load(str(tmp_path / "vote.onnx")).metadata_props
     assert (classes.key, classes.value) == ("classes", "ant\nbee\ncat")
+
+
+def test_a_transform_without_the_square_root_is_exported_without_it(tmp_path: Path) -> None:
+    """Pixels of digits, which the root does not suit."""
+    digits = load_digits()
+    pixels = torch.tensor(digits.data[:650]).float()
+    classifier = AdaNPC(MemoryBank(64, 10, soft=True), preset="safe")
+    classifier.learn(pixels[:600], torch.tensor(digits.target[:600]))
+    assert float(classifier.bank.contents.transform().power) == 1
+    probs, _, _ = answers(classifier, tmp_path / "vote.onnx", pixels[600:])
+    expected = classifier.predict(pixels[600:]).frozen
+    assert expected is not None
+    torch.testing.assert_close(probs, expected, rtol=0, atol=1e-6)
 
 
 def test_a_query_that_centering_moves_to_the_origin_keeps_its_direction(tmp_path: Path) -> None:
