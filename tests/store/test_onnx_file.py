@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from adanpc.core import AdaNPC, Append, MemoryBank, Origin, Veto, everyone
 from adanpc.core.vote import RULES
-from adanpc.errors import EmptyBankError, UnavailableError
+from adanpc.errors import AdaNPCError, EmptyBankError, UnavailableError
 from adanpc.store import BankFileError, load, onnx_file, write_onnx
 
 runtime = pytest.importorskip("onnxruntime")
@@ -121,6 +121,11 @@ def test_a_bank_without_voters(tmp_path: Path, preset: str) -> None:
     with pytest.raises(EmptyBankError, match="no row of the bank may vote"):
         write_onnx(AdaNPC(MemoryBank(DIM, CLASSES, soft=True), preset=preset), tmp_path / "vote.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_rule_without_a_graph_is_refused() -> None:
+    with pytest.raises(AdaNPCError, match="the vote rule 'newest' has no ONNX graph yet"):
+        onnx_file._vote(onnx_file.Graph(), "newest", "similarity", "members", 0.1, 2, 15)
 
 
 def test_what_is_missing_or_too_large_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

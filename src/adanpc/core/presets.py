@@ -52,7 +52,7 @@ class Safe:
 
     def frozen_queries(self, contents: Contents, features: Tensor) -> Tensor:
         """Checked queries (B, D) as the bank is searched for them before anything is learned from a stream."""
-        return safe.still(contents, features, self.settings)
+        return safe.still(contents, features)
 
     def predict(self, contents: Contents, features: Tensor, exclude: Tensor | None) -> Prediction:
         """The answer that each of these checked queries (B, D) would get if it came next."""

@@ -104,7 +104,7 @@ def prepared(change: Append, features: Tensor, contents: Contents, settings: Saf
     if not len(features):
         return change
     if change.origin != Origin.SOURCE:
-        transformed = transformed_by(contents, features, settings)
+        transformed = transformed_by(contents, features)
         frames = frames_apart(contents, transformed, settings)
         return replace(change, features=joining(frames, transformed), centered=True)
     labels = change.labels
@@ -187,16 +187,16 @@ def joining(frames: list[Frame], transformed: Tensor) -> Tensor:
     return _directed(moved, transformed)
 
 
-def still(contents: Contents, features: Tensor, settings: SafeSettings) -> Tensor:
+def still(contents: Contents, features: Tensor) -> Tensor:
     """Queries (B, D) where they are if nothing is known of the stream, float32."""
-    return _directed_from_origin(contents, transformed_by(contents, features, settings))
+    return _directed_from_origin(contents, transformed_by(contents, features))
 
 
 def _directed_from_origin(contents: Contents, transformed: Tensor) -> Tensor:
     return _directed(transformed - contents.transform().origin, transformed)
 
 
-def transformed_by(contents: Contents, features: Tensor, settings: SafeSettings) -> Tensor:
+def transformed_by(contents: Contents, features: Tensor) -> Tensor:
     """Checked features (B, D), transformed: float64."""
     return contents.transform()(features)
 
@@ -425,7 +425,7 @@ def nearness(one: float, other: float, sharpness: int) -> float:
 
 def predict(contents: Contents, features: Tensor, settings: SafeSettings, exclude: Tensor | None) -> Prediction:
     """What each query (B, D) would be answered if it came next."""
-    transformed = transformed_by(contents, features, settings)
+    transformed = transformed_by(contents, features)
     frames = frames_apart(contents, transformed, settings)
     moved = unit(joining(frames, transformed))
     count = len(moved)

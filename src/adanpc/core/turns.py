@@ -59,7 +59,7 @@ def propose(
         features: checked.
         settings: of the preset.
     """
-    turns = _Turns(contents, queue, transformed_by(contents, features, settings), settings)
+    turns = _Turns(contents, queue, transformed_by(contents, features), settings)
     turns.answer_all()
     return turns.prediction(), turns.change(), turns.rows()
 

@@ -23,7 +23,7 @@ from adanpc.core.safe import SOURCE_ROWS, SOURCE_TEMPERATURE
 from adanpc.core.table import ACTIVE
 from adanpc.core.transform import Transform
 from adanpc.core.vote import FLOOR, PER_CLASS
-from adanpc.errors import EmptyBankError
+from adanpc.errors import AdaNPCError, EmptyBankError
 from adanpc.index.grid import GRID
 from adanpc.store.check import BankFileError
 from adanpc.store.file import put
@@ -240,8 +240,10 @@ def _vote(
         weights = graph.add("Div", ones, graph.total(ones, 1, keep=True))
     elif rule == "rank":
         weights = _by_rank(graph, similarity)
-    else:
+    elif rule in ("share", "published"):
         weights = graph.add("Softmax", graph.add("Div", similarity, graph.constant(temperature)), axis=1)
+    else:
+        raise AdaNPCError(f"the vote rule {rule!r} has no ONNX graph yet: add one to store/onnx_file.py")
     probs = _tally(graph, weights, members)
     if rule == "published":
         probs = graph.add("Add", probs, graph.constant(FLOOR))
