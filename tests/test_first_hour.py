@@ -231,7 +231,9 @@ def test_a_report_says_where_its_data_came_from(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_a_resumed_run_would_ignore_is_refused(folder: Path) -> None:
-    for option in (("--steps", 9), ("--data", "pacs"), ("--seed", 0), ("--no-augment",)):
+    done = run("train", "--resume", folder, "--data", "pacs")
+    assert (done.exit_code, "was trained on the data set 'folder', not on 'pacs'" in done.stderr) == (2, True)
+    for option in (("--steps", 9), ("--seed", 0), ("--no-augment",)):
         done = run("train", "--resume", folder, *option)
         assert done.exit_code == 2
         assert f"so {option[0]} cannot be given with it: omit" in done.stderr or "--augment" in done.stderr

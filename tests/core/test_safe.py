@@ -21,7 +21,7 @@ from adanpc.core import AdaNPC, Append, Feedback, MemoryBank, Origin, Restore, V
 from adanpc.core.codec import _packed, _unpacked, canonical, decode, encode
 from adanpc.core.guard import ADVANTAGE, ERROR, LEAD, Stream, packed_length, with_more_classes
 from adanpc.core.table import TableError
-from adanpc.core.transform import Transform, fit, root_suits
+from adanpc.core.transform import Transform, amplification_suits, fit, root_suits
 from adanpc.errors import AdaNPCError, ChangeError, EmptyBankError, LabelError
 from adanpc.store import BankFileError
 from adanpc.store.file import KEY, _document, _seal
@@ -90,7 +90,8 @@ class Loop:
         z = self.transformed(feature)
         origin = self.transform.origin.numpy()
         frozen, similarity = self.vote(unit(z - origin))
-        mixed = 1.0 if self.mixed else max(self.held, seems_mixed(self.count, self.shares, self.repeats))
+        frozen_mixed = seems_mixed(self.count, self.shares, self.repeats)
+        mixed = 1.0 if self.mixed else max(self.held, frozen_mixed)
         slow = max(1 / (self.count + 17), 1 / 1000)
         mean = (1 - slow) * self.mean + slow * z
         shift = mean - origin
@@ -125,7 +126,7 @@ class Loop:
             self.last = label
             self.mean = mean
             self.masses = self.masses + belief
-            self.believe(int(belief.argmax()), rate)
+            self.believe(int(belief.argmax()), rate, frozen_mixed)
             carried = belief ** (1 + (share * belief.max()) ** 1.5) if self.carry else belief
             self.stream.append((moved, carried / carried.sum()))
         else:
@@ -142,14 +143,15 @@ class Loop:
         z = z - (self.transform.directions.numpy() @ z) @ self.transform.damped.numpy()
         return np.asarray(z + (self.transform.telling.numpy() @ z) @ self.transform.amplified.numpy())
 
-    def believe(self, label: int, rate: float) -> None:
-        """Every 64th query, it is looked at whether beliefs have been mixed."""
+    def believe(self, label: int, rate: float, frozen_mixed: float) -> None:
+        """Every 64th query, it is looked at whether beliefs confirm that classes are mixed."""
         self.believed = (1 - rate) * self.believed + rate * np.eye(CLASSES)[label]
         if self.last_believed is not None:
             self.believed_repeats = (1 - rate) * self.believed_repeats + rate * (label == self.last_believed)
         self.last_believed = label
         if self.count % 64 == 0 and self.carry:
-            self.held = seems_mixed(self.count, self.believed, self.believed_repeats)
+            believed_mixed = seems_mixed(self.count, self.believed, self.believed_repeats)
+            self.held = min(believed_mixed, max(self.held, frozen_mixed))
 
     def vote(self, query: Array) -> tuple[Array, float]:
         similarity = self.rows @ query
@@ -612,6 +614,15 @@ class TestTransform:
     def test_domains_that_share_no_class_tell_nothing_about_the_root(self) -> None:
         features, labels = samples(60, 0)
         assert root_suits(features, labels, labels, CLASSES)
+
+    def test_several_domains_are_amplified_unless_that_clearly_loses(self) -> None:
+        """Noise without classes: nothing is gained or lost clearly, and that is enough with several domains alone."""
+        generator = torch.Generator().manual_seed(6)
+        rows = torch.randn(300, 20, generator=generator).double()
+        labels = torch.arange(300) % 3
+        together = torch.zeros(300, dtype=torch.int64)
+        assert amplification_suits(rows, labels, torch.arange(300) // 150, 3)
+        assert not amplification_suits(rows, labels, together, 3)
 
     def test_it_amplifies_what_tells_classes_apart(self) -> None:
         """A weak direction among many, which neighbors find hard to see."""

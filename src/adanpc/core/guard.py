@@ -5,9 +5,9 @@ Three questions are answered while a stream goes by.
 * Is there anything to learn from a query? Not if it is less like the source than the source's classes are like each
   other, and not if it is one more copy of what came before: otherwise whoever repeats an image moves all answers.
 * Do classes arrive mixed? If answers repeat more often than their shares explain, or one class has most of them,
-  probably not. Then the stream's mean says as much about the classes that happened to come as about the shift. It is
-  enough if either the frozen or the adapted answers look mixed: far from the source the frozen ones all become the
-  same.
+  probably not. Then the stream's mean says as much about the classes that happened to come as about the shift. Once
+  classes have been seen to arrive mixed, adapted answers may show that they still do: far from the source the frozen
+  ones all become the same.
 * Do neighbors agree? Queries that are near each other should get the same answer more often than chance, if the
   answers mean anything. Where a class is spread over several answers at random, as it is once centering has removed
   what made it that class, they do not. What is asked is what source rows say. Once answers
@@ -166,12 +166,20 @@ class Beliefs:
             coherence = (1 - rate) * coherence + rate * agreement
         return replace(self, shares=shares, coherence=coherence)
 
-    def with_belief(self, count: int, belief: Array) -> Beliefs:
-        """Once a query, one after ``count`` others, has been believed to be of these classes (C,)."""
+    def with_belief(self, count: int, belief: Array, frozen_mixed: float) -> Beliefs:
+        """Once a query, one after ``count`` others, has been believed to be of these classes (C,).
+
+        Args:
+            count: of the others.
+            belief: in the query.
+            frozen_mixed: how far classes seem mixed by the frozen answers.
+        """
         order = self.order.after(count, int(belief.argmax()))
         mixed = self.mixed
         if (count + 1) % BLOCK == 0:
-            mixed = order.mixed(count + 1)
+            # Beliefs can confirm that classes still arrive mixed, but not discover it: where a single class arrives and
+            # the whole mean is removed, beliefs look mixed for just that reason.
+            mixed = min(order.mixed(count + 1), max(mixed, frozen_mixed))
         return replace(self, masses=self.masses + belief, order=order, mixed=mixed)
 
     def beyond_chance(self) -> float:

@@ -359,7 +359,7 @@ def believe(
     if settings.home:
         trust *= nearness(nearest * frame.nearer, frozen_distance, SHARPNESS_OF_HOME)
     passed_on = belief
-    after = beliefs.with_belief(count, belief)
+    after = beliefs.with_belief(count, belief, stream.arrivals.mixed())
     if settings.carry:
         passed_on = _sharpened(belief, share)
     else:

@@ -92,7 +92,7 @@ class Run:
         if encoder is not None and absolute_name(encoder) != absolute_name(self.spec.encoder):
             raise RunError(f"{folder} was trained with the encoder {self.spec.encoder}, not with {encoder}")
         if data is not None and absolute_name(data) != absolute_name(self.spec.data):
-            raise RunError(f"{folder} was trained on the data {self.spec.data}, not on {data}")
+            raise RunError(f"{folder} was trained on the data set {self.spec.data!r}, not on {data!r}")
 
     def _untrusted(self, field: str, spec: Mapping[str, Any]) -> RunError:
         """The refusal of code that only the run has named, as one of the fields of its spec."""
