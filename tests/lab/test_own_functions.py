@@ -232,7 +232,7 @@ def test_a_run_is_opened_only_with_its_own_data(data_dir: Path) -> None:
     )
     folder = Path("runs") / "folder-erm-bright-0-1steps"
     assert Run(folder, encoder="convnet", data="folder").finished()
-    with pytest.raises(RunError, match="was trained on the data folder, not on pacs"):
+    with pytest.raises(RunError, match="was trained on the data set 'folder', not on 'pacs'"):
         Run(folder, data="pacs")
 
 
