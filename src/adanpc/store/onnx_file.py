@@ -109,17 +109,26 @@ def write_onnx(classifier: AdaNPC, path: Path) -> None:
 
 def _unit(graph: Graph, features: str) -> str:
     """``index.unit``, in float64."""
-    largest = graph.total(graph.add("Abs", features), 1, "ReduceMax", keep=True)
-    scaled = graph.add("Div", features, graph.add("Max", largest, graph.constant(1e-300)))
-    whole = graph.cast(graph.add("Round", graph.add("Mul", scaled, graph.constant(2.0**20))), WHOLE)
+    sizes = graph.add("Abs", features)
+    largest = graph.total(sizes, 1, "ReduceMax", keep=True)
+    divisor = graph.add("Max", largest, graph.constant(1e-300))
+    scaled = graph.add("Div", features, divisor)
+    # The length is that of whole numbers, whose squares add up without rounding.
+    steps = graph.constant(2.0**20)
+    rounded = graph.add("Round", graph.add("Mul", scaled, steps))
+    whole = graph.cast(rounded, WHOLE)
     squares = graph.total(graph.add("Mul", whole, whole), 1, keep=True)
-    length = graph.add("Max", graph.add("Sqrt", graph.cast(squares, DOUBLE)), graph.constant(1.0))
-    return _snap(graph, graph.add("Mul", scaled, graph.add("Div", graph.constant(2.0**20), length)))
+    root = graph.add("Sqrt", graph.cast(squares, DOUBLE))
+    length = graph.add("Max", root, graph.constant(1.0))
+    factor = graph.add("Div", steps, length)
+    return _snap(graph, graph.add("Mul", scaled, factor))
 
 
 def _snap(graph: Graph, values: str) -> str:
     """The nearest multiples of 2**-24."""
-    return graph.add("Div", graph.add("Round", graph.add("Mul", values, graph.constant(GRID))), graph.constant(GRID))
+    grid = graph.constant(GRID)
+    rounded = graph.add("Round", graph.add("Mul", values, grid))
+    return graph.add("Div", rounded, grid)
 
 
 def _as_single(graph: Graph, values: str) -> str:
@@ -236,7 +245,7 @@ def _vote(
     if rule == "paper":
         return graph.add("Softmax", _tally(graph, similarity, members), axis=1)
     if rule == "uniform":
-        ones = graph.add("Add", graph.add("Mul", similarity, graph.constant(0.0)), graph.constant(1.0))
+        ones = _ones(graph, similarity)
         weights = graph.add("Div", ones, graph.total(ones, 1, keep=True))
     elif rule == "rank":
         weights = _by_rank(graph, similarity)
@@ -251,9 +260,15 @@ def _vote(
     return probs
 
 
+def _ones(graph: Graph, similarity: str) -> str:
+    """As many ones as there are similarities (B, K)."""
+    zeros = graph.add("Mul", similarity, graph.constant(0.0))
+    return graph.add("Add", zeros, graph.constant(1.0))
+
+
 def _by_rank(graph: Graph, similarity: str) -> str:
     """The weights (B, K) of the rule "rank" for neighbors of which the more similar come first."""
-    ones = graph.add("Add", graph.add("Mul", similarity, graph.constant(0.0)), graph.constant(1.0))
+    ones = _ones(graph, similarity)
     counted = graph.add("CumSum", ones, graph.constant(1, numpy.int64))  # 1, 2, …
     votes = graph.add("Div", ones, graph.add("Add", counted, ones))  # 1/2, 1/3, …
     return graph.add("Div", votes, graph.total(votes, 1, keep=True))
