@@ -26,6 +26,7 @@ from adanpc.core import AdaNPC, Admission, MemoryBank
 from adanpc.core.codec import canonical
 from adanpc.core.paper import DEFAULT_ADMISSION
 from adanpc.core.transform import fit as fit_transform_of
+from adanpc.core.tryout import suitable_parts
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.store import BankFileError
 from adanpc.store.file import ESTIMATOR, read, write
@@ -326,14 +327,15 @@ class AdaNPCTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         check_classification_targets(given)
         classes, labels = np.unique(given, return_inverse=True)
         of_rows = _domains(domains, len(labels))
-        self.transform_ = fit_transform_of(torch.from_numpy(rows), torch.from_numpy(labels), of_rows, len(classes))
+        source = (torch.from_numpy(rows), torch.from_numpy(labels), of_rows, len(classes))
+        self.transform_ = fit_transform_of(*source, suitable_parts(*source))
         return self
 
     def transform(self, X: Any) -> NDArray[np.float32]:
         """Rows X (n, D), transformed and less the mean of the source's domains, (n, D)."""
         check_is_fitted(self)
         rows = validate_data(self, X, dtype=np.float32, order="C", reset=False)
-        transformed = self.transform_(torch.from_numpy(rows)) - self.transform_.origin
+        transformed = self.transform_.still(self.transform_(torch.from_numpy(rows)))
         return transformed.float().numpy()
 
     def __sklearn_tags__(self) -> Any:

@@ -2,8 +2,9 @@
 
 Three questions are answered while a stream goes by.
 
-* Is there anything to learn from a query? Not if it is less like the source than the source's classes are like each
-  other, and not if it is one more copy of what came before: otherwise whoever repeats an image moves all answers.
+* Is there anything to learn from a query? Not if it is foreign: less like the source than the source's classes are
+  like each other. If nearly all queries are foreign, it is the stream that has moved, and they are learned from all the
+  same. Nor if it is one more copy of what came before: otherwise whoever repeats an image moves all answers.
 * Do classes arrive mixed? If answers repeat more often than their shares explain, or one class has most of them,
   probably not. Then the stream's mean says as much about the classes that happened to come as about the shift. Once
   classes have been seen to arrive mixed, adapted answers may show that they still do: far from the source the frozen
@@ -12,6 +13,8 @@ Three questions are answered while a stream goes by.
   answers mean anything. Where a class is spread over several answers at random, as it is once centering has removed
   what made it that class, they do not. What is asked is what source rows say. Once answers
   are trusted, it counts as far as they come from these: far from the source, source rows may be wrong and answers not.
+  And neighbors should agree more with the adapted answers than with the frozen ones. If they do not, adapting has
+  gained nothing that could be seen, and the frozen answers are the safer ones.
 
 The last two are running averages over the last hundred queries or so, and what people say overrules both: labels on
 which the frozen and the adapted answer differ decide between them by a sequential test.
@@ -33,7 +36,9 @@ from torch.nn.functional import pad
 from adanpc.core.estimate import Accuracy, Agreements, Alarm, Calibration
 from adanpc.index.grid import Array
 
-FOREIGN = 0.9  # queries of more novelty are not learned from
+FOREIGN = 0.9  # queries of more novelty are foreign
+MOVED_AWAY = 0.7  # the share of foreign queries beyond which it is the stream that has moved
+FOREIGN_RATE = 1 / 50  # of the running average of that share
 COPIES = 3  # near copies of a query that are learned from
 COPY_DISTANCE = 0.2  # from a copy, as a share of the distance to the source
 APART = 1e-6  # the least distance from neighbors
@@ -49,6 +54,9 @@ BLOCK = 64  # queries after which it is looked again whether beliefs are mixed, 
 REPETITION = (0.16, 0.08)
 LARGEST_SHARE = (0.8, 0.6)
 COHERENCE = (0.35, 0.45)
+GAIN = (0.0, 0.02)
+GAIN_PRIOR = 16  # queries that an unsuspicious gain counts for before the stream
+GAIN_RATE = 1 / 200  # of the running average of gains
 
 # The test of labels: if one kind of answer is right in so many of the cases in which just one of them is, it is
 # chosen, but for this chance of an error.
@@ -113,11 +121,12 @@ class Arrivals:
     count: int
     mean: Array  # (D,) float64, the running mean of transformed features
     order: Order  # of the frozen answers
+    foreign: float  # the share of foreign queries, lately, whether they joined or not
 
     @classmethod
     def none(cls, origin: Array, classes: int) -> Arrivals:
         """Before the first query."""
-        return cls(0, origin, Order.none(classes))
+        return cls(0, origin, Order.none(classes), 0.0)
 
     def mean_with(self, transformed: Array) -> Array:
         """The running mean (D,) once a query (D,) has come."""
@@ -126,7 +135,18 @@ class Arrivals:
 
     def after(self, mean: Array, answer: int) -> Arrivals:
         """Once a query has come that makes the mean this one (D,), and that the frozen bank answers so."""
-        return Arrivals(self.count + 1, mean, self.order.after(self.count, answer))
+        order = self.order.after(self.count, answer)
+        return replace(self, count=self.count + 1, mean=mean, order=order)
+
+    def with_novelty(self, novelty: float) -> Arrivals:
+        """Once a query of this novelty has come, whether it joins or not."""
+        foreign = float(novelty > FOREIGN)
+        return replace(self, foreign=self.foreign + FOREIGN_RATE * (foreign - self.foreign))
+
+    @property
+    def moved_away(self) -> bool:
+        """Whether so many queries are foreign that it is the stream that has moved."""
+        return self.foreign > MOVED_AWAY
 
     def mixed(self) -> float:
         """How far the classes seem to arrive mixed, from 0 to 1."""
@@ -142,11 +162,14 @@ class Beliefs:
     coherence: float  # how much of a query's neighbors in the stream was answered as it is, lately
     order: Order  # of the beliefs' most probable classes
     mixed: float  # how far classes seemed mixed by that order when the latest BLOCK of queries began
+    gain: float  # how much more neighbors agreed with the adapted answers than with the frozen ones, lately
 
     @classmethod
     def none(cls, classes: int) -> Beliefs:
         """Before the first query."""
-        return cls(numpy.zeros(classes), numpy.full(classes, 1 / classes), 0.0, Order.none(classes), 0.0)
+        unsuspicious = GAIN[1]
+        uniform = numpy.full(classes, 1 / classes)
+        return cls(numpy.zeros(classes), uniform, 0.0, Order.none(classes), 0.0, unsuspicious)
 
     def compared(self, count: int, answer: int, agreement: float | None, weight: float) -> Beliefs:
         """Once a query, one after ``count`` others, has been compared with its neighbors in the stream, if any.
@@ -182,6 +205,11 @@ class Beliefs:
             mixed = min(order.mixed(count + 1), max(mixed, frozen_mixed))
         return replace(self, masses=self.masses + belief, order=order, mixed=mixed)
 
+    def with_gain(self, count: int, gain: float) -> Beliefs:
+        """Once neighbors agreed by so much more with the adapted answer to a query, one after ``count`` others."""
+        rate = max(1 / (count + 1 - WARM_UP + GAIN_PRIOR), GAIN_RATE)
+        return replace(self, gain=self.gain + rate * (gain - self.gain))
+
     def beyond_chance(self) -> float:
         """How far neighbors agree: 0 as much as chance, 1 always."""
         by_chance = float(numpy.square(self.shares).sum())
@@ -191,7 +219,7 @@ class Beliefs:
         """How far adapted answers can be trusted after so many queries, from 0 to 1."""
         if count <= WARM_UP:
             return 0.0
-        return _ramp(self.beyond_chance(), *COHERENCE)
+        return _ramp(self.beyond_chance(), *COHERENCE) * _ramp(self.gain, *GAIN)
 
 
 @dataclass(frozen=True)
@@ -244,6 +272,8 @@ class Stream:
             beliefs.order.repeats,
             beliefs.order.last,
             beliefs.mixed,
+            beliefs.gain,
+            arrivals.foreign,
         ]
         by_class = [arrivals.order.shares, beliefs.masses, beliefs.shares, beliefs.order.shares]
         parts = [numpy.array(head, dtype=numpy.float64), arrivals.mean, *by_class]
@@ -255,11 +285,13 @@ class Stream:
         numbers = vector.cpu().numpy()
         ends = numpy.cumsum([HEAD, dim, classes, classes, classes])
         head, mean, shares, masses, lately, believed = numpy.split(numbers, ends)
-        count, repeats, last, coherence, adapted, frozen, *estimated = head[:-3].tolist()
-        believed_repeats, believed_last, mixed = head[-3:].tolist()
+        count, repeats, last, coherence, adapted, frozen, *estimated = head[:-5].tolist()
+        believed_repeats, believed_last, mixed, gain, foreign = head[-5:].tolist()
+        order = Order(shares, repeats, int(last))
+        believed_order = Order(believed, believed_repeats, int(believed_last))
         return cls(
-            Arrivals(int(count), mean, Order(shares, repeats, int(last))),
-            Beliefs(masses, lately, coherence, Order(believed, believed_repeats, int(believed_last)), mixed),
+            Arrivals(int(count), mean, order, foreign),
+            Beliefs(masses, lately, coherence, believed_order, mixed, gain),
             Verdicts(int(adapted), int(frozen)),
             Agreements(*estimated[:3]),
             Alarm(*estimated[3:]),
@@ -348,7 +380,7 @@ def _percent(accuracy: Accuracy) -> str:
     return f"{100 * accuracy.estimate:.0f} % ({100 * accuracy.low:.0f} to {100 * accuracy.high:.0f})"
 
 
-HEAD = 15  # numbers of a packed stream before its vectors
+HEAD = 17  # numbers of a packed stream before its vectors
 
 
 def packed_length(dim: int, classes: int) -> int:

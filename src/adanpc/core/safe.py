@@ -26,6 +26,7 @@ belief is the answer. Labels that people give have the same effect, once they sh
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple
 
 import numpy
@@ -38,7 +39,8 @@ from adanpc.core.contents import Contents, Pool
 from adanpc.core.estimate import Agreements, Alarm, Calibration, calibrate, comparable
 from adanpc.core.estimate import agreement as agreement_with
 from adanpc.core.guard import APART, WARM_UP, Arrivals, Beliefs, Stream, Verdicts, distance
-from adanpc.core.transform import NEAREST, Transform, centered, domain_centers, fit
+from adanpc.core.transform import NEAREST, Parts, Transform, centered, fit
+from adanpc.core.tryout import suitable_parts
 from adanpc.core.types import Neighbors, Origin, Prediction, side_by_side
 from adanpc.core.vote import vote
 from adanpc.errors import AdaNPCError, EmptyBankError
@@ -113,9 +115,12 @@ def prepared(change: Append, features: Tensor, contents: Contents, settings: Saf
     classes = contents.settings.classes
     unfitted = transform is None
     if transform is None:
-        transform = fit(features, labels, domains, classes, plain=not settings.transform)
+        parts = Parts()
+        if settings.transform:
+            parts = suitable_parts(features, labels, domains, classes)
+        transform = fit(features, labels, domains, classes, parts)
     transformed = transform(features)
-    rows = _directed(centered(transformed, domains, domain_centers(transformed, labels, domains)), transformed)
+    rows = _directed(centered(transformed, labels, domains), transformed)
     change = replace(change, features=rows, centered=True)
     if unfitted:
         calibration = calibrate(
@@ -193,7 +198,7 @@ def still(contents: Contents, features: Tensor) -> Tensor:
 
 
 def _directed_from_origin(contents: Contents, transformed: Tensor) -> Tensor:
-    return _directed(transformed - contents.transform().origin, transformed)
+    return _directed(contents.transform().still(transformed), transformed)
 
 
 def transformed_by(contents: Contents, features: Tensor) -> Tensor:
@@ -251,6 +256,13 @@ class Witnesses(NamedTuple):
     similarity: Array  # (k,) float64
     labels: Array  # (k,)
     beliefs: Array  # (k, C) float32
+
+    @property
+    def distance(self) -> float:
+        """How far the query is from them; infinitely far if there are none."""
+        if not len(self.similarity):
+            return inf
+        return distance(self.similarity)
 
     @classmethod
     def among(cls, near: Neighbors, query: int) -> Witnesses:
@@ -335,42 +347,36 @@ def believe(
     """
     count = stream.arrivals.count
     answered = int(evidence.probs.argmax())
-    belief = evidence.probs
-    share = 0.0
-    agreement = None
-    nearest = evidence.distance
     votes = _softmax(witnesses.similarity / STREAM_TEMPERATURE)
+    share = _stream_share(evidence, witnesses, frame.mixed)
+    belief = evidence.probs
     if len(votes):
-        from_stream = distance(witnesses.similarity)
-        nearest = min(nearest, from_stream)
-        share = _stream_share(evidence.distance, from_stream, frame.mixed)
-        share *= len(votes) / STREAM_ROWS  # the first few rows of a stream count less
-        belief = (1 - share) * belief + share * (votes[:, None] * witnesses.beliefs).sum(0)
-        agreement = float((votes * (witnesses.labels == answered)).sum())
-    counts = 1.0
-    if settings.carry:
-        counts = 1 - share * stream.beliefs.trust(count)
-    beliefs = stream.beliefs.compared(count, answered, agreement, counts)
+        from_stream = (votes[:, None] * witnesses.beliefs).sum(0)
+        belief = (1 - share) * belief + share * from_stream
+    beliefs = _compared(settings, stream, answered, votes, witnesses, share)
     emphasis = (beliefs.masses + MASS_PRIOR) ** (-settings.balance * frame.mixed)
     weighted = belief * emphasis
     total = weighted.sum()
     belief = weighted / total
     trust = _trust(settings, stream.verdicts, beliefs, count + 1)
     if settings.home:
+        nearest = min(evidence.distance, witnesses.distance)
         trust *= nearness(nearest * frame.nearer, frozen_distance, SHARPNESS_OF_HOME)
+    answer = trust * belief + (1 - trust) * frozen
     passed_on = belief
     after = beliefs.with_belief(count, belief, stream.arrivals.mixed())
     if settings.carry:
         passed_on = _sharpened(belief, share)
     else:
         after = replace(after, mixed=0.0)
-    answer = trust * belief + (1 - trust) * frozen
     agreements = stream.agreements
     alarm = stream.alarm
     # The first rows of a stream are few and far between, so little can agree with them.
-    if count >= WARM_UP and comparable(evidence.distance, distance(witnesses.similarity)):
+    if count >= WARM_UP and comparable(evidence.distance, witnesses.distance):
         of_frozen = agreement_with(votes, witnesses.labels, int(frozen.argmax()), answered)
+        of_belief = agreement_with(votes, witnesses.labels, int(belief.argmax()), answered)
         of_answer = agreement_with(votes, witnesses.labels, int(answer.argmax()), answered)
+        after = after.with_gain(count, of_belief - of_frozen)
         agreements = agreements.after(of_frozen, of_answer)
         alarm = alarm.after(of_answer, calibration.alarm_level)
     return Belief(
@@ -388,6 +394,29 @@ def believe(
     )
 
 
+def _compared(
+    settings: SafeSettings, stream: Stream, answered: int, votes: Array, witnesses: Witnesses, share: float
+) -> Beliefs:
+    """What is known of beliefs once a query, of which source rows say this, was compared with its witnesses.
+
+    Args:
+        settings: of the preset.
+        stream: what is known of it before the query.
+        answered: what source rows say of the query.
+        votes: (k,) of the witnesses.
+        witnesses: rows of the stream near the query.
+        share: of the witnesses in the belief.
+    """
+    count = stream.arrivals.count
+    agreement = None
+    if len(votes):
+        agreement = float((votes * (witnesses.labels == answered)).sum())
+    weight = 1.0
+    if settings.carry:
+        weight = 1 - share * stream.beliefs.trust(count)
+    return stream.beliefs.compared(count, answered, agreement, weight)
+
+
 def _softmax(values: Array) -> Array:
     """The softmax of values (k,), of which the first is the largest."""
     powers = numpy.exp(values - values[:1])
@@ -403,10 +432,14 @@ def _trust(settings: SafeSettings, verdicts: Verdicts, beliefs: Beliefs, count: 
     return beliefs.trust(count)
 
 
-def _stream_share(from_source: float, from_stream: float, mixed: float) -> float:
-    """What part of a belief comes from rows of the stream, given how far both kinds of rows are."""
+def _stream_share(evidence: Evidence, witnesses: Witnesses, mixed: float) -> float:
+    """What part of a belief comes from rows of the stream, given how far classes arrive mixed."""
+    found = len(witnesses.ids)
+    if not found:
+        return 0.0
     most = MOST_UNMIXED + (1 - MOST_UNMIXED) * mixed
-    return min(most, nearness(from_stream, from_source, SHARPNESS))
+    share = min(most, nearness(witnesses.distance, evidence.distance, SHARPNESS))
+    return share * (found / STREAM_ROWS)  # the first few rows of a stream count less
 
 
 def _sharpened(belief: Array, share: float) -> Array:

@@ -162,7 +162,7 @@ def check_stream(vector: Tensor, dim: int, classes: int) -> None:
     if not vector.isfinite().all():
         raise TableError("its stream holds NaN or infinity")
     count, _, last, _, adapted, frozen, *estimated = vector[:HEAD].tolist()
-    compared, agreed_frozen, agreed, bets, capital, peak, _, last_believed, held = estimated
+    compared, agreed_frozen, agreed, bets, capital, peak, _, last_believed, held, gain, foreign = estimated
     for counted in (count, adapted, frozen, compared, bets):
         if counted < 0 or counted != int(counted):
             raise TableError(f"its stream counts {counted:g} queries or labels")
@@ -171,6 +171,8 @@ def check_stream(vector: Tensor, dim: int, classes: int) -> None:
             raise TableError(f"the last query of its stream is of class {latest:g}")
     if not 0 <= held <= 1:
         raise TableError(f"the classes of its stream are mixed to the part {held:g}, which is not from 0 to 1")
+    if not (-1 <= gain <= 1 and 0 <= foreign <= 1):
+        raise TableError("what its stream says of gains and foreign queries is out of range")
     if not (0 <= agreed_frozen <= 1 and 0 <= agreed <= 1 and 0 <= capital <= MOST_CAPITAL and peak >= 1):
         raise TableError("what its stream says of accuracy is out of range")
     if (vector[HEAD + dim :] < 0).any():

@@ -1,19 +1,18 @@
 """A feature transform fitted to the source: what tells domains or single samples apart counts less than classes do.
 
-A feature x becomes z = A W unit(sign(x) sqrt|x|). The square root keeps a few large coordinates from deciding every
-cosine, but it also amplifies what is near zero. So it is left out where source rows that were left out and disturbed a
-little are answered better without it, as pixels of digits on a black ground are.
+A feature x becomes z = A W unit(sign(x) sqrt|x|), of these parts:
 
+* The square root keeps a few large coordinates from deciding every cosine.
 * W damps the directions in which samples of one class and domain differ most: with S the pooled covariance within
   classes and domains, it is the inverse root of a tenth of S and nine tenths of its mean variance, taken for the 64
   strongest directions, since for all others it hardly differs from a multiple of the identity.
 * A amplifies the directions that tell classes apart. A ridge regression R from centered features to classes knows
   them; A is the root of I + R R', so a similarity after it is the plain one and that of the predicted classes, added.
-  On source rows both parts are about as large. What a network was trained for it tells apart already, and a few rows
-  say little about directions. So source rows that are left out decide whether anything is
-  amplified.
+  On source rows both parts are about as large.
 
-With it goes what is known of similarities within the source, by which foreign queries are recognized.
+None of these parts suits every source, so ``tryout`` chooses which are used.
+
+With the transform goes what is known of similarities within the source, by which foreign queries are recognized.
 
 Everything here is exact, so that one feature and a batch of them have the same bits: coordinates and directions lie
 on the grid of 2**-24 and their products on that of 2**-48, so float64 adds up products of vectors without rounding,
@@ -23,7 +22,7 @@ in any order, as long as no sum reaches 32. No vector here is longer than LONGES
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from math import sqrt
+from typing import NamedTuple
 
 import numpy
 import torch
@@ -31,8 +30,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from adanpc.core.estimate import UNKNOWN
-from adanpc.core.types import Neighbors
-from adanpc.core.vote import PER_CLASS, vote
+from adanpc.core.vote import PER_CLASS
 from adanpc.index import unit
 from adanpc.index.grid import GRID, Array, snap, to_main_memory
 
@@ -43,15 +41,16 @@ TINY = 1e-12  # eigenvalues and lengths below this share of the largest are roun
 RIDGE = 10.0  # rows that the belief in no difference between classes counts for
 LONGEST = 8.0  # no direction is amplified more, so that sums stay exact
 SAMPLE = 1000  # source rows that are asked how similar they are to others
-TRIED = 2000  # source rows on which it is tried whether the square root, and whether amplification, suits them
-MOST_PROBLEMS = 4  # in which some of these are left out
-FOLDS = 3  # in which a single domain is left out, to see whether amplification suits it
-DISTURBANCE = 0.5  # of rows that were left out: noise of this length, compared with how far samples of a class differ
-CLEARLY = 0.02  # the share of answers by which the root must lose to be left out: two standard errors of TRIED rows
-ENOUGH = 1000  # rows, if it is to lose by so much
-VOTERS = 100  # rows that answer those that were left out
 FEWEST = 3  # rows of each class that are compared, however small a class is
 NEAREST = 10  # rows whose mean similarity says how near a query is
+
+
+class Parts(NamedTuple):
+    """Which parts of the transform are used."""
+
+    root: bool = False  # the square root
+    damped: bool = False  # the directions in which samples of one class and domain differ
+    amplified: bool = False  # the directions that tell classes apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,10 +74,12 @@ class Transform:
 
     def __call__(self, features: Tensor) -> Tensor:
         """Checked features (n, D) of any length, transformed: float64 on the grid."""
-        return self._amplify(_damped(_start(features, float(self.power)), self.directions, self.damped))
+        evened = less_along(start(features, float(self.power)), self.directions, self.damped)
+        return more_along(evened, self.telling, self.amplified)
 
-    def _amplify(self, damped: Tensor) -> Tensor:
-        return _amplified(damped, self.telling, self.amplified)
+    def still(self, transformed: Tensor) -> Tensor:
+        """Transformed queries (n, D) where they are compared with rows if nothing is known of the stream."""
+        return transformed - self.origin
 
     @property
     def per_class(self) -> int:
@@ -109,19 +110,16 @@ class Transform:
         return Transform(**parts)
 
 
-def fit(features: Tensor, labels: Tensor, domains: Tensor, classes: int, *, plain: bool = False) -> Transform:
-    """The transform for source features (n, D) with labels (n,) and domains (n,).
+def fit(features: Tensor, labels: Tensor, domains: Tensor, classes: int, parts: Parts) -> Transform:
+    """The transform of these parts for source features (n, D) with labels (n,) and domains (n,).
 
-    With ``plain``, nothing is damped or amplified, and only what is known of source and classes is fitted. What is to
-    be known of errors is the caller's to add, who knows how answers are made.
+    What is to be known of errors is left for the caller to add, who knows how answers are made.
     """
-    power = 1.0
-    if not plain and root_suits(features, labels, domains, classes):
-        power = 0.5
-    start = _start(features, power)
-    nothing = start.new_zeros(0, start.shape[1])
+    power = 0.5 if parts.root else 1.0
+    begun = start(features, power)
+    nothing = begun.new_zeros(0, begun.shape[1])
     unfinished = Transform(
-        power=start.new_tensor([power]),
+        power=begun.new_tensor([power]),
         origin=nothing.sum(0),
         directions=nothing,
         damped=nothing,
@@ -129,22 +127,21 @@ def fit(features: Tensor, labels: Tensor, domains: Tensor, classes: int, *, plai
         amplified=nothing,
         span=nothing,
         foreign=nothing[:, 0],
-        calibration=start.new_tensor(UNKNOWN),
-        voters=start.new_tensor([_per_class(labels)]),
+        calibration=begun.new_tensor(UNKNOWN),
+        voters=begun.new_tensor([per_class(labels)]),
     )
-    if not plain:
-        scatter, freedom = _within(start, labels, domains, classes)
-        directions, damped = _damping(scatter, freedom)
+    if parts.damped:
+        directions, damped = damping(begun, labels, domains, classes)
         unfinished = replace(unfinished, directions=directions, damped=damped)
+    if parts.amplified:
         evened = unfinished(features)
-        offsets = centered(evened, domains, domain_centers(evened, labels, domains))
-        if amplification_suits(offsets, labels, domains, classes):
-            telling, amplified = _amplification(offsets, labels)
-            unfinished = replace(unfinished, telling=telling, amplified=amplified)
+        offsets = centered(evened, labels, domains)
+        telling, amplified = amplification(offsets, labels)
+        unfinished = replace(unfinished, telling=telling, amplified=amplified)
     transformed = unfinished(features)
     centers = domain_centers(transformed, labels, domains)
     origin = snap(torch.stack(list(centers.values())).mean(0))
-    offsets = centered(transformed, domains, centers)
+    offsets = centered(transformed, labels, domains)
     class_centers = torch.stack([offsets[labels == label].mean(0) for label in labels.unique()])
     return replace(unfinished, origin=origin, span=_basis(class_centers), foreign=_between_classes(offsets, labels))
 
@@ -159,153 +156,21 @@ def domain_centers(transformed: Tensor, labels: Tensor, domains: Tensor) -> dict
     return centers
 
 
-def centered(transformed: Tensor, domains: Tensor, centers: dict[int, Tensor]) -> Tensor:
-    """Features (n, D) less the centers of their domains (n,)."""
+def centered(transformed: Tensor, labels: Tensor, domains: Tensor) -> Tensor:
+    """Transformed features (n, D) less the centers of their domains (n,), where queries are compared with them."""
     result = transformed.clone()
-    for domain, center in centers.items():
+    for domain, center in domain_centers(transformed, labels, domains).items():
         result[domains == domain] -= center
     return result
 
 
-def root_suits(features: Tensor, labels: Tensor, domains: Tensor, classes: int) -> bool:
-    """Whether the square root suits source features (n, D): left-out rows are answered no worse with it.
-
-    Rows are disturbed by noise, since a root that amplifies small coordinates does no harm to rows like those that were
-    learned, and much to others.
-    """
-    generator = torch.Generator().manual_seed(0)
-    tried = torch.randperm(len(features), generator=generator)[:TRIED].to(features.device)
-    features = features[tried]
-    labels = labels[tried]
-    domains = domains[tried]
-    problems = _left_out(features, labels, domains)
-    noise = torch.randn(features.shape, generator=generator).to(features.device)
-    deviation = _residuals(features.float(), labels).norm(dim=1).mean()
-    disturbed = features + DISTURBANCE * deviation * normalize(noise)
-    scores = []
-    for power in (0.5, 1.0):
-        rows = _start(features, power)
-        queries = _start(disturbed, power)
-        answers = [_left_out_accuracy(rows, queries, labels, domains, classes, asked) for asked in problems]
-        scores.append(sum(answers))
-    with_root, without_root = scores
-    # Few rows tell little, and then the root must not lose at all.
-    tolerance = CLEARLY * min(1.0, len(features) / ENOUGH)
-    return with_root / len(problems) >= without_root / len(problems) - tolerance
-
-
-def amplification_suits(offsets: Tensor, labels: Tensor, domains: Tensor, classes: int) -> bool:
-    """Whether amplification suits centered source rows (n, D), by how those that are left out are answered with it.
-
-    What tells classes apart in several domains probably does so elsewhere, so there amplification must not lose
-    clearly; in a single domain it must clearly gain. Clearly: if it were a matter of chance which of the two answers is
-    right where just one is, the lead would be more than one standard deviation.
-    """
-    generator = torch.Generator().manual_seed(0)
-    asked = torch.zeros_like(labels, dtype=torch.bool)
-    asked[torch.randperm(len(labels), generator=generator)[:TRIED].to(labels.device)] = True
-    gained = 0
-    lost = 0
-    for group in _groups(domains):
-        known = ~group
-        queries = asked & group & torch.isin(labels, labels[known])
-        if not queries.any():
-            continue
-        telling, amplified = _amplification(offsets[known], labels[known])
-        marks = []
-        for rows in (offsets, _amplified(offsets, telling, amplified)):
-            similarity = normalize(rows[queries].float()) @ normalize(rows[known].float()).T
-            marks.append(_answers(similarity, labels[known], classes) == labels[queries])
-        plain, amplified_right = marks
-        gained += int((amplified_right & ~plain).sum())
-        lost += int((plain & ~amplified_right).sum())
-    if gained + lost == 0:
-        return False  # nothing could be compared, or nothing changes
-    clear_lead = sqrt(gained + lost)
-    if len(domains.unique()) > 1:
-        return gained - lost >= -clear_lead
-    return gained - lost > clear_lead
-
-
-def _groups(domains: Tensor) -> list[Tensor]:
-    """Rows (n,) that are left out together: each domain, or every third row of a single one."""
-    names = domains.unique().tolist()
-    if len(names) > 1:
-        return [domains == name for name in names[:MOST_PROBLEMS]]
-    places = torch.arange(len(domains), device=domains.device) % FOLDS
-    return [places == fold for fold in range(FOLDS)]
-
-
-def _left_out(features: Tensor, labels: Tensor, domains: Tensor) -> list[Tensor]:
-    """Rows (n,) that are asked while all others are learned, so that the two differ as a stream and the source may.
-
-    They are the domains, one after another. A single domain is cut in two along the directions in which samples of one
-    class differ most, each class at its median.
-    """
-    names = domains.unique().tolist()
-    if len(names) > 1:
-        return [domains == name for name in names[:MOST_PROBLEMS]]
-    residuals = _residuals(normalize(features.double()), labels)
-    _, directions = _strongest(residuals.T @ residuals, min(MOST_PROBLEMS // 2, features.shape[1]))
-    halves = []
-    for along in (residuals @ directions.T).unbind(1):
-        upper = torch.zeros_like(labels, dtype=torch.bool)
-        for label in labels.unique():
-            members = labels == label
-            upper[members] = along[members] > along[members].median()
-        halves += [upper, ~upper]
-    return halves
-
-
-def _residuals(features: Tensor, labels: Tensor) -> Tensor:
-    """Features (n, D) less the mean of their class."""
-    residuals = features.clone()
-    for label in labels.unique():
-        members = labels == label
-        residuals[members] -= features[members].mean(0)
-    return residuals
-
-
-def _left_out_accuracy(
-    rows: Tensor, queries: Tensor, labels: Tensor, domains: Tensor, classes: int, asked: Tensor
-) -> float:
-    """How many of the queries (n, D) that are asked (n,) the other rows (n, D) answer rightly.
-
-    It is the mean over two frames: that of the source, and that of the queries' own mean.
-    """
-    known = ~asked
-    answerable = asked & torch.isin(labels, labels[known])
-    if not known.any() or not answerable.any():
-        return 1.0  # nothing to tell
-    scatter, freedom = _within(rows[known], labels[known], domains[known], classes)
-    directions, damped = _damping(scatter, freedom)
-    learned = _damped(rows[known], directions, damped)
-    centers = domain_centers(learned, labels[known], domains[known])
-    offsets = normalize(centered(learned, domains[known], centers))
-    moved = _damped(queries[answerable], directions, damped)
-    right = 0.0
-    for frame in (torch.stack(list(centers.values())).mean(0), moved.mean(0)):
-        similarity = normalize(moved - frame) @ offsets.T
-        answers = _answers(similarity, labels[known], classes)
-        right += float((answers == labels[answerable]).double().mean()) / 2
-    return right
-
-
-def _answers(similarity: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """What rows with these labels (n,) answer to queries, given how similar they are (q, n)."""
-    nearest, places = similarity.topk(min(VOTERS, len(labels)), dim=1)
-    near = Neighbors(places, nearest, labels[places])
-    probs, _ = vote(near, classes, "classwise", per_class=_per_class(labels))
-    return probs.argmax(1)
-
-
-def _per_class(labels: Tensor) -> int:
+def per_class(labels: Tensor) -> int:
     """How many rows of each class are compared: if a class has fewer, what it lacks counts against it."""
     smallest = int(labels.bincount().where(labels.bincount() > 0, PER_CLASS).min())
     return max(FEWEST, min(PER_CLASS, smallest))
 
 
-def _start(features: Tensor, power: float) -> Tensor:
+def start(features: Tensor, power: float) -> Tensor:
     """Features (n, D), each coordinate raised to a power and its sign kept, at length one: float64 on the grid."""
     features = features.double()
     if power == 0.5:
@@ -313,16 +178,16 @@ def _start(features: Tensor, power: float) -> Tensor:
     return unit(features).double()
 
 
-def _damped(start: Tensor, directions: Tensor, damped: Tensor) -> Tensor:
+def less_along(features: Tensor, directions: Tensor, damped: Tensor) -> Tensor:
     """Features (n, D) less what is damped along some directions (R, D)."""
-    along = snap(start @ directions.T)  # (n, R)
-    return start - snap(along @ damped)
+    along = snap(features @ directions.T)  # (n, R)
+    return features - snap(along @ damped)
 
 
-def _amplified(damped: Tensor, telling: Tensor, amplified: Tensor) -> Tensor:
+def more_along(features: Tensor, telling: Tensor, amplified: Tensor) -> Tensor:
     """Features (n, D) with what is added along some directions (A, D)."""
-    along = snap(damped @ telling.T)  # (n, A)
-    return damped + snap(along @ amplified)
+    along = snap(features @ telling.T)  # (n, A)
+    return features + snap(along @ amplified)
 
 
 def _snapped(vector: Array) -> Array:
@@ -344,14 +209,15 @@ def _within(rooted: Tensor, labels: Tensor, domains: Tensor, classes: int) -> tu
     return scatter, freedom
 
 
-def _damping(scatter: Tensor, freedom: int) -> tuple[Tensor, Tensor]:
+def damping(rooted: Tensor, labels: Tensor, domains: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Orthonormal directions (R, D), and how much of a feature is taken away along each (R, D)."""
+    scatter, freedom = _within(rooted, labels, domains, classes)
     dim = len(scatter)
     nothing = scatter.new_zeros(0, dim)
     mean_variance = float(scatter.trace()) / dim
     if freedom < 1 or mean_variance <= TINY:
         return nothing, nothing
-    values, vectors = _strongest(scatter, min(RANK, dim))
+    values, vectors = strongest(scatter, min(RANK, dim))
     floor = SHRINKAGE * mean_variance
     gain = (floor / (floor + (1 - SHRINKAGE) * values)).sqrt()
     # Where samples vary less than on average, there is nothing to damp.
@@ -360,7 +226,7 @@ def _damping(scatter: Tensor, freedom: int) -> tuple[Tensor, Tensor]:
     return directions, snap(directions * (1 - gain[strong])[:, None])
 
 
-def _strongest(scatter: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def strongest(scatter: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """The largest eigenvalues (R,) of a symmetric matrix and their eigenvectors (R, D), by subspace iteration."""
     dim = len(scatter)
     if dim <= 4 * rank:
@@ -375,7 +241,7 @@ def _strongest(scatter: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return values[-rank:].flip(0), vectors[:, -rank:].flip(1).T
 
 
-def _amplification(offsets: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def amplification(offsets: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The directions (A, D) that tell classes apart, and what is added along each (A, D), for centered rows (n, D)."""
     rows = normalize(offsets)
     _, classes = labels.unique(return_inverse=True)
