@@ -309,9 +309,6 @@ def test_rows_on_another_device_are_made_there(storage: str, monkeypatch: pytest
 
 
 def test_what_is_made_in_main_memory_is_brought_to_another_device() -> None:
-    numbers = np.arange(3)
-    assert grid.on_device(numbers, CPU) is numbers
-    assert grid.on_device(numbers, torch.device("meta")).shape == (3,)
     places = batch._places_of_highest(torch.empty(2, 5, device="meta"), 3)
     assert places.shape == (2, 3)
     assert places.device.type == "meta"

@@ -69,14 +69,18 @@ class Blocks:
 
     def reserve(self, slots: int) -> None:
         """Makes room for at least this many slots, the first of which are in use."""
-        first_use = not self.room
-        while self.room < slots:
-            self.columns = self._extended(slots)  # one assignment: memory may run out, or Ctrl-C come, before it
-            self._supply_beyond = 0
-        if first_use:
-            self._supply_beyond = slots  # rows that come all at once are perhaps all: wait until there are more
+        if slots > self.room:
+            self._grow(slots)
         if slots > self._supply_beyond:
             self._supply(slots)
+
+    def _grow(self, slots: int) -> None:
+        """Adds blocks until there is room for this many slots."""
+        self._supply_beyond = 0
+        if not self.room:
+            self._supply_beyond = slots  # rows that come all at once are perhaps all: wait until there are more
+        while self.room < slots:
+            self.columns = self._extended(slots)  # one assignment: memory may run out, or Ctrl-C come, before it
 
     def _supply(self, slots: int) -> None:
         """Has memory supplied ahead of this many slots, for twice as many at most."""
