@@ -32,8 +32,9 @@ CONDITIONS = (
     "A bank without capacity, from empty to {rows:,} rows: {singles} rows one by one, then {block} at once, and so on. "
     "Milliseconds of one append: processor time of the appending thread, page faults included, and in brackets the "
     "time that passed, which has in it whatever else ran on the machine. Another thread has memory supplied ahead, and "
-    "its time is not counted. Page faults: pages touched for the first time by the appending thread, in the median and in the "
-    "longest append; one of 2 MiB counts as one. What was imported is hidden from Python's garbage collector (`gc.freeze()`) unless `--collect-all` is given."
+    "its time is not counted. Page faults: pages touched for the first time by the appending thread, in the median and "
+    "in the longest append; one of 2 MiB counts as one. What was imported is hidden from Python's garbage collector "
+    "(`gc.freeze()`) unless `--collect-all` is given."
 )
 
 
