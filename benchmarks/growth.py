@@ -10,6 +10,7 @@ import argparse
 import gc
 import resource
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -30,20 +31,21 @@ LIMIT = 20.0  # milliseconds that no append should exceed
 CONDITIONS = (
     "A bank without capacity, from empty to {rows:,} rows: {singles} rows one by one, then {block} at once, and so on. "
     "Milliseconds of one append: processor time of the appending thread, page faults included, and in brackets the "
-    "time that passed, which has in it whatever else ran on the machine. Page faults: pages touched for the first "
-    "time, in the median and in the longest append; one of 2 MiB counts as one. What was imported is hidden from "
-    "Python's garbage collector (`gc.freeze()`) unless `--collect-all` is given."
+    "time that passed, which has in it whatever else ran on the machine. Another thread has memory supplied ahead, and "
+    "its time is not counted. Page faults: pages touched for the first time by the appending thread, in the median and "
+    "in the longest append; one of 2 MiB counts as one. What was imported is hidden from Python's garbage collector "
+    "(`gc.freeze()`) unless `--collect-all` is given."
 )
 
 
 class Time(NamedTuple):
     """What one append took, in milliseconds."""
 
-    rows: int  # that were there before
-    added: int  # that were appended
+    rows: float  # that were there before
+    added: float  # that were appended
     processor: float
     passed: float
-    faults: int  # of pages that were touched for the first time
+    faults: float  # of pages that were touched for the first time
 
 
 def main() -> None:
@@ -69,9 +71,12 @@ def main() -> None:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for dim, storage in track(SETTINGS, "settings"):
-        times = list(appends(dim, storage, options.rows))
+        measured = array("d")  # plain numbers: a hundred thousand tuples would be visited by Python's collector, too
+        for each in appends(dim, storage, options.rows):
+            measured.extend(each)
+        times = numpy.reshape(measured, (-1, len(Time._fields)))
         for count in (1, BLOCK):
-            lines.append(row(f"{dim} x {storage}", [each for each in times if each.added == count]))
+            lines.append(row(f"{dim} x {storage}", [Time(*each) for each in times if each[1] == count]))
     options.out.write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
@@ -108,11 +113,11 @@ def row(setting: str, times: list[Time]) -> str:
     passed = numpy.array([each.passed for each in times])
     longest = max(times, key=lambda each: each.processor)
     typical = numpy.median([each.faults for each in times])
-    cells = [setting, str(times[0].added)]
+    cells = [setting, f"{times[0].added:.0f}"]
     for share in (0.5, 0.99, 0.999, 1.0):
         cells.append(f"{numpy.quantile(processor, share):.2f} ({numpy.quantile(passed, share):.2f})")
-    cells.append(f"{longest.rows:,}")
-    cells.append(f"{typical:.0f}, of the longest {longest.faults:,}")
+    cells.append(f"{longest.rows:,.0f}")
+    cells.append(f"{typical:.0f}, of the longest {longest.faults:,.0f}")
     cells.append(f"{(processor > LIMIT).sum()} of {len(times):,}")
     return f"| {' | '.join(cells)} |"
 

@@ -125,7 +125,9 @@ def test_a_missing_folder_is_refused_before_the_work(tmp_path: Path, monkeypatch
     ("error", "code", "line"),
     [
         (AdaNPCError("k must be at least 1, got 0"), 2, "adanpc: k must be at least 1, got 0\n"),
-        (OSError(28, "No space left on device"), 2, "adanpc: [Errno 28] No space left on device\n"),
+        (OSError(28, "No space left on device"), 2, "adanpc: No space left on device\n"),
+        (PermissionError(13, "Permission denied", "a b"), 2, "adanpc: Permission denied: 'a b'\n"),
+        (OSError("odd"), 2, "adanpc: odd\n"),
         (KeyboardInterrupt(), 130, "Stopped.\n"),
     ],
 )

@@ -85,12 +85,31 @@ def test_examples_run_and_are_short(
     assert capsys.readouterr().out.strip()
 
 
+def functions_of_tests() -> set[str]:
+    """The names of all functions in the tests and in the shipped contracts."""
+    files = [*(ROOT / "tests").rglob("*.py"), *(PACKAGE / "testing").glob("*.py")]
+    trees = [ast.parse(path.read_text()) for path in files]
+    return {
+        node.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "promises.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert len(named) > 50
+    assert named <= functions_of_tests()
+    for path in re.findall(r"`(tests/[\w/.]+)`", page):
+        assert (ROOT / path).exists(), path
+
+
 def test_every_defect_is_covered() -> None:
     rows = re.findall(r"^\| (\d+) \|.*\|([^|]*)\|$", (ROOT / "docs" / "defects.md").read_text(), re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, 29))
-    files = [*(ROOT / "tests").rglob("*.py"), *(PACKAGE / "testing").glob("*.py")]
-    trees = [ast.parse(path.read_text()) for path in files]
-    known = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    known = functions_of_tests()
     for number, tests in rows:
         for named in re.findall(r"`(\w+)`", tests):
             assert named in known, f"defect {number}: {named}"

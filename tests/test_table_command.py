@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from stat import S_ISREG
 
 import pytest
 from typer.testing import CliRunner
@@ -83,6 +86,46 @@ def test_a_second_command_in_the_same_folder_changes_nothing(tmp_path: Path) -> 
     assert code == 2
     assert "another process is adding to" in said
     assert not (tmp_path / "tables.json").exists()
+
+
+def test_a_full_disk_is_one_sentence_and_the_same_command_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("table", "loss-rotated-mnist", "--data-dir", str(tmp_path), *LEAST, "--only", "erm", "--out")
+    code, printed, _ = run(*asked, str(tmp_path / "roomy"))
+    assert code == 0
+    sync = os.fsync
+    left = 0  # how many more files and lines there is room for
+
+    def sync_to_a_full_disk(descriptor: int) -> None:
+        nonlocal left
+        if S_ISREG(os.fstat(descriptor).st_mode):
+            if not left:
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)  # what it had no room for is cut off
+                raise OSError(errno.ENOSPC, "No space left on device")
+            left -= 1
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync_to_a_full_disk)
+    out = tmp_path / "full"
+    finished = 0
+    for room in (0, 1, 5, 60, 10_000):
+        left = room
+        code, continued, said = run(*asked, str(out))
+        if code == 0:
+            break
+        assert code == 2
+        assert said.splitlines()[-1] == (
+            "adanpc: No space left on device; nothing that was saved is lost: free some space, then run the same "
+            "command again"
+        )
+        assert len(list(entries(out / "records.jsonl"))) >= finished
+        finished = len(list(entries(out / "records.jsonl")))
+    assert code == 0
+    assert continued == printed.replace(str(tmp_path / "roomy"), str(out))
+    for form in ("md", "csv", "tex"):
+        name = f"loss-rotated-mnist.{form}"
+        assert (out / name).read_bytes() == (tmp_path / "roomy" / name).read_bytes()
 
 
 def test_ctrl_c_loses_nothing_that_was_finished(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from adanpc import require
 from adanpc.core import AdaNPC, Admission, MemoryBank
 from adanpc.core.codec import canonical
-from adanpc.core.paper import DEFAULT_ADMISSION
+from adanpc.core.paper import DEFAULT_ADMISSION, PaperSettings
 from adanpc.core.transform import fit as fit_transform_of
 from adanpc.core.tryout import suitable_parts
 from adanpc.errors import AdaNPCError, LabelError
@@ -218,7 +218,12 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         """The estimator with this model that a file describes; nothing in the description is believed."""
         arguments = description["arguments"]
         arguments.setdefault("preset", model.preset)
-        arguments["admission"] = model.settings.admission if arguments["admission"] else None
+        if arguments["admission"]:
+            if not isinstance(model.settings, PaperSettings):
+                raise AdaNPCError(f"the preset {model.preset!r} has no admission")
+            arguments["admission"] = model.settings.admission
+        else:
+            arguments["admission"] = None
         made = cls(**arguments)
         made._build(1, 1)
         kind = description["kind"]

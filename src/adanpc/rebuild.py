@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from adanpc import require
-from adanpc.core import AdaNPC, Origin, State
+from adanpc.core import AdaNPC, Origin, PaperSettings, State
 from adanpc.core.codec import PREFIX_OF_TRANSFORM, TRANSFORM
 from adanpc.core.contents import BESIDE_ROWS, LARGEST, class_names
 from adanpc.core.eviction import Eviction
@@ -148,9 +148,9 @@ def _check_alike(one: AdaNPC, two: AdaNPC) -> None:
     if one.preset == "safe":
         _check_same_transform(one, two)
         return
-    for classifier in (one, two):
-        mode = classifier.settings.centering.mode
-        if mode != "none":
+    for settings in (one.settings, two.settings):
+        if isinstance(settings, PaperSettings) and settings.centering.mode != "none":
+            mode = settings.centering.mode
             raise AdaNPCError(
                 f"banks with centering ({mode!r}) cannot be merged, since they subtracted different means: "
                 "learn the features of both in one classifier"

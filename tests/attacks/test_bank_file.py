@@ -34,6 +34,7 @@ from attacks.forging import (
     with_header,
     written,
 )
+from presets import paper
 from safetensors.torch import save_file
 
 from adanpc.core import AdaNPC, Admission, MemoryBank
@@ -57,8 +58,8 @@ def test_a_forged_file_in_order_is_loaded(tmp_path: Path) -> None:
         document["classifier"]["temperature"] = 1
         document["admission"]["min_confidence"] = -0.0
         loaded = load(written(tmp_path / "bank", forged(document, columns)))
-        assert loaded.settings.temperature == 1
-        assert loaded.settings.admission == Admission()
+        assert paper(loaded).temperature == 1
+        assert paper(loaded).admission == Admission()
 
 
 # Damage
@@ -761,7 +762,8 @@ def test_the_forger_knows_format_1(tmp_path: Path) -> None:
         assert document["seal"] == seal(document, columns)
         document["classifier"]["temperature"] = 1
         document["recipe"] = {}
-        assert load(written(tmp_path / "bank", forged(document, columns))).settings.temperature == 1
+        loaded = load(written(tmp_path / "bank", forged(document, columns)))
+        assert paper(loaded).temperature == 1
 
 
 def test_format_1_cut_or_changed(tmp_path: Path) -> None:

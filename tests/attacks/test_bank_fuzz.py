@@ -25,6 +25,7 @@ from attacks.forging import (
     with_header,
     written,
 )
+from presets import paper
 
 from adanpc.core import AdaNPC, Append
 from adanpc.errors import EmptyBankError
@@ -141,7 +142,7 @@ def check_that_it_works(classifier: AdaNPC, folder: Path) -> None:
         assert answer.probs.isfinite().all()
         classifier.step(queries)
     except EmptyBankError:
-        assert not classifier.bank.contents.index.count or classifier.settings.k_source is not None
+        assert not classifier.bank.contents.index.count or paper(classifier).k_source is not None
     classifier.apply(Append(queries, torch.zeros(2, dtype=torch.int64)))
     assert classifier.predict(queries[:1]).neighbors.ids.numel()
     statistics = classifier.bank.contents.statistics

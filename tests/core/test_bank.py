@@ -500,7 +500,7 @@ def test_a_bank_says_what_it_is() -> None:
     made = bank(capacity=5)
     made.apply(Veto((0,)))
     assert repr(made).startswith("<MemoryBank of 4 rows, 0 admitted, 1 vetoed: dim=3, classes=2")
-    assert repr(AdaNPC(made)).startswith("<AdaNPC with Settings(k=10")
+    assert repr(AdaNPC(made)).startswith("<AdaNPC with PaperSettings(k=10")
 
 
 @pytest.mark.parametrize("row", [-1, 4, 2**70])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adanpc.core import AdaNPC, Append, Centering, MemoryBank, Origin, Settings, nobody
+from adanpc.core import AdaNPC, Append, Centering, MemoryBank, Origin, PaperSettings, nobody
 from adanpc.core.centering import Statistics
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.index import unit
@@ -131,4 +131,4 @@ def test_domains_that_do_not_fit_are_refused() -> None:
 def test_a_centering_is_a_value() -> None:
     mode: Any = "stream"
     with pytest.raises(AdaNPCError, match="centering must be a Centering such as"):
-        Settings(centering=mode)
+        PaperSettings(centering=mode)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from presets import paper
 from torch import Tensor
 
 from adanpc.core import AdaNPC, Admission, MemoryBank, Veto, everyone, nobody
@@ -141,9 +142,9 @@ def test_answers_are_those_of_the_oracle(run: dict[str, Any]) -> None:
     made = model(run)
     oracle = oracles.Online(
         run["classes"],
-        [(pool.k, pool.source) for pool in made.settings.pools],
+        [(pool.k, pool.source) for pool in paper(made).pools],
         run["model"]["rule"],
-        made.settings.temperature,
+        paper(made).temperature,
         min_confidence=0.55,
         quota=6,
         capacity=run["bank"]["capacity"],
@@ -328,7 +329,7 @@ def test_an_option_cannot_be_changed_afterward(name: str) -> None:
     with pytest.raises(AdaNPCError, match=f"{name} of a classifier cannot be changed to 5: make another one over the"):
         setattr(made, name, 5)
     other = AdaNPC(made.bank, k=5)
-    assert other.settings.k == 5
+    assert paper(other).k == 5
 
 
 PREPARED: list[dict[str, Any]] = [{"preset": "safe"}, {"centering": "stream"}, {"centering": "none"}]

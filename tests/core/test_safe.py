@@ -12,6 +12,7 @@ import oracles
 import pytest
 import torch
 from numpy.typing import NDArray
+from presets import safe
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torch import Tensor
@@ -64,12 +65,13 @@ class Loop:
         table = classifier.bank.table("id", "label")
         self.rows = classifier.bank.rows(table["id"]).numpy().astype(float)
         self.labels = table["label"].tolist()
-        self.mixed = classifier.settings.stream == "mixed"
-        self.balance = classifier.settings.balance
-        self.guard = classifier.settings.guard
-        self.screen = classifier.settings.screen
-        self.carry = classifier.settings.carry
-        self.home = classifier.settings.home
+        settings = safe(classifier)
+        self.mixed = settings.stream == "mixed"
+        self.balance = settings.balance
+        self.guard = settings.guard
+        self.screen = settings.screen
+        self.carry = settings.carry
+        self.home = settings.home
         self.power = float(transform.power)
         self.mean = transform.origin.numpy()
         self.count = 0

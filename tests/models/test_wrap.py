@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from presets import paper
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -100,7 +101,7 @@ def test_domains_and_options_reach_the_bank(net: Net) -> None:
     )
     assert wrapped.classifier.bank.table()["domain"].tolist() == [0] * 6 + [1] * 6
     assert wrapped.classifier.bank.config()["storage"] == "int8"
-    assert wrapped.classifier.settings.centering.mode == "stream"
+    assert paper(wrapped.classifier).centering.mode == "stream"
     features = wrapped.features(data.tensors[0])
     mean = wrapped.classifier.bank.contents.statistics.source_mean
     torch.testing.assert_close(mean, unit(features).double().mean(0))

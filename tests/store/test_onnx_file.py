@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from presets import paper
 from sklearn.datasets import load_digits
 
 from adanpc.core import AdaNPC, Append, MemoryBank, Origin, Veto, everyone
@@ -103,7 +104,7 @@ def test_a_query_that_centering_moves_to_the_origin_keeps_its_direction(tmp_path
 
 def test_a_bank_of_format_1_whose_means_are_of_plain_features(tmp_path: Path) -> None:
     classifier = load(Path(__file__).parent / "golden" / "format-1-int8.safetensors")
-    assert not classifier.settings.centering.unit_features
+    assert not paper(classifier).centering.unit_features
     queries = features(5, 20)[:, : classifier.bank.dim]
     probs, _, _ = answers(classifier, tmp_path / "vote.onnx", queries)
     torch.testing.assert_close(probs, classifier.predict(queries).probs, rtol=0, atol=1e-6)

@@ -90,12 +90,25 @@ def one_sentence(stopped: str = "Stopped.", disk_full: str = "") -> Iterator[Non
         raise typer.Exit(STOPPED) from None
     except BrokenPipeError:
         raise
-    except (AdaNPCError, OSError) as error:
-        message = with_flags(printable(str(error)))
-        if isinstance(error, OSError) and error.errno == ENOSPC and disk_full:
+    except OSError as error:
+        message = printable(_without_number(error))
+        if error.errno == ENOSPC and disk_full:
             message = f"{message}; nothing that was saved is lost: free some space, then {disk_full}"
         typer.echo(f"adanpc: {message}", err=True)
         raise typer.Exit(REFUSED) from None
+    except AdaNPCError as error:
+        message = with_flags(printable(str(error)))
+        typer.echo(f"adanpc: {message}", err=True)
+        raise typer.Exit(REFUSED) from None
+
+
+def _without_number(error: OSError) -> str:
+    """What went wrong and with which file, without the number that says the same."""
+    if not error.strerror:
+        return str(error)
+    if error.filename is None:
+        return error.strerror
+    return f"{error.strerror}: {str(error.filename)!r}"
 
 
 def print_json(document: Any) -> None:

@@ -6,12 +6,12 @@ from adanpc.core.centering import Centering
 from adanpc.core.changes import Append, Change, Delete, Feedback, Judgment, Relabel, Restore, Rollback, Veto
 from adanpc.core.classifier import AdaNPC, replay
 from adanpc.core.contents import Contents, State
-from adanpc.core.paper import Settings
+from adanpc.core.paper import PaperSettings
 from adanpc.core.types import Neighbors, Origin, Prediction
 from adanpc.core.vote import vote
 
 __all__ = [
     "AdaNPC", "Admission", "Append", "Centering", "Change", "Contents", "Delete", "Feedback", "Judgment", "MemoryBank",
-    "Neighbors", "Origin", "Prediction", "Relabel", "Restore", "Rollback", "Settings", "State", "Veto", "everyone",
+    "Neighbors", "Origin", "PaperSettings", "Prediction", "Relabel", "Restore", "Rollback", "State", "Veto", "everyone",
     "nobody", "replay", "vote",
 ]  # fmt: skip

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from math import inf
 from reprlib import repr as brief
 from threading import RLock
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from adanpc import require
+from adanpc.core.arrivals import columns_of, with_whole_numbers
 from adanpc.core.centering import Statistics
 from adanpc.core.changes import (
     Append,
@@ -58,12 +58,10 @@ from adanpc.core.types import Neighbors, Origin, with_fields
 from adanpc.errors import AdaNPCError, ChangeError, LabelError, RowError
 from adanpc.index import ApproximateIndex, Index, check_features, index_for, unit
 from adanpc.index.blocks import Blocks, Kind
-from adanpc.index.grid import Columns, array_if_on_cpu, on_device, tensor_of, to_main_memory
+from adanpc.index.grid import Columns, to_main_memory
 
 IndexFactory = Callable[[int, str, torch.device], Index]
-Table = dict[str, Any]  # columns as NumPy arrays or tensors; see ``array_if_on_cpu``
-UNKNOWN = -1  # domain or key
-ADMITTED = int(Origin.ADMITTED)  # as a plain number, which NumPy compares faster
+ADMITTED = int(Origin.ADMITTED)  # as a plain number, which torch compares faster
 GROUP_OF_ORIGIN = numpy.full(max(Origin) + 1, OTHER_GROUP, numpy.uint8)
 GROUP_OF_ORIGIN[Origin.SOURCE] = SOURCE_GROUP
 
@@ -442,13 +440,13 @@ class MemoryBank:
             check_stream(change.stream, self.dim, self.classes)
         first = contents.next_id
         count = len(table["label"])
-        table["id"] = on_device(numpy.arange(first, first + count), self.device)
+        table["id"] = torch.arange(first, first + count, device=self.device)
         statistics = contents.statistics.after(change)
         if change.origin == Origin.ADMITTED and ledger.queue is not None:
             leaving = [ledger.queue.push(row, label)[0] for row, label in pairs(table)]
             evicted_on_arrival = [row - first for row in leaving if row >= first]
             if evicted_on_arrival:
-                stays = numpy.ones(count, bool)
+                stays = torch.ones(count, dtype=torch.bool, device=self.device)
                 stays[evicted_on_arrival] = False
                 table = {name: column[stays] for name, column in table.items()}
             evicted = [row for row in leaving if 0 <= row < first]  # push returns -1 where nobody leaves
@@ -551,7 +549,7 @@ class MemoryBank:
         contents.check()
         return contents
 
-    def _replaced(self, contents: Contents, ledger: Ledger, table: Table) -> Contents:
+    def _replaced(self, contents: Contents, ledger: Ledger, table: Columns) -> Contents:
         """With the rows of a table in place of those that are held under the same ids.
 
         They get other slots, since readers may still look at the old ones. Nothing is evicted for them.
@@ -594,7 +592,7 @@ class MemoryBank:
             admitted=_recounted(contents.admitted, voting, -1),
         )
 
-    def _with_rows(self, contents: Contents, ledger: Ledger, table: Table, **others: Any) -> Contents:
+    def _with_rows(self, contents: Contents, ledger: Ledger, table: Columns, **others: Any) -> Contents:
         """With the rows of a table, each under its id, in slots that nobody reads, and other fields changed as well.
 
         Where the table names no states, all its rows may vote.
@@ -618,7 +616,7 @@ class MemoryBank:
             vetoed = {**vetoed, **dict(silenced)}
         return with_fields(
             contents,
-            index=contents.index.put(slots, torch.as_tensor(table["id"]), table, group),
+            index=contents.index.put(slots, table["id"], table, group),
             vetoed=vetoed,
             admitted=_recounted(contents.admitted, voting),
             **others,
@@ -639,95 +637,16 @@ class MemoryBank:
         """The slots (n,) of these rows, or a RowError."""
         return contents.slots_of(torch.tensor(ids, dtype=torch.int64, device=self.device))
 
-    def _checked(self, change: Append, rows: Tensor | None) -> Table:
+    def _checked(self, change: Append, rows: Tensor | None) -> Columns:
         """The rows of a change as a table without ids and states, or an error that names what is wrong with them."""
         if rows is None:
             rows = unit(check_features(change.features, self.dim).to(self.device))
-        count = rows.shape[0]
-        labels = self._labels(change, count)
-        origin = _origin(change.origin)
-        keys = UNKNOWN if change.keys is None else change.keys
-        table = {
-            "label": labels,
-            "domain": self._whole_numbers("domain", change.domain, count),
-            "key": self._whole_numbers("keys", keys, count),
-            "confidence": self._confidence(change.confidence, count),
-            "origin": on_device(numpy.full(count, int(origin), numpy.uint8), self.device),
-        }
-        if self.soft:
-            table["soft"] = self._probabilities(change.soft, labels)
-        elif change.soft is not None:
-            raise LabelError("this bank keeps hard labels: build it with soft=True to store soft ones")
-        return table | self._contents.index.encode(rows)
+        columns = columns_of(change, rows.shape[0], self.settings, self.device)
+        return columns | self._contents.index.encode(rows)
 
     def with_whole_numbers(self, change: Append, count: int) -> Append:
-        """The change with labels and domains that a preset can count on: whole numbers, (n,) int64.
-
-        A domain that is one number for all rows stays one, so that a log need not hold it n times.
-        """
-        labels = self._labels(change, count)
-        domain = change.domain
-        if not isinstance(domain, int):
-            domain = torch.as_tensor(self._whole_numbers("domain", domain, count))
-        return replace(change, labels=torch.as_tensor(labels), domain=domain)
-
-    def _labels(self, change: Append, count: int) -> Any:
-        labels = self._whole_numbers("labels", change.labels, count)
-        _check_labels(labels, self.classes)
-        return labels
-
-    def _whole_numbers(self, name: str, given: Tensor | int, count: int) -> Any:
-        """One whole number for each row, (count,) int64."""
-        if isinstance(given, int) and given == UNKNOWN:  # the usual case, made without torch
-            return on_device(numpy.full(count, UNKNOWN), self.device)
-        value = self._column(name, given, (count,))
-        if value.is_floating_point() or value.is_complex():
-            found = f"{value.dtype} with {value[:3].tolist()}, …"
-            raise LabelError(f"{name} must be whole numbers, got {found}: pass {name}.long() if they are")
-        return array_if_on_cpu(value.to(torch.int64))
-
-    def _numbers(self, name: str, given: Tensor | float, *shape: int) -> Any:
-        """Finite numbers of this shape, float32."""
-        value = self._column(name, given, shape)
-        numbers = array_if_on_cpu(value.float())
-        finite = abs(numbers) < inf  # and no NaN
-        if not value.is_floating_point() or not finite.all():
-            raise LabelError(
-                f"{name} must be finite floating-point numbers, got {value.dtype} with {value[:3].tolist()}, …"
-            )
-        return numbers
-
-    def _confidence(self, given: Tensor | None, count: int) -> Any:
-        """The confidence in each row, (count,) float32; without any, it is 1."""
-        if given is None:
-            return on_device(numpy.ones(count, numpy.float32), self.device)
-        return self._numbers("confidence", given, count)
-
-    def _probabilities(self, given: Tensor | None, labels: Any) -> Any:
-        """Soft labels (n, C); without any, all of the probability is on the label."""
-        if given is None:
-            return one_hot(torch.as_tensor(labels), self.classes).float()
-        soft = self._numbers("soft labels", given, len(labels), self.classes)
-        if (soft < 0).any() or (abs(soft.sum(1) - 1) > 1e-3).any():
-            raise LabelError(f"soft labels must be probabilities that sum to 1, got {soft[:3].tolist()}, …")
-        return soft
-
-    def _column(self, name: str, given: Any, shape: tuple[int, ...]) -> Tensor:
-        """A tensor of this shape on the bank's device; a single number stands for all rows."""
-        try:
-            if isinstance(given, int | float):
-                return torch.full(shape, given, device=self.device)
-            value = tensor_of(given).to(self.device).detach()
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            raise LabelError(f"{name} must be numbers, one for each row, got {brief(given)}") from None
-        if not value.ndim:
-            value = value.expand(shape)
-        if value.shape != shape:
-            remedy = ""
-            if name == "labels" and value.ndim == 2:
-                remedy = ": pass labels.argmax(1) if they are one-hot"
-            raise LabelError(f"{name} must have shape {shape}, one for each row, got {tuple(value.shape)}{remedy}")
-        return value
+        """The change with labels and domains that a preset can count on: whole numbers, (n,) int64."""
+        return with_whole_numbers(change, count, self.settings, self.device)
 
     # Looking at it with other libraries
 
@@ -774,17 +693,6 @@ def _remedy(name: str) -> str:
     return "give it to MemoryBank, and learn the rows again"
 
 
-def _check_labels(labels: Any, classes: int) -> None:
-    """Refuses labels (n,) outside 0 … classes - 1."""
-    if not len(labels):
-        return
-    if labels.min() >= 0 and labels.max() < classes:
-        return
-    outside = (labels < 0) | (labels >= classes)
-    first = int(labels[outside][0])
-    raise LabelError(f"labels must be between 0 and {classes - 1}, got {first}")
-
-
 def _judged(
     contents: Contents, slots: Tensor, verdict: str, change: Veto | Restore | Relabel
 ) -> dict[int, tuple[Judgment, ...]]:
@@ -796,30 +704,20 @@ def _judged(
     return judgments
 
 
-def _origin(given: Any) -> Origin:
-    try:
-        return Origin(given)
-    except ValueError:
-        raise LabelError(f"{given!r} is not a valid Origin; available: {', '.join(Origin.__members__)}") from None
-
-
-def _active(table: Table) -> Table:
+def _active(table: Columns) -> Columns:
     """The rows of a table that may vote, with the columns DECIDING only, so that features are not copied."""
     active = table["state"] == ACTIVE
     return {name: table[name][active] for name in DECIDING}
 
 
-def _recounted(counts: Tensor, table: Table, sign: int = 1) -> Tensor:
+def _recounted(counts: Tensor, table: Columns, sign: int = 1) -> Tensor:
     """How many admitted rows of each class there are (C,) once those of a table have come, or with -1 have gone."""
-    origin = to_main_memory(table["origin"])
-    labels = to_main_memory(table["label"])
-    admitted = numpy.bincount(labels[origin == ADMITTED], minlength=counts.shape[0])
-    after = to_main_memory(counts) + sign * admitted
-    return torch.from_numpy(after).to(counts.device)
+    admitted = table["origin"].eq(ADMITTED)
+    return counts.index_add(0, table["label"], admitted.long(), alpha=sign)
 
 
-def _groups(table: Table) -> Tensor:
+def _groups(table: Columns) -> Tensor:
     """The groups (n,) of rows in the index."""
-    origin = to_main_memory(table["origin"])
-    groups = torch.from_numpy(GROUP_OF_ORIGIN[origin])
-    return groups.to(torch.as_tensor(table["origin"]).device)
+    origin = table["origin"]
+    groups = torch.from_numpy(GROUP_OF_ORIGIN[to_main_memory(origin)])
+    return groups.to(origin.device)

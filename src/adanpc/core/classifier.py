@@ -14,8 +14,9 @@ from adanpc.core.bank import MemoryBank
 from adanpc.core.changes import Append, Change, Rollback
 from adanpc.core.contents import Contents, State, digest_of, excluded_ids
 from adanpc.core.guard import Signs
+from adanpc.core.paper import PaperSettings
 from adanpc.core.presets import PRESETS, preset_from, preset_of
-from adanpc.core.safe import Question
+from adanpc.core.safe import Question, SafeSettings
 from adanpc.core.types import Numbers, Origin, Prediction, answered_in_turn
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.index import check_features
@@ -56,8 +57,8 @@ class AdaNPC:
             raise AdaNPCError(f"the preset {preset!r} keeps probabilities in its rows: pass MemoryBank(…, soft=True)")
 
     @property
-    def settings(self) -> Any:
-        """How it votes and whom it admits: ``Settings`` of the preset "paper", ``SafeSettings`` of "safe"."""
+    def settings(self) -> PaperSettings | SafeSettings:
+        """How it votes and whom it admits: ``PaperSettings`` of the preset "paper", ``SafeSettings`` of "safe"."""
         return self._preset.settings
 
     @property

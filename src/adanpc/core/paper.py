@@ -28,7 +28,7 @@ NO_CENTERING = Centering()
 
 
 @dataclass(frozen=True)
-class Settings:
+class PaperSettings:
     """How a classifier with the preset "paper" votes and whom it admits; see ``AdaNPC``."""
 
     k: int = 10
@@ -70,7 +70,7 @@ class Paper:
     options = ("k", "k_source", "k_target", "rule", "temperature", "admission", "centering", "prior")
     keeps_probabilities = False
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PaperSettings) -> None:
         self.settings = settings
 
     @classmethod
@@ -78,7 +78,7 @@ class Paper:
         """The preset with these of its options."""
         values = dict(options)
         centering = Centering(values.pop("centering", "none"), values.pop("prior", Centering.prior))
-        return cls(Settings(**values, centering=centering))
+        return cls(PaperSettings(**values, centering=centering))
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Paper:
@@ -86,7 +86,7 @@ class Paper:
         thresholds = {name: float(value) for name, value in document["admission"].items()}
         admission = Admission(**thresholds)
         centering = Centering(**document["centering"])
-        settings = Settings(**document["classifier"], admission=admission, centering=centering)
+        settings = PaperSettings(**document["classifier"], admission=admission, centering=centering)
         return cls(settings)
 
     def document(self) -> dict[str, Any]:

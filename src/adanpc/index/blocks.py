@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from adanpc.errors import AdaNPCError
+from adanpc.index.ahead import supply
 from adanpc.index.grid import Array, Columns, array_if_on_cpu, to_main_memory
 
 TILE = 64  # slots come in whole tiles, which is what a scan reads together
 BLOCK_BYTES = 128 << 20  # of a full block: few enough of them to scan and read well
 SMALL_BYTES = 1 << 20  # of the first block while it still doubles: copying this much takes less than a millisecond
+AHEAD_BYTES = 8 << 20  # of slots that are not in use yet, for which memory is supplied
 ONE_BY_ONE = 512  # slots in several blocks that are read faster one by one than block by block
 PIECE = 1 << 14  # rows written at once, since writing copies them
 LINE = 64  # bytes of a line of the cache: a scan of rows that begin with one takes an eighth less time
@@ -32,7 +34,7 @@ class Blocks:
 
     Memory is taken from the system untouched, so room for later rows costs nothing until it is written. The first
     block doubles while it is small; after that, growing adds a block and copies nothing, so no append has to wait for
-    a copy of all rows.
+    a copy of all rows. Nor does it wait for memory, which is supplied a little ahead of what is written.
 
     Whoever holds a list of blocks may go on reading the slots that were written before, while others are written.
 
@@ -56,6 +58,8 @@ class Blocks:
         self.slot_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in kinds.values())
         self.block = max(1, BLOCK_BYTES // (self.slot_bytes * TILE)) * TILE  # slots of every block but the last
         self.columns: dict[str, list[Tensor]] = {name: [] for name in kinds}
+        self._supplied = 0  # slots for which memory was asked for ahead
+        self._supply_beyond = 0  # when more slots than this are in use, more is asked for
         self._known_arrays: tuple[dict[str, list[Tensor]], dict[str, list[Any]]] = ({}, {})  # and what they are made of
 
     @property
@@ -64,9 +68,44 @@ class Blocks:
         return sum(part.shape[0] for part in next(iter(self.columns.values())))
 
     def reserve(self, slots: int) -> None:
-        """Makes room for at least this many slots."""
+        """Makes room for at least this many slots, the first of which are in use."""
+        if slots > self.room:
+            self._grow(slots)
+        if slots > self._supply_beyond:
+            self._supply(slots)
+
+    def _grow(self, slots: int) -> None:
+        """Adds blocks until there is room for this many slots."""
+        self._supply_beyond = 0
+        if not self.room:
+            self._supply_beyond = slots  # rows that come all at once are perhaps all: wait until there are more
         while self.room < slots:
             self.columns = self._extended(slots)  # one assignment: memory may run out, or Ctrl-C come, before it
+
+    def _supply(self, slots: int) -> None:
+        """Has memory supplied ahead of this many slots, for twice as many at most."""
+        ahead_of_use = min(slots, AHEAD_BYTES // self.slot_bytes)
+        start = max(slots, self._supplied)
+        stop = slots + ahead_of_use
+        self._supply_beyond = slots + ahead_of_use // 2
+        self._supplied = min(stop, self.room)
+        if self.device.type != "cpu" or self.room < self.block:
+            return  # a block that still doubles is small
+        parts = []
+        for name, blocks in self.arrays().items():
+            if name not in self.folders:
+                parts += self._between(blocks, start, stop)
+        supply(parts)
+
+    def _between(self, blocks: list[Array], start: int, stop: int) -> list[Array]:
+        """What the blocks of a column hold from one slot to another."""
+        parts = []
+        for number, block in enumerate(blocks):
+            first = number * self.block
+            part = block[max(0, start - first) : max(0, stop - first)]
+            if part.size:
+                parts.append(part)
+        return parts
 
     def _extended(self, slots: int) -> dict[str, list[Tensor]]:
         """The columns with a larger first block, or with one more block."""

@@ -57,13 +57,6 @@ def array_if_on_cpu(values: Any) -> Any:
     return values
 
 
-def on_device(values: Array, device: torch.device) -> Any:
-    """An array as it is if the device works in main memory, else as a tensor there: see ``array_if_on_cpu``."""
-    if device.type == "cpu":
-        return values
-    return torch.from_numpy(values).to(device)
-
-
 def to_main_memory(values: Any) -> Array:
     """An array, or a tensor on any device, as a NumPy array."""
     if isinstance(values, Tensor):

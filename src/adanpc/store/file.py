@@ -19,7 +19,7 @@ from adanpc import require
 from adanpc.core import AdaNPC, Admission, MemoryBank
 from adanpc.core.codec import NAMES, canonical
 from adanpc.core.contents import State
-from adanpc.core.paper import DEFAULT_ADMISSION
+from adanpc.core.paper import PaperSettings
 from adanpc.files import replace
 from adanpc.index.grid import Columns
 from adanpc.models import RecipeError, Wrapped
@@ -77,7 +77,10 @@ def write(classifier: AdaNPC, recipe: dict[str, str], path: Location) -> None:
 
 def check_keepable(classifier: AdaNPC) -> None:
     """Refuses a classifier with a rule of its own, which no file can hold."""
-    admission = type(getattr(classifier.settings, "admission", DEFAULT_ADMISSION))
+    settings = classifier.settings
+    if not isinstance(settings, PaperSettings):
+        return
+    admission = type(settings.admission)
     if admission is not Admission:
         raise ContentsError(f"no file can keep an admission of type {admission.__name__}", "use an Admission")
 

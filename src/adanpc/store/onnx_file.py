@@ -19,7 +19,7 @@ from adanpc import require
 from adanpc.core import AdaNPC, Contents, Origin
 from adanpc.core.centering import BOUND, Centering
 from adanpc.core.contents import Pool
-from adanpc.core.safe import SOURCE_ROWS, SOURCE_TEMPERATURE
+from adanpc.core.safe import SOURCE_ROWS, SOURCE_TEMPERATURE, SafeSettings
 from adanpc.core.table import ACTIVE
 from adanpc.core.transform import Transform
 from adanpc.core.vote import FLOOR, PER_CLASS
@@ -83,7 +83,7 @@ def write_onnx(classifier: AdaNPC, path: Path) -> None:
     graph = Graph()
     settings = classifier.settings
     features = graph.cast("features", DOUBLE)
-    if classifier.preset == "safe":
+    if isinstance(settings, SafeSettings):
         queries = _moved_to_origin(graph, features, contents.statistics.transform)
         pools: list[Pool] = [Pool(SOURCE_ROWS, source=True)]
         rule, temperature = "classwise", SOURCE_TEMPERATURE

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from adanpc import core, require
 from adanpc.core import Admission, Append, Delete, MemoryBank, Origin, Prediction, vote
+from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Adapter, Source
 from adanpc.lab.adapt.bank import AdaNPC
 
@@ -221,6 +222,8 @@ class AdaNPCPeTTA(Adapter):
 def source_vote(classifier: core.AdaNPC, batch: Tensor) -> Tensor:
     """The vote (B, C), float64, of source rows alone on features (B, D)."""
     settings = classifier.settings
+    if not isinstance(settings, core.PaperSettings):
+        raise AdaNPCError(f"the vote of source rows alone needs preset='paper', got {classifier.preset!r}")
     near = classifier.bank.search(batch, settings.k, source=True)
     probs, _ = vote(near, classifier.bank.classes, settings.rule, settings.temperature)
     return probs

@@ -1,0 +1,129 @@
+"""The rows that an ``Append`` brings, checked: columns of tensors, all on the device of the bank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from reprlib import repr as brief
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from adanpc.core.changes import Append
+from adanpc.core.contents import BankSettings
+from adanpc.core.types import Origin
+from adanpc.errors import LabelError
+from adanpc.index.grid import Columns, tensor_of
+
+UNKNOWN = -1  # domain or key
+ROUNDING = 1e-3  # by how much the sum of soft labels may differ from one
+
+
+def columns_of(change: Append, count: int, settings: BankSettings, device: torch.device) -> Columns:
+    """All that is stored beside the features of so many rows, or an error that names what is wrong with it."""
+    labels = checked_labels(change.labels, count, settings.classes, device)
+    keys: Tensor | int = UNKNOWN
+    if change.keys is not None:
+        keys = change.keys
+    columns = {
+        "label": labels,
+        "domain": _whole_numbers("domain", change.domain, count, device),
+        "key": _whole_numbers("keys", keys, count, device),
+        "confidence": _confidence(change.confidence, count, device),
+        "origin": torch.full((count,), _origin(change.origin), dtype=torch.uint8, device=device),
+    }
+    if settings.soft:
+        columns["soft"] = _probabilities(change.soft, labels, settings.classes)
+    elif change.soft is not None:
+        raise LabelError("this bank keeps hard labels: build it with soft=True to store soft ones")
+    return columns
+
+
+def with_whole_numbers(change: Append, count: int, settings: BankSettings, device: torch.device) -> Append:
+    """The change with labels and domains that a preset can count on: whole numbers, (n,) int64.
+
+    A domain that is one number for all rows stays one, so that a log need not hold it n times.
+    """
+    labels = checked_labels(change.labels, count, settings.classes, device)
+    domain = change.domain
+    if not isinstance(domain, int):
+        domain = _whole_numbers("domain", domain, count, device)
+    return replace(change, labels=labels, domain=domain)
+
+
+def checked_labels(given: Any, count: int, classes: int, device: torch.device) -> Tensor:
+    """Labels (n,) from 0 to classes - 1."""
+    labels = _whole_numbers("labels", given, count, device)
+    if not count:
+        return labels
+    for extreme in (int(labels.min()), int(labels.max())):
+        if not 0 <= extreme < classes:
+            raise LabelError(f"labels must be between 0 and {classes - 1}, got {extreme}")
+    return labels
+
+
+def _whole_numbers(name: str, given: Tensor | int, count: int, device: torch.device) -> Tensor:
+    """One whole number for each row, (count,) int64."""
+    value = _column(name, given, (count,), device)
+    if value.dtype == torch.int64:
+        return value
+    if value.is_floating_point() or value.is_complex():
+        found = f"{value.dtype} with {value[:3].tolist()}, …"
+        raise LabelError(f"{name} must be whole numbers, got {found}: pass {name}.long() if they are")
+    return value.to(torch.int64)
+
+
+def _finite_numbers(name: str, given: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Finite numbers of this shape, float32."""
+    value = _column(name, given, shape, device)
+    numbers = value.float()
+    finite = numbers.abs() < torch.inf  # and no NaN
+    if not value.is_floating_point() or not finite.all():
+        raise LabelError(
+            f"{name} must be finite floating-point numbers, got {value.dtype} with {value[:3].tolist()}, …"
+        )
+    return numbers
+
+
+def _confidence(given: Tensor | None, count: int, device: torch.device) -> Tensor:
+    """The confidence in each row, (count,) float32; without any, it is 1."""
+    if given is None:
+        return torch.ones(count, device=device, dtype=torch.float32)
+    return _finite_numbers("confidence", given, (count,), device)
+
+
+def _probabilities(given: Tensor | None, labels: Tensor, classes: int) -> Tensor:
+    """Soft labels (n, C); without any, all of the probability is on the label."""
+    if given is None:
+        return one_hot(labels, classes).float()
+    soft = _finite_numbers("soft labels", given, (len(labels), classes), labels.device)
+    error = (soft.sum(1) - 1).abs()
+    if (soft < 0).any() or (error > ROUNDING).any():
+        raise LabelError(f"soft labels must be probabilities that sum to 1, got {soft[:3].tolist()}, …")
+    return soft
+
+
+def _column(name: str, given: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """A tensor of this shape; a single number stands for all rows."""
+    try:
+        if isinstance(given, int | float):
+            return torch.full(shape, given, device=device)
+        value = tensor_of(given).to(device).detach()
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise LabelError(f"{name} must be numbers, one for each row, got {brief(given)}") from None
+    if not value.ndim:
+        value = value.expand(shape)
+    if value.shape != shape:
+        remedy = ""
+        if name == "labels" and value.ndim == 2:
+            remedy = ": pass labels.argmax(1) if they are one-hot"
+        raise LabelError(f"{name} must have shape {shape}, one for each row, got {tuple(value.shape)}{remedy}")
+    return value
+
+
+def _origin(given: Any) -> int:
+    try:
+        return int(Origin(given))
+    except ValueError:
+        raise LabelError(f"{given!r} is not a valid Origin; available: {', '.join(Origin.__members__)}") from None
