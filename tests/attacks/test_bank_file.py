@@ -432,10 +432,10 @@ def test_a_document_that_readers_could_differ_on(tmp_path: Path, forge: Callable
 
 def test_a_newer_format(tmp_path: Path) -> None:
     document, columns = taken_apart(honest("float32"))
-    newer = {"format": "adanpc-bank", "version": 5, "whatever": "comes"}
-    for each in ({**document, "version": 5}, newer):
+    newer = {"format": "adanpc-bank", "version": 6, "whatever": "comes"}
+    for each in ({**document, "version": 6}, newer):
         assert refusal(written(tmp_path / "bank", forged(each, columns))) == (
-            "it was written by a newer adanpc, in format 5 after 4; upgrade adanpc"
+            "it was written by a newer adanpc, in format 6 after 5; upgrade adanpc"
         )
     refusal(written(tmp_path / "bank", forged({**newer, "version": 10**4000}, columns)))
 

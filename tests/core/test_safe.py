@@ -22,7 +22,8 @@ from adanpc.core import AdaNPC, Append, Feedback, MemoryBank, Origin, Restore, V
 from adanpc.core.codec import _packed, _unpacked, canonical, decode, encode
 from adanpc.core.guard import ADVANTAGE, ERROR, LEAD, Stream, packed_length, with_more_classes
 from adanpc.core.table import TableError
-from adanpc.core.transform import Transform, amplification_suits, fit, root_suits
+from adanpc.core.transform import Parts, Transform, fit
+from adanpc.core.tryout import suitable_parts
 from adanpc.errors import AdaNPCError, ChangeError, EmptyBankError, LabelError
 from adanpc.store import BankFileError
 from adanpc.store.file import KEY, _document, _seal
@@ -49,6 +50,11 @@ def made(bank: dict[str, Any] | None = None, **options: Any) -> AdaNPC:
     features, labels = samples(60, 0)
     classifier.learn(features, labels, domain=torch.arange(60) % 2)
     return classifier
+
+
+def fitted(features: Tensor, labels: Tensor, domains: Tensor, classes: int) -> Transform:
+    """The transform of the parts that suit the source."""
+    return fit(features, labels, domains, classes, suitable_parts(features, labels, domains, classes))
 
 
 def unit(vector: Array) -> Array:
@@ -85,6 +91,7 @@ class Loop:
         self.believed_repeats = 1 / CLASSES
         self.last_believed: int | None = None
         self.held = 0.0
+        self.gain = 0.02
         self.stream: list[tuple[Array, Array]] = []
 
     def step(self, feature: Array) -> tuple[Array, float, bool]:
@@ -119,6 +126,7 @@ class Loop:
             trust /= 1 + (nearer * (1 - closest) / (1 - similarity)) ** 16
         copied = len(nearest) >= 3 and 1 - nearest[2] <= 0.2 * (1 - from_source)
         joins = not self.screen or (novelty <= 0.9 and not copied)
+        gain = self.gain_by(moved, frozen, evidence, belief, from_source)
         if joins:
             self.count += 1
             label = int(frozen.argmax())
@@ -128,6 +136,8 @@ class Loop:
             self.last = label
             self.mean = mean
             self.masses = self.masses + belief
+            if gain is not None:
+                self.gain += max(1 / (self.count - 32 + 16), 1 / 200) * (gain - self.gain)
             self.believe(int(belief.argmax()), rate, frozen_mixed)
             carried = belief ** (1 + (share * belief.max()) ** 1.5) if self.carry else belief
             self.stream.append((moved, carried / carried.sum()))
@@ -138,7 +148,23 @@ class Loop:
     def trusted(self, count: int) -> float:
         chance = float((self.lately**2).sum())
         beyond = (self.coherence - chance) / (1 - chance)
-        return float(np.clip((beyond - 0.35) / 0.1, 0, 1)) if count > 32 else 0.0
+        trust = np.clip((beyond - 0.35) / 0.1, 0, 1) * np.clip(self.gain / 0.02, 0, 1)
+        return float(trust) if count > 32 else 0.0
+
+    def gain_by(self, moved: Array, frozen: Array, evidence: Array, belief: Array, from_source: float) -> float | None:
+        """How much more of the nearest rows of the stream agree with the belief than with the frozen answer."""
+        if self.count < 32:
+            return None
+        near = sorted(((float(row @ moved), believed) for row, believed in self.stream), key=lambda pair: -pair[0])[:10]
+        if 1 - np.mean([similarity for similarity, _ in near]) > 3 * (1 - from_source):
+            return None
+        total = sum(math.exp(similarity / 0.1) for similarity, _ in near)
+
+        def agreement(answer: int) -> float:
+            share = sum(math.exp(s / 0.1) / total for s, believed in near if believed.argmax() == answer)
+            return share if answer == evidence.argmax() else share / 2
+
+        return agreement(int(belief.argmax())) - agreement(int(frozen.argmax()))
 
     def transformed(self, feature: Array) -> Array:
         z = unit(np.sign(feature) * np.abs(feature) ** self.power)
@@ -528,15 +554,25 @@ class TestLabels:
             AdaNPC(MemoryBank(DIM, CLASSES, soft=True), preset="safe").signs()
 
 
+def moved_far(count: int, seed: int, shift: float = 4.0) -> tuple[Tensor, Tensor]:
+    """Features of eight classes that share a shift by which frozen answers are confused, and their classes."""
+    centers = torch.randn(8, 64, generator=torch.Generator().manual_seed(99))
+    direction = torch.randn(64, generator=torch.Generator().manual_seed(98))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 8, (count,), generator=generator)
+    return centers[labels] + 0.5 * torch.randn(count, 64, generator=generator) + shift * direction, labels
+
+
 def test_signs_in_words() -> None:
-    features, labels = samples(300, 6, shift=0.5)
-    classifier = made()
+    features, labels = moved_far(300, 6)
+    classifier = AdaNPC(MemoryBank(64, 8, soft=True), preset="safe")
+    classifier.learn(*moved_far(400, 0, shift=0.0))
     assert "until there are 32" in str(classifier.signs())
     classifier.step(features)
     signs = classifier.signs()
     assert signs.mixed == 1
     assert signs.trust == 1
-    assert not signs.alarm
+    assert signs.gain > 0.02
     assert signs.given.low <= signs.given.estimate <= signs.given.high
     accuracy = float((classifier.predict(features).labels == labels).float().mean())
     assert signs.given.estimate == pytest.approx(accuracy, abs=0.15)
@@ -544,10 +580,23 @@ def test_signs_in_words() -> None:
     assert "Classes seem to arrive mixed" in signs.words
     assert "answers are the adapted ones" in signs.words
     alone = made()
+    features, labels = samples(300, 6, shift=0.5)
     alone.step(features[labels == 1])
     signs = alone.signs()
     assert signs.mixed < 0.5
     assert "do not seem to arrive mixed" in str(signs)
+
+
+def test_answers_are_the_frozen_ones_where_adapting_gains_nothing() -> None:
+    """Where nothing has changed, neighbors agree with both kinds of answers, and nothing is risked."""
+    classifier = made()
+    classifier.step(samples(300, 6)[0])
+    signs = classifier.signs()
+    assert not signs.alarm
+    assert signs.agreement > 0.8
+    assert signs.gain < 0.01
+    assert signs.trust < 0.5
+    assert "no better than with the frozen ones" in str(signs)
 
 
 def test_answers_that_fall_apart_raise_the_alarm() -> None:
@@ -570,10 +619,19 @@ def told_apart_by_one(dim: int, strength: float) -> tuple[Tensor, Tensor]:
     return features, labels
 
 
+def stripes() -> tuple[Tensor, Tensor]:
+    """A circle whose twelve parts are of two classes in turn, so that samples of a class differ most along it."""
+    generator = torch.Generator().manual_seed(3)
+    part = torch.arange(960) % 12
+    angles = torch.pi / 6 * (part + 0.8 * torch.rand(960, generator=generator))
+    circle = torch.stack([angles.cos(), angles.sin()], 1)
+    return torch.cat([circle, 0.1 * torch.randn(960, 20, generator=generator)], 1), part % 2
+
+
 class TestTransform:
     def test_one_row_has_the_bits_of_a_batch(self) -> None:
         features, labels = samples(200, 9)
-        transform = fit(features, labels, labels * 0, CLASSES)
+        transform = fitted(features, labels, labels * 0, CLASSES)
         together = transform(features)
         assert torch.equal(torch.cat([transform(row[None]) for row in features]), together)
         assert torch.equal(transform.to(torch.device("cpu"))(features), together)
@@ -584,7 +642,7 @@ class TestTransform:
         labels = torch.arange(400) % 2
         spread = torch.randn(400, 1, generator=generator) * torch.eye(dim)[0]
         features = 0.3 * torch.randn(400, dim, generator=generator) + 3 * spread + labels[:, None] * torch.eye(dim)[1]
-        transform = fit(features, labels, labels * 0, 2)
+        transform = fitted(features, labels, labels * 0, 2)
         assert abs(float(transform.directions[0, 0])) > 0.9
         before = (features.sign() * features.abs().sqrt())[:, 0].var()
         after = transform(features)[:, 0].var()
@@ -596,8 +654,8 @@ class TestTransform:
         features = torch.tensor(digits.data[:1000]).float()
         labels = torch.tensor(digits.target[:1000])
         domain = torch.zeros(1000, dtype=torch.int64)
-        assert not root_suits(features, labels, domain, 10)
-        assert float(fit(features, labels, domain, 10).power) == 1
+        assert not suitable_parts(features, labels, domain, 10).root
+        assert float(fitted(features, labels, domain, 10).power) == 1
 
     def test_the_root_is_kept_where_few_coordinates_would_decide(self) -> None:
         """Classes by many small coordinates, beside a few that are large and say nothing."""
@@ -608,27 +666,34 @@ class TestTransform:
         large = 200 * torch.rand(1200, 3, generator=generator) ** 4
         features = torch.cat([large, small], 1)
         domain = torch.zeros(1200, dtype=torch.int64)
-        assert root_suits(features, labels, domain, 4)
-        assert float(fit(features, labels, domain, 4).power) == 0.5
-        assert float(fit(features, labels, domain, 4, plain=True).power) == 1
+        assert suitable_parts(features, labels, domain, 4).root
+        assert float(fitted(features, labels, domain, 4).power) == 0.5
+        assert float(fit(features, labels, domain, 4, Parts()).power) == 1
 
     def test_domains_that_share_no_class_tell_nothing_about_the_root(self) -> None:
         features, labels = samples(60, 0)
-        assert root_suits(features, labels, labels, CLASSES)
+        assert suitable_parts(features, labels, labels, CLASSES).root
 
     def test_several_domains_are_amplified_unless_that_clearly_loses(self) -> None:
         """Noise without classes: nothing is gained or lost clearly, and that is enough with several domains alone."""
         generator = torch.Generator().manual_seed(6)
-        rows = torch.randn(300, 20, generator=generator).double()
+        rows = torch.randn(300, 20, generator=generator)
         labels = torch.arange(300) % 3
         together = torch.zeros(300, dtype=torch.int64)
-        assert amplification_suits(rows, labels, torch.arange(300) // 150, 3)
-        assert not amplification_suits(rows, labels, together, 3)
+        assert suitable_parts(rows, labels, torch.arange(300) // 150, 3).amplified
+        assert not suitable_parts(rows, labels, together, 3).amplified
+
+    def test_nothing_is_damped_that_tells_classes_apart(self) -> None:
+        features, labels = stripes()
+        domains = torch.arange(len(labels)) // 12 % 2
+        assert not suitable_parts(features, labels, domains, 2).damped
+        assert len(fitted(features, labels, domains, 2).directions) == 0
+        assert len(fit(features, labels, domains, 2, Parts(damped=True)).directions) == 2
 
     def test_it_amplifies_what_tells_classes_apart(self) -> None:
         """A weak direction among many, which neighbors find hard to see."""
         features, labels = told_apart_by_one(30, 1.5)
-        transform = fit(features, labels, labels * 0, 2)
+        transform = fitted(features, labels, labels * 0, 2)
         assert abs(float(transform.telling[0, 1])) > 0.9
         assert len(transform.telling) == 1
         # A similarity is the plain one and that of the predicted classes: the length along the direction grows alone.
@@ -639,30 +704,30 @@ class TestTransform:
 
     def test_it_amplifies_nothing_that_neighbors_see_anyway(self) -> None:
         features, labels = told_apart_by_one(8, 6.0)
-        assert len(fit(features, labels, labels * 0, 2).telling) == 0
+        assert len(fitted(features, labels, labels * 0, 2).telling) == 0
 
     def test_it_amplifies_nothing_that_does_not_carry_over_to_another_domain(self) -> None:
         """What tells classes apart in one domain says the opposite in the other."""
         features, labels = told_apart_by_one(30, 1.5)
         domains = torch.arange(len(labels)) // 2 % 2
-        assert len(fit(features, labels, domains, 2).telling) == 1
+        assert len(fitted(features, labels, domains, 2).telling) == 1
         features[:, 1] = features[:, 1] * (1 - 2 * domains)
-        assert len(fit(features, labels, domains, 2).telling) == 0
+        assert len(fitted(features, labels, domains, 2).telling) == 0
 
     def test_domains_of_different_classes_leave_nothing_to_compare(self) -> None:
         features, labels = told_apart_by_one(30, 1.5)
-        assert len(fit(features, labels, labels, 2).telling) == 0
+        assert len(fitted(features, labels, labels, 2).telling) == 0
 
     def test_classes_are_compared_by_as_many_rows_as_the_smallest_has(self) -> None:
         features, labels = samples(60, 0)
         smallest = torch.cat([(labels != 2).nonzero()[:, 0], (labels == 2).nonzero()[:7, 0]])
         for rows, expected in ((smallest, 7), (smallest[:-6], 3), (torch.arange(60), 15)):
-            transform = fit(features[rows], labels[rows], labels[rows] * 0, CLASSES)
+            transform = fitted(features[rows], labels[rows], labels[rows] * 0, CLASSES)
             assert transform.per_class == expected
 
     def test_novelty_is_a_rank_among_source_rows(self) -> None:
         source, labels = samples(100, 0)
-        transform = fit(source, labels, labels * 0, CLASSES)
+        transform = fitted(source, labels, labels * 0, CLASSES)
         transformed = transform(source)
         means = torch.stack([transformed[labels == label].mean(0) for label in range(CLASSES)])
         rows = torch.nn.functional.normalize(transformed - means.mean(0))
@@ -676,9 +741,9 @@ class TestTransform:
         assert transform.novelty(1.0) == 0
 
     def test_rows_without_any_spread(self) -> None:
-        transform = fit(torch.eye(3), torch.arange(3), torch.zeros(3, dtype=torch.int64), 3)
+        transform = fitted(torch.eye(3), torch.arange(3), torch.zeros(3, dtype=torch.int64), 3)
         assert transform.directions.shape == (0, 3)
-        one = fit(torch.ones(1, 3), torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 3)
+        one = fitted(torch.ones(1, 3), torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 3)
         assert torch.isfinite(one(torch.ones(1, 3))).all()
 
 
@@ -686,7 +751,7 @@ class TestChanges:
     def test_the_transform_goes_through_bytes(self) -> None:
         classifier = AdaNPC(MemoryBank(DIM, CLASSES, soft=True), preset="safe")
         features, labels = samples(60, 0)
-        transform = fit(features, labels, labels * 0, CLASSES)
+        transform = fitted(features, labels, labels * 0, CLASSES)
         change = Append(features, labels, centered=True, transform=transform)
         classifier.apply(decode(encode(change)))
         held = classifier.bank.contents.statistics.transform
@@ -741,7 +806,8 @@ class TestChanges:
                 classifier.apply(Append(features, labels, centered=True, transform=transform))
         length = packed_length(DIM, CLASSES)
         forged = (
-            (0, -1.0), (0, 0.5), (2, 3.0), (5, 0.5), (1, torch.nan), (7, 2.0), (13, 3.0), (14, 2.0), (length - 1, -0.1)
+            (0, -1.0), (0, 0.5), (2, 3.0), (5, 0.5), (1, torch.nan), (7, 2.0), (10, -1.0), (11, 0.5), (13, 3.0),
+            (14, 2.0), (15, -2.0), (length - 1, -0.1),
         )  # fmt: skip
         for place, value in forged:
             stream = torch.zeros(length, dtype=torch.float64)
@@ -754,7 +820,7 @@ class TestChanges:
 
     def test_half_a_transform_in_bytes_is_refused(self) -> None:
         features, labels = samples(60, 0)
-        data = encode(Append(features, labels, centered=True, transform=fit(features, labels, labels * 0, CLASSES)))
+        data = encode(Append(features, labels, centered=True, transform=fitted(features, labels, labels * 0, CLASSES)))
         with pytest.raises(ChangeError):
             decode(data.replace(b'"transform.span"', b'"transform.spam"'))
 

@@ -503,8 +503,44 @@ def test_files_of_format_3_load_for_ever(tmp_path: Path) -> None:
     assert answer.probs.flatten().tolist() == pytest.approx(expected["probs"].flatten().tolist(), abs=0.02)
     assert answer.trust.tolist() == pytest.approx(expected["trust"].tolist(), abs=1e-6)
     save(classifier, tmp_path / "bank")
-    assert document_in(tmp_path / "bank")["version"] == 4
+    assert document_in(tmp_path / "bank")["version"] == 5
     assert load(tmp_path / "bank").digest() == classifier.digest()
+
+
+def test_files_of_format_4_load_for_ever(tmp_path: Path) -> None:
+    """It holds a bank in the middle of a stream, from before gains and foreign queries were counted."""
+    expected = load_file(GOLDEN / "format-4-answers.safetensors")
+    classifier = load(GOLDEN / "format-4-float32.safetensors")
+    assert classifier.settings == SafeSettings(balance=0.25)
+    answer = classifier.predict(expected["queries"])
+    assert answer.frozen is not None
+    assert answer.trust is not None
+    assert_same_tensor(answer.frozen, expected["frozen"])
+    assert_same_tensor(answer.probs, expected["probs"])
+    assert_same_tensor(answer.trust, expected["trust"])
+    save(classifier, tmp_path / "bank")
+    assert document_in(tmp_path / "bank")["version"] == 5
+    assert load(tmp_path / "bank").digest() == classifier.digest()
+
+
+def test_changes_that_were_logged_with_format_4_are_applied() -> None:
+    classifier = load(GOLDEN / "format-4-float32.safetensors")
+    before = classifier.signs()
+    change = decode((GOLDEN / "format-4-append.bin").read_bytes())
+    classifier.apply(change)
+    after = classifier.signs()
+    assert after.queries == before.queries + 8
+    assert after.gain == before.gain
+
+
+def test_files_of_format_4_before_a_stream_and_of_another_preset(tmp_path: Path) -> None:
+    tensors = load_file(GOLDEN / "format-4-float32.safetensors")
+    document = forged_document({}, "format-4-float32")
+    without_stream = {name: column for name, column in tensors.items() if name != "stream"}
+    assert load(forged(tmp_path / "learned", document, without_stream)).signs().queries == 0
+    paper = forged_document({"version": 4}, "format-2-float32")
+    with pytest.raises(BankFileError, match="format"):
+        load(forged(tmp_path / "paper", paper, load_file(GOLDEN / "format-2-float32.safetensors")))
 
 
 def test_files_of_format_3_before_a_stream_and_before_any_source_row(tmp_path: Path) -> None:
@@ -528,9 +564,9 @@ def test_forged_settings_of_format_3_are_refused(tmp_path: Path, safe: Any) -> N
         load(path)
 
 
-def forged_document(changed: dict[str, Any]) -> dict[str, Any]:
-    """The document of the file of format 3 with some fields changed."""
-    with safe_open(GOLDEN / "format-3-float32.safetensors", "pt") as opened:
+def forged_document(changed: dict[str, Any], name: str = "format-3-float32") -> dict[str, Any]:
+    """The document of a golden file with some fields changed."""
+    with safe_open(GOLDEN / f"{name}.safetensors", "pt") as opened:
         document: dict[str, Any] = json.loads(opened.metadata()["adanpc"])
     return {**document, **changed}
 

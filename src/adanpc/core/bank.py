@@ -43,6 +43,7 @@ from adanpc.core.contents import (
 )
 from adanpc.core.eviction import Eviction
 from adanpc.core.export import knn_graph, to_pandas
+from adanpc.core.guard import completed
 from adanpc.core.ledger import Ledger
 from adanpc.core.table import (
     ACTIVE,
@@ -437,7 +438,7 @@ class MemoryBank:
         if change.transform is not None:
             check_transform(change.transform, self.dim)
         if change.stream is not None:
-            check_stream(change.stream, self.dim, self.classes)
+            change = replace(change, stream=self._checked_stream(change.stream))
         first = contents.next_id
         count = len(table["label"])
         table["id"] = torch.arange(first, first + count, device=self.device)
@@ -452,6 +453,12 @@ class MemoryBank:
             evicted = [row for row in leaving if 0 <= row < first]  # push returns -1 where nobody leaves
             contents = self._without(contents, ledger, evicted, queued=False)
         return self._with_rows(contents, ledger, table, next_id=first + count, statistics=statistics)
+
+    def _checked_stream(self, packed: Tensor) -> Tensor:
+        """What a change says of the stream, if it can be believed; a log may hold what an earlier version packed."""
+        packed = completed(packed, self.dim, self.classes)
+        check_stream(packed, self.dim, self.classes)
+        return packed
 
     def _veto(self, contents: Contents, ledger: Ledger, change: Veto) -> Contents:
         slots = self._slots(contents, change.ids)
@@ -528,8 +535,9 @@ class MemoryBank:
         for name in ("source_mean", "stream_total"):
             if getattr(change, name) is not None:
                 check_mean(name, getattr(change, name), self.dim)
-        if change.stream is not None:
-            check_stream(change.stream, self.dim, self.classes)
+        stream = change.stream
+        if stream is not None:
+            stream = self._checked_stream(stream)
         if change.transformed and contents.statistics.transform is None:
             raise ChangeError("a rollback cannot bring back a transform: learn the source rows again")
         transform = contents.statistics.transform if change.transformed else None
@@ -540,7 +548,7 @@ class MemoryBank:
         contents = self._without(contents, ledger, removed)
         contents = self._replaced(contents, ledger, table)
         judgments = {row: history for row, history in contents.judgments.items() if row not in change.judgments}
-        statistics = Statistics(change.source_mean, change.stream_total, change.stream_count, transform, change.stream)
+        statistics = Statistics(change.source_mean, change.stream_total, change.stream_count, transform, stream)
         contents = with_fields(
             contents,
             judgments=judgments | {row: history for row, history in change.judgments.items() if history},

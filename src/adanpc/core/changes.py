@@ -64,7 +64,7 @@ class Append:
         source_mean: (D,) float64, becomes the mean of the source.
         observed: what the stream's statistics gain.
         transform: becomes the transform of the preset "safe".
-        stream: (12 + D + 3 C,) float64, becomes what that preset knows of the stream, see ``guard.Stream``.
+        stream: float64, becomes what that preset knows of the stream, as ``guard.Stream`` packs it.
         who, why, when: who makes the change, for what reason, and when, in seconds since 1970.
     """
 

@@ -3,8 +3,7 @@
 Three questions are answered while a stream goes by.
 
 * Is there anything to learn from a query? Not if it is foreign: less like the source than the source's classes are
-  like each other. If nearly all queries are foreign, it is the stream that has moved, and they are learned from all the
-  same. Nor if it is one more copy of what came before: otherwise whoever repeats an image moves all answers.
+  like each other. Nor if it is one more copy of what came before: otherwise whoever repeats an image moves all answers.
 * Do classes arrive mixed? If answers repeat more often than their shares explain, or one class has most of them,
   probably not. Then the stream's mean says as much about the classes that happened to come as about the shift. Once
   classes have been seen to arrive mixed, adapted answers may show that they still do: far from the source the frozen
@@ -24,7 +23,7 @@ All of it are values: a query makes the next one of them. So they replay, and do
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from math import ceil, log
 from typing import NamedTuple
 
@@ -36,9 +35,7 @@ from torch.nn.functional import pad
 from adanpc.core.estimate import Accuracy, Agreements, Alarm, Calibration
 from adanpc.index.grid import Array
 
-FOREIGN = 0.9  # queries of more novelty are foreign
-MOVED_AWAY = 0.7  # the share of foreign queries beyond which it is the stream that has moved
-FOREIGN_RATE = 1 / 50  # of the running average of that share
+FOREIGN = 0.9  # queries of more novelty are not learned from
 COPIES = 3  # near copies of a query that are learned from
 COPY_DISTANCE = 0.2  # from a copy, as a share of the distance to the source
 APART = 1e-6  # the least distance from neighbors
@@ -121,12 +118,11 @@ class Arrivals:
     count: int
     mean: Array  # (D,) float64, the running mean of transformed features
     order: Order  # of the frozen answers
-    foreign: float  # the share of foreign queries, lately, whether they joined or not
 
     @classmethod
     def none(cls, origin: Array, classes: int) -> Arrivals:
         """Before the first query."""
-        return cls(0, origin, Order.none(classes), 0.0)
+        return cls(0, origin, Order.none(classes))
 
     def mean_with(self, transformed: Array) -> Array:
         """The running mean (D,) once a query (D,) has come."""
@@ -135,18 +131,7 @@ class Arrivals:
 
     def after(self, mean: Array, answer: int) -> Arrivals:
         """Once a query has come that makes the mean this one (D,), and that the frozen bank answers so."""
-        order = self.order.after(self.count, answer)
-        return replace(self, count=self.count + 1, mean=mean, order=order)
-
-    def with_novelty(self, novelty: float) -> Arrivals:
-        """Once a query of this novelty has come, whether it joins or not."""
-        foreign = float(novelty > FOREIGN)
-        return replace(self, foreign=self.foreign + FOREIGN_RATE * (foreign - self.foreign))
-
-    @property
-    def moved_away(self) -> bool:
-        """Whether so many queries are foreign that it is the stream that has moved."""
-        return self.foreign > MOVED_AWAY
+        return Arrivals(self.count + 1, mean, self.order.after(self.count, answer))
 
     def mixed(self) -> float:
         """How far the classes seem to arrive mixed, from 0 to 1."""
@@ -240,6 +225,31 @@ class Verdicts:
         return self.frozen - self.adapted >= LEAD
 
 
+class Head(NamedTuple):
+    """The numbers of a packed stream before its vectors, in their order."""
+
+    queries: float  # that joined
+    repeats: float  # of the frozen answers
+    last: float  # of the frozen answers, -1 before the first
+    coherence: float
+    adapted_right: float  # labels by which only the adapted answer was right
+    frozen_right: float  # labels by which only the frozen answer was right
+    compared: float  # queries that were compared with the stream
+    frozen_agreement: float
+    adapted_agreement: float
+    bets: float  # of the alarm
+    capital: float
+    peak: float
+    believed_repeats: float
+    believed_last: float
+    mixed: float
+    gain: float
+
+
+HEAD = len(Head._fields)
+HEAD_BEFORE = HEAD - 1  # of earlier versions, which knew no gain
+
+
 @dataclass(frozen=True, eq=False)
 class Stream:
     """All that is known of a stream beside its rows."""
@@ -260,21 +270,24 @@ class Stream:
         """All of it as one vector (HEAD + D + 4 C,) float64, for changes and files."""
         arrivals = self.arrivals
         beliefs = self.beliefs
-        head = [
-            arrivals.count,
-            arrivals.order.repeats,
-            arrivals.order.last,
-            beliefs.coherence,
-            self.verdicts.adapted,
-            self.verdicts.frozen,
-            *astuple(self.agreements),
-            *astuple(self.alarm),
-            beliefs.order.repeats,
-            beliefs.order.last,
-            beliefs.mixed,
-            beliefs.gain,
-            arrivals.foreign,
-        ]
+        head = Head(
+            queries=arrivals.count,
+            repeats=arrivals.order.repeats,
+            last=arrivals.order.last,
+            coherence=beliefs.coherence,
+            adapted_right=self.verdicts.adapted,
+            frozen_right=self.verdicts.frozen,
+            compared=self.agreements.count,
+            frozen_agreement=self.agreements.frozen,
+            adapted_agreement=self.agreements.adapted,
+            bets=self.alarm.count,
+            capital=self.alarm.capital,
+            peak=self.alarm.peak,
+            believed_repeats=beliefs.order.repeats,
+            believed_last=beliefs.order.last,
+            mixed=beliefs.mixed,
+            gain=beliefs.gain,
+        )
         by_class = [arrivals.order.shares, beliefs.masses, beliefs.shares, beliefs.order.shares]
         parts = [numpy.array(head, dtype=numpy.float64), arrivals.mean, *by_class]
         return torch.from_numpy(numpy.concatenate(parts))
@@ -284,17 +297,16 @@ class Stream:
         """What ``packed`` wrote."""
         numbers = vector.cpu().numpy()
         ends = numpy.cumsum([HEAD, dim, classes, classes, classes])
-        head, mean, shares, masses, lately, believed = numpy.split(numbers, ends)
-        count, repeats, last, coherence, adapted, frozen, *estimated = head[:-5].tolist()
-        believed_repeats, believed_last, mixed, gain, foreign = head[-5:].tolist()
-        order = Order(shares, repeats, int(last))
-        believed_order = Order(believed, believed_repeats, int(believed_last))
+        first, mean, shares, masses, lately, believed = numpy.split(numbers, ends)
+        head = Head(*first.tolist())
+        order = Order(shares, head.repeats, int(head.last))
+        believed_order = Order(believed, head.believed_repeats, int(head.believed_last))
         return cls(
-            Arrivals(int(count), mean, order, foreign),
-            Beliefs(masses, lately, coherence, believed_order, mixed, gain),
-            Verdicts(int(adapted), int(frozen)),
-            Agreements(*estimated[:3]),
-            Alarm(*estimated[3:]),
+            Arrivals(int(head.queries), mean, order),
+            Beliefs(masses, lately, head.coherence, believed_order, head.mixed, head.gain),
+            Verdicts(int(head.adapted_right), int(head.frozen_right)),
+            Agreements(head.compared, head.frozen_agreement, head.adapted_agreement),
+            Alarm(head.bets, head.capital, head.peak),
         )
 
     def with_verdict(self, *, adapted_right: bool, frozen_right: bool) -> Stream:
@@ -334,6 +346,7 @@ class Stream:
             arrivals.count,
             mixed,
             beliefs.beyond_chance(),
+            beliefs.gain,
             trust,
             self.verdicts.adapted,
             self.verdicts.frozen,
@@ -350,6 +363,7 @@ class Signs(NamedTuple):
     queries: int  # that were learned from
     mixed: float  # how far classes seem to arrive mixed, from 0 to 1
     agreement: float  # of neighbors in the stream: 0 as much as chance, 1 always
+    gain: float  # how much more neighbors agree with the adapted answers than with the frozen ones
     trust: float  # in adapted answers as far as signs say, from 0 to 1
     adapted_right: int  # labels by which only the adapted answer was right
     frozen_right: int  # labels by which only the frozen answer was right
@@ -364,15 +378,18 @@ class Signs(NamedTuple):
 
 def _in_words(mixed: float, arrivals: Arrivals, trust: float, beliefs: Beliefs) -> str:
     """What the signs say of a stream, in two sentences."""
-    largest = f"the largest class has {100 * arrivals.order.shares.max():.0f} % of the frozen answers"
     arrive = "Classes seem to arrive mixed"
     if mixed < 0.5:
         arrive = "Classes do not seem to arrive mixed, so only part of the shift is removed"
-    agree = f"neighbors in the stream agree {100 * beliefs.beyond_chance():.0f} % of the way from chance to always"
-    answers = "so answers are the adapted ones"
-    if trust < 0.5:
-        answers = "which is too little, so answers are mostly the frozen ones"
-    return f"{arrive}: {largest}. As to answers, {agree}, {answers}."
+    largest = f"the largest class has {100 * arrivals.order.shares.max():.0f} % of the frozen answers"
+    agree = f"Neighbors in the stream agree {100 * beliefs.beyond_chance():.0f} % of the way from chance to always"
+    if trust >= 0.5:
+        verdict = "so answers are the adapted ones"
+    elif _ramp(beliefs.beyond_chance(), *COHERENCE) < 0.5:
+        verdict = "which is too little, so answers are mostly the frozen ones"
+    else:
+        verdict = "but with the adapted answers no better than with the frozen ones, so these are mostly given"
+    return f"{arrive}: {largest}. {agree}, {verdict}."
 
 
 def _percent(accuracy: Accuracy) -> str:
@@ -380,12 +397,17 @@ def _percent(accuracy: Accuracy) -> str:
     return f"{100 * accuracy.estimate:.0f} % ({100 * accuracy.low:.0f} to {100 * accuracy.high:.0f})"
 
 
-HEAD = 17  # numbers of a packed stream before its vectors
-
-
 def packed_length(dim: int, classes: int) -> int:
     """How many numbers a packed stream has."""
     return HEAD + dim + 4 * classes
+
+
+def completed(vector: Tensor, dim: int, classes: int) -> Tensor:
+    """A packed stream as it is packed today, if an earlier version packed it; any other vector as it is."""
+    if vector.shape != (HEAD_BEFORE + dim + 4 * classes,):
+        return vector
+    nothing_known = vector.new_tensor([Beliefs.none(classes).gain])
+    return torch.cat([vector[:HEAD_BEFORE], nothing_known, vector[HEAD_BEFORE:]])
 
 
 def with_more_classes(vector: Tensor, dim: int, classes: int, count: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adanpc.core.changes import Judgment
 from adanpc.core.estimate import MOST_CAPITAL, PACKED
-from adanpc.core.guard import HEAD, packed_length
+from adanpc.core.guard import HEAD, Head, packed_length
 from adanpc.core.transform import LONGEST, SAMPLE, Transform
 from adanpc.core.types import Origin
 from adanpc.core.vote import PER_CLASS
@@ -161,22 +161,27 @@ def check_stream(vector: Tensor, dim: int, classes: int) -> None:
         )
     if not vector.isfinite().all():
         raise TableError("its stream holds NaN or infinity")
-    count, _, last, _, adapted, frozen, *estimated = vector[:HEAD].tolist()
-    compared, agreed_frozen, agreed, bets, capital, peak, _, last_believed, held, gain, foreign = estimated
-    for counted in (count, adapted, frozen, compared, bets):
-        if counted < 0 or counted != int(counted):
-            raise TableError(f"its stream counts {counted:g} queries or labels")
-    for latest in (last, last_believed):
-        if latest != int(latest) or not -1 <= latest < classes:
-            raise TableError(f"the last query of its stream is of class {latest:g}")
-    if not 0 <= held <= 1:
-        raise TableError(f"the classes of its stream are mixed to the part {held:g}, which is not from 0 to 1")
-    if not (-1 <= gain <= 1 and 0 <= foreign <= 1):
-        raise TableError("what its stream says of gains and foreign queries is out of range")
-    if not (0 <= agreed_frozen <= 1 and 0 <= agreed <= 1 and 0 <= capital <= MOST_CAPITAL and peak >= 1):
-        raise TableError("what its stream says of accuracy is out of range")
+    _check_head(Head(*vector[:HEAD].tolist()), classes)
     if (vector[HEAD + dim :] < 0).any():
         raise TableError("its stream has classes with a negative share")
+
+
+def _check_head(head: Head, classes: int) -> None:
+    """Passes finite numbers of a packed stream that are in their ranges."""
+    for counted in (head.queries, head.adapted_right, head.frozen_right, head.compared, head.bets):
+        if counted < 0 or counted != int(counted):
+            raise TableError(f"its stream counts {counted:g} queries or labels")
+    for latest in (head.last, head.believed_last):
+        if latest != int(latest) or not -1 <= latest < classes:
+            raise TableError(f"the last query of its stream is of class {latest:g}")
+    for name in ("frozen_agreement", "adapted_agreement", "mixed"):
+        share = getattr(head, name)
+        if not 0 <= share <= 1:
+            raise TableError(f"its stream has {name} {share:g}, which is not from 0 to 1")
+    if not -1 <= head.gain <= 1:
+        raise TableError(f"its stream has gain {head.gain:g}, which is not from -1 to 1")
+    if not 0 <= head.capital <= MOST_CAPITAL or head.peak < 1:
+        raise TableError(f"the alarm of its stream has capital {head.capital:g} and peak {head.peak:g}")
 
 
 def _refuse(bad: Tensor, ids: Tensor, what: str) -> None:

@@ -9,7 +9,6 @@ done again, with a better guess: what was found near the others in slightly wron
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy
@@ -87,8 +86,7 @@ class _Turns:
         self.queue = queue
         self.transformed = transformed
         self.settings = settings
-        self.known_before = contents.stream()
-        self.known = self.known_before  # of the stream, before the next query
+        self.known = contents.stream()  # of the stream, before the next query
         self.calibration = contents.calibration()
         self.answers: list[Belief] = []
         self.parts: list[tuple[Neighbors, Tensor]] = []  # source rows and their weights, of the queries of each round
@@ -193,9 +191,7 @@ class _Turns:
         self.answers.append(belief)
         novelty = self._novelty(query, evidence)
         self.novelty.append(novelty)
-        joins = self._joins(novelty, evidence, witnesses.similarity)
-        self._note_novelty(novelty, joins)
-        if not joins:
+        if not self._joins(novelty, evidence, witnesses.similarity):
             self.joined.append(-1)
             return False
         row = self.contents.next_id + len(self.fresh_ids)
@@ -220,14 +216,7 @@ class _Turns:
         """Whether there is something to learn from a query, given its similarity (k,) to rows of the stream."""
         if not self.settings.screen:
             return True
-        if novelty > FOREIGN and not self.known.arrivals.moved_away:
-            return False
-        return not is_copy(evidence.distance, similarity)
-
-    def _note_novelty(self, novelty: float, joins: bool) -> None:
-        """Counts a query as foreign or not. Copies do not count, so that repeating one has no effect at all."""
-        if novelty > FOREIGN or joins:
-            self.known = replace(self.known, arrivals=self.known.arrivals.with_novelty(novelty))
+        return novelty <= FOREIGN and not is_copy(evidence.distance, similarity)
 
     def _witnesses(self, found: Found, number: int, columns: list[int]) -> Witnesses:
         """The nearest rows of the stream to a query that is left, earlier queries of the batch among them."""
@@ -279,18 +268,13 @@ class _Turns:
         return with_fields(prediction, provisional=self.contents.next_id)
 
     def change(self) -> Append | None:
-        """The change by which those join that do, and by which the others are remembered; None if nothing changes."""
-        if self.known is self.known_before:
+        """The change by which those join that do."""
+        if not self.fresh_ids:
             return None
         device = self.transformed.device
-        classes = self.contents.settings.classes
-        soft = torch.zeros(0, classes, device=device)
-        rows = self.transformed[:0].float()
-        if self.fresh_ids:
-            soft = torch.from_numpy(numpy.stack(self.fresh_beliefs)).to(device)
-            rows = torch.stack(self.fresh_rows)
+        soft = torch.from_numpy(numpy.stack(self.fresh_beliefs)).to(device)
         return Append(
-            rows,
+            torch.stack(self.fresh_rows),
             soft.argmax(1),
             Origin.ADMITTED,
             soft=soft,

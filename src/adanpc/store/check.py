@@ -34,7 +34,7 @@ from adanpc.errors import AdaNPCError
 from adanpc.index.grid import Columns
 
 FORMAT = "adanpc-bank"
-VERSION = 4  # of files with the preset "safe", and the highest that is read
+VERSION = 5  # of files with the preset "safe", and the highest that is read
 PAPER_VERSION = 2  # of files with the preset "paper", which earlier releases can read
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # a file must not make its reader allocate more than it holds itself
@@ -119,7 +119,7 @@ def version_of(document: dict[str, Any]) -> int:
 
 
 def check_document(document: dict[str, Any]) -> None:
-    """Passes a document of format 2 or 4 that has all its fields and no other, each of its type and range."""
+    """Passes a document of format 2 or 5 that has all its fields and no other, each of its type and range."""
     parts = SAFE_PARTS if "safe" in document else PAPER_PARTS
     check_fields("document", document, FIELDS["document"] | dict.fromkeys(parts, dict))
     for part in ("bank", *parts, "recipe"):
@@ -167,7 +167,7 @@ def check_fields(part: str, values: dict[str, Any], fields: dict[str, Any]) -> N
 
 
 def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[int]]]) -> dict[str, list[int]]:
-    """The shapes of what a file of format 2 or 4 should hold beside its rows: what it has, and cannot lack."""
+    """The shapes of what a file of format 2 or 5 should hold beside its rows: what it has, and cannot lack."""
     dim = document["bank"]["dim"]
     due = {name: [dim] for name in (*MEANS, ORIGIN) if name in found}
     if document["stream_count"]:

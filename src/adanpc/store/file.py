@@ -24,7 +24,7 @@ from adanpc.files import replace
 from adanpc.index.grid import Columns
 from adanpc.models import RecipeError, Wrapped
 from adanpc.models.wrap import check_model
-from adanpc.store import format1, format3
+from adanpc.store import format1, format3, format4
 from adanpc.store.check import (
     FORMAT,
     BankFileError,
@@ -222,7 +222,7 @@ def _check(document: dict[str, Any], tensors: Columns) -> None:
 
 
 def _read(path: Path) -> State:
-    """The checked document and columns of a file, as format 2 or 4 has them."""
+    """The checked document and columns of a file, as format 2 or 5 has them."""
     with opened(path) as file:
         document = _document_in(file)
         found = {name: (entry.dtype, entry.shape) for name, entry in file.entries.items()}
@@ -234,6 +234,8 @@ def _read(path: Path) -> State:
         document, tensors = format1.upgraded(document, tensors)
     if document["version"] == 3:
         document, tensors = format3.upgraded(document, tensors)
+    if document["version"] == 4:
+        document, tensors = format4.upgraded(document, tensors)
     check_tensors(document, tensors)
     return {"document": document, "tensors": tensors}
 
@@ -247,6 +249,8 @@ def _document_in(file: SafetensorsFile) -> dict[str, Any]:
         format1.check_document(document)
     elif version == 3:
         format3.check_document(document)
+    elif version == 4:
+        format4.check_document(document)
     else:
         check_document(document)
     if text != canonical(document):  # repeated names, for one: readers would differ on what they mean
@@ -260,6 +264,8 @@ def _due_beside_rows(document: dict[str, Any], found: dict[str, tuple[str, list[
         return {name: [document["bank"]["dim"]] for name in format1.means_of(document)}
     if document["version"] == 3:
         return format3.beside_rows(document, found)
+    if document["version"] == 4:
+        return format4.beside_rows(document, found)
     return beside_rows(document, found)
 
 

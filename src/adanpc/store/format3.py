@@ -28,7 +28,7 @@ def check_document(document: dict[str, Any]) -> None:
 
 
 def upgraded_document(document: dict[str, Any]) -> dict[str, Any]:
-    """The document of format 4 that means the same: every query joined."""
+    """The document of format 5 that means the same: every query joined."""
     safe = {"transform": True, "screen": False, "carry": False, "home": False, **document["safe"]}
     return {**document, "version": check.VERSION, "safe": safe}
 
@@ -46,7 +46,7 @@ def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[in
 
 
 def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any], Columns]:
-    """The document and the columns of format 4 that mean the same: nothing amplified, nothing foreign."""
+    """The document and the columns of format 5 that mean the same: nothing amplified, nothing foreign."""
     columns = dict(tensors)
     if check.ORIGIN in columns:
         nothing = torch.zeros(0, document["bank"]["dim"], dtype=torch.float64)
