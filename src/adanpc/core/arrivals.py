@@ -111,7 +111,10 @@ def _column(name: str, given: Any, shape: tuple[int, ...], device: torch.device)
             return torch.full(shape, given, device=device)
         value = tensor_of(given).to(device).detach()
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise LabelError(f"{name} must be numbers, one for each row, got {brief(given)}") from None
+        remedy = ""
+        if name == "labels":
+            remedy = ": for names of classes pass their places in classes"
+        raise LabelError(f"{name} must be numbers, one for each row, got {brief(given)}{remedy}") from None
     if not value.ndim:
         value = value.expand(shape)
     if value.shape != shape:

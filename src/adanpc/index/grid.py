@@ -35,7 +35,10 @@ def check_features(features: Any, dim: int) -> Tensor:
     """Finite float32 features of shape (B, dim), none of them zero, or a FeatureError that says what is wrong."""
     values = features if isinstance(features, Tensor) else _as_tensor(features)
     if values.ndim != 2 or values.shape[1] != dim:
-        raise FeatureError(f"features must have shape (B, {dim}), got {tuple(values.shape)}")
+        remedy = ""
+        if values.shape == (dim,):
+            remedy = ": pass features[None] for a single one"
+        raise FeatureError(f"features must have shape (B, {dim}), got {tuple(values.shape)}{remedy}")
     if values.is_complex():
         raise FeatureError(f"features must be real numbers, got {values.dtype}")
     values = values.detach().float()
