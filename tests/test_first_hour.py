@@ -319,7 +319,7 @@ def test_finished_work_is_not_repeated(folder: Path, data_dir: Path, monkeypatch
     def encode(*arguments: object, **named: object) -> None:
         raise AssertionError("something is encoded again")
 
-    monkeypatch.setattr("adanpc.lab.sweep.meeting.scene_of", encode)
+    monkeypatch.setattr("adanpc.lab.sweep.evaluation.scene_of", encode)
     again = run("adapt", folder, "--method", "knn", "--json")
     assert again.exit_code == 0, again.output
     assert again.stdout == first.stdout

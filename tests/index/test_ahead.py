@@ -29,7 +29,7 @@ def resident(part: Array) -> float:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is supplied ahead on Linux only")
 def test_memory_is_supplied_and_keeps_what_it_holds() -> None:
-    memory = numpy.empty(16 << 20, numpy.uint8)
+    memory = numpy.frombuffer(mmap.mmap(-1, 16 << 20), numpy.uint8)  # not NumPy's own: that may have been used before
     written = memory[5 << 20 : 6 << 20]
     written[:] = 7
     wanted = memory[(5 << 20) + 100 : (9 << 20) + 100]

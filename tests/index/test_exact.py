@@ -438,6 +438,7 @@ def test_products_of_whole_numbers_are_used_only_where_they_are_right(monkeypatc
     ("features", "message"),
     [
         (torch.ones(3), r"shape \(B, 4\), got \(3,\)"),
+        (torch.ones(4), r"shape \(B, 4\), got \(4,\): pass features\[None\] for a single one"),
         (torch.ones(2, 3), r"shape \(B, 4\), got \(2, 3\)"),
         (torch.ones(1, 4, dtype=torch.complex64), "real numbers, got torch.complex64"),
         (torch.tensor([[1.0, 1, 1, 1], [1, float("nan"), 1, 1]]), "row 1 holds NaN"),

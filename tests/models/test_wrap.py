@@ -136,6 +136,10 @@ def test_the_head_is_the_layer_that_makes_the_output_not_the_last_one_defined() 
             r"must give batches \(inputs, labels\), got a Tensor: for a single batch pass \[\(inputs, l",
         ),
         (None, "must be a DataLoader or a list of batches .*, got None"),
+        (
+            TensorDataset(torch.randn(2, 1, 8, 8), torch.tensor([0, 1])),
+            r"got a data set \(TensorDataset\): pass DataLoader\(dataset, batch_size=64\)",
+        ),
     ],
 )
 def test_loaders_without_labels_are_refused(net: Net, batches: Any, message: str) -> None:

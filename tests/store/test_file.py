@@ -271,9 +271,9 @@ def test_preprocessing_where_none_was_recorded_is_refused(tmp_path: Path) -> Non
 
 def test_arguments_in_the_wrong_order_are_named(tmp_path: Path) -> None:
     wrapped = wrapped_in_mid_stream()
-    with pytest.raises(BankFileError, match=r"as in save\(wrapped, path\), got a Wrapped"):
+    with pytest.raises(BankFileError, match=r"as in save\(wrapped, path\), got Wrapped"):
         save(tmp_path / "bank", wrapped)  # type: ignore[arg-type]
-    with pytest.raises(BankFileError, match=r"as in load\(path, model\), got a Sequential"):
+    with pytest.raises(BankFileError, match=r"as in load\(path, model\), got Sequential"):
         load(model(), tmp_path / "bank")  # type: ignore[call-overload]
     with pytest.raises(AdaNPCError, match=r"the model must be a torch\.nn\.Module, got int"):
         load(tmp_path / "bank", 3)  # type: ignore[call-overload]

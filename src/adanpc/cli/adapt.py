@@ -18,7 +18,7 @@ from adanpc.require import did_you_mean
 
 if TYPE_CHECKING:
     from adanpc.lab.data.streams import Stream
-    from adanpc.lab.sweep.meeting import Meeting
+    from adanpc.lab.sweep.evaluation import Evaluation
     from adanpc.lab.train.run import Run
 
 ALL = "all"
@@ -116,10 +116,10 @@ def adapt(
         if model is None:
             _refuse_together("a run", source=source, out=out)
             opened = _opened(run, algorithm, encoder, data)
-            meeting = _with_run(opened, on, which, images, place, skip_unreadable)
+            evaluation = _with_run(opened, on, which, images, place, skip_unreadable)
         else:
             _refuse_together("--model", run=run, algorithm=algorithm, data=data)
-            meeting = _with_weights(model, encoder, source, on, out, images, place, skip_unreadable)
+            evaluation = _with_weights(model, encoder, source, on, out, images, place, skip_unreadable)
 
         questions = []
         for size in sizes:
@@ -135,12 +135,12 @@ def adapt(
                         "seed": seed,
                     }
                 )
-        records = _answers(meeting, questions, order)
+        records = _answers(evaluation, questions, order)
         if json:
-            print_json({"records": records, "file": str(meeting.records)})
+            print_json({"records": records, "file": str(evaluation.records)})
         else:
-            _show(records, meeting.domains, images)
-            typer.echo(f"Records: {meeting.records}")
+            _show(records, evaluation.domains, images)
+            typer.echo(f"Records: {evaluation.records}")
         if all("error" in record for record in records):
             raise typer.Exit(REFUSED)
 
@@ -198,10 +198,10 @@ def _with_run(
     images: int | None,
     device: str,
     skip_unreadable: bool,
-) -> Meeting:
+) -> Evaluation:
     """The model of a run, and its targets or other images."""
     from adanpc.lab.data import read_images
-    from adanpc.lab.sweep.meeting import of_run
+    from adanpc.lab.sweep.evaluation import of_run
 
     others = None
     if on is not None:
@@ -219,11 +219,11 @@ def _with_weights(
     images: int | None,
     device: str,
     skip_unreadable: bool,
-) -> Meeting:
+) -> Evaluation:
     """The network in a file of weights, and images of one's own."""
     from adanpc.lab.data import read_images
     from adanpc.lab.networks import find_encoder
-    from adanpc.lab.sweep.meeting import of_weights
+    from adanpc.lab.sweep.evaluation import of_weights
 
     if not encoder or source is None or on is None:
         raise AdaNPCError(
@@ -244,7 +244,7 @@ def _tell(notice: str) -> None:
         typer.echo(f"Note: {notice}.", err=True)
 
 
-def _answers(meeting: Meeting, questions: Sequence[dict[str, Any]], order: Stream) -> list[dict[str, Any]]:
+def _answers(evaluation: Evaluation, questions: Sequence[dict[str, Any]], order: Stream) -> list[dict[str, Any]]:
     """One record for each question: from the file if it is there, else measured and added to it."""
     from adanpc.lab.sweep.adaptation import adapt as measure
 
@@ -252,13 +252,13 @@ def _answers(meeting: Meeting, questions: Sequence[dict[str, Any]], order: Strea
     records = []
     reused = 0
     for question in questions:
-        record = meeting.recall(question)
+        record = evaluation.recall(question)
         if record is not None:
             reused += 1
             records.append(record)
             continue
         if scene is None:
-            scene = meeting.scene()
+            scene = evaluation.scene()
         try:
             measured = measure(
                 scene, question["method"], order, question["batch_size"], question["settings"], question["seed"]
@@ -267,9 +267,9 @@ def _answers(meeting: Meeting, questions: Sequence[dict[str, Any]], order: Strea
             if len(questions) == 1:
                 raise  # there is nothing to compare: the sentence alone says it best
             measured = {"error": str(error)}
-        records.append(meeting.note(question, measured))
+        records.append(evaluation.note(question, measured))
     if reused:
-        typer.echo(f"{reused} of {len(questions)} measured before: taken from {meeting.records}.", err=True)
+        typer.echo(f"{reused} of {len(questions)} measured before: taken from {evaluation.records}.", err=True)
     return records
 
 

@@ -107,6 +107,10 @@ def train(
     with one_sentence():
         if resume is not None:
             _refuse_other_options(context)
+        elif not data:
+            raise AdaNPCError(
+                "there is nothing to train on: pass --data, such as --data rotated-mnist, or continue a run by --resume"
+            )
         from adanpc.lab.train.assemble import prepare
         from adanpc.lab.train.loop import SavedInterrupt
         from adanpc.lab.train.loop import train as train_run

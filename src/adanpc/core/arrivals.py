@@ -17,6 +17,7 @@ from adanpc.errors import LabelError
 from adanpc.index.grid import Columns, tensor_of
 
 UNKNOWN = -1  # domain or key
+NUMBER = (int, float)  # made once, for each append asks three times
 ROUNDING = 1e-3  # by how much the sum of soft labels may differ from one
 
 
@@ -57,7 +58,8 @@ def checked_labels(given: Any, count: int, classes: int, device: torch.device) -
     labels = _whole_numbers("labels", given, count, device)
     if not count:
         return labels
-    for extreme in (int(labels.min()), int(labels.max())):
+    lowest, highest = labels.aminmax()
+    for extreme in (lowest.item(), highest.item()):
         if not 0 <= extreme < classes:
             raise LabelError(f"labels must be between 0 and {classes - 1}, got {extreme}")
     return labels
@@ -107,11 +109,14 @@ def _probabilities(given: Tensor | None, labels: Tensor, classes: int) -> Tensor
 def _column(name: str, given: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """A tensor of this shape; a single number stands for all rows."""
     try:
-        if isinstance(given, int | float):
+        if isinstance(given, NUMBER):
             return torch.full(shape, given, device=device)
         value = tensor_of(given).to(device).detach()
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise LabelError(f"{name} must be numbers, one for each row, got {brief(given)}") from None
+        remedy = ""
+        if name == "labels":
+            remedy = ": for names of classes pass their places in classes"
+        raise LabelError(f"{name} must be numbers, one for each row, got {brief(given)}{remedy}") from None
     if not value.ndim:
         value = value.expand(shape)
     if value.shape != shape:

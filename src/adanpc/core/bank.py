@@ -441,7 +441,7 @@ class MemoryBank:
             change = replace(change, stream=self._checked_stream(change.stream))
         first = contents.next_id
         count = len(table["label"])
-        table["id"] = torch.arange(first, first + count, device=self.device)
+        table["id"] = torch.from_numpy(numpy.arange(first, first + count)).to(self.device)
         statistics = contents.statistics.after(change)
         if change.origin == Origin.ADMITTED and ledger.queue is not None:
             leaving = [ledger.queue.push(row, label)[0] for row, label in pairs(table)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adanpc import require
 from adanpc.core.bank import MemoryBank
-from adanpc.core.changes import Append, Change, Rollback
+from adanpc.core.changes import Append, Change, Judgment, Rollback
 from adanpc.core.contents import Contents, State, digest_of, excluded_ids
 from adanpc.core.guard import Signs
 from adanpc.core.paper import PaperSettings
@@ -121,7 +121,9 @@ class AdaNPC:
         with self.bank.writing():
             for start in range(0, max(len(checked), 1), CHUNK):
                 part = slice(start, start + CHUNK)
-                part_keys = None if all_keys is None else all_keys[part]
+                part_keys = all_keys
+                if all_keys is not None:
+                    part_keys = all_keys[part]
                 answer, change, rows = self._propose(checked[part], domain, part_keys)
                 if change is not None:
                     self.bank.apply(change, rows=rows)
@@ -189,11 +191,7 @@ class AdaNPC:
         arrived = ~torch.isin(present["id"], before["id"])
         touched = _differing(before, present)
         rows = {name: column[touched] for name, column in before.items()}
-        judgments = {}
-        for row in before["id"].tolist():
-            history = earlier.judgments.get(row, ())
-            if history != now.judgments.get(row, ()):
-                judgments[row] = history
+        judgments = _differing_histories(earlier, now, before["id"].tolist())
         statistics = earlier.statistics
         return Rollback(
             to=earlier.position,
@@ -267,6 +265,16 @@ def _differing(before: Columns, present: Columns) -> Tensor:
             unequal = unequal.any(1)
         differing[kept] |= unequal
     return differing
+
+
+def _differing_histories(before: Contents, present: Contents, rows: list[int]) -> dict[int, tuple[Judgment, ...]]:
+    """What people had decided about those of these rows on which they have decided otherwise since."""
+    histories = {}
+    for row in rows:
+        history = before.judgments.get(row, ())
+        if history != present.judgments.get(row, ()):
+            histories[row] = history
+    return histories
 
 
 def replay(changes: Iterable[Change], empty: AdaNPC) -> AdaNPC:

@@ -204,7 +204,9 @@ class Contents:
         missing = ids[(known_or_end[position] != ids) | (ids < 0)]
         if len(missing):
             row = int(missing[0])
-            fate = "it has left" if 0 <= row < self.next_id else "it never existed"
+            fate = "it never existed"
+            if 0 <= row < self.next_id:
+                fate = "it has left"
             raise RowError(f"row {row} is not in the bank: {fate}")
         return slots[position]
 

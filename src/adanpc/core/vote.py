@@ -45,14 +45,11 @@ def vote(
     check_vote_settings(rule, temperature)
     if rule == "classwise":
         return _classwise(neighbors, classes, temperature, per_class)
-    similarity = neighbors.similarity.double()
     if rule == "paper":
-        votes = similarity.masked_fill(similarity.isneginf(), 0)
-        weights = votes / votes.abs().sum(1, keepdim=True).clamp(min=1e-12)
-        return tally(neighbors, votes, classes).softmax(1), weights
+        return _summed(neighbors, classes)
+    similarity = neighbors.similarity.double()
     if rule == "uniform":
-        present = (similarity > -torch.inf).double()
-        weights = present / present.sum(1, keepdim=True)
+        weights = _equal(similarity)
     elif rule == "rank":
         weights = _by_rank(similarity)
     else:
@@ -70,6 +67,22 @@ def tally(neighbors: Neighbors, votes: Tensor, classes: int) -> Tensor:
     return votes.new_zeros(len(votes), classes).scatter_add(1, neighbors.labels.clamp(min=0), votes)
 
 
+def _summed(neighbors: Neighbors, classes: int) -> tuple[Tensor, Tensor]:
+    """``vote`` by the paper's equation 4."""
+    similarity = neighbors.similarity.double()
+    votes = similarity.masked_fill(similarity.isneginf(), 0)
+    total = votes.abs().sum(1, keepdim=True)  # (B, 1)
+    weights = votes / total.clamp(min=1e-12)  # a share may be negative, as a similarity may be
+    probs = tally(neighbors, votes, classes).softmax(1)
+    return probs, weights
+
+
+def _equal(similarity: Tensor) -> Tensor:
+    """Weights (B, K) that are the same for all neighbors there are, and sum to 1."""
+    present = (similarity > -torch.inf).double()
+    return present / present.sum(1, keepdim=True)
+
+
 def _by_rank(similarity: Tensor) -> Tensor:
     """Weights (B, K) that fall with the rank alone, and sum to 1; of equals, the earlier column comes first."""
     nearest_first = similarity.argsort(dim=1, descending=True, stable=True)
@@ -84,20 +97,24 @@ def _classwise(neighbors: Neighbors, classes: int, temperature: float, per_class
     """``vote`` by the class-wise rule. All sums are of exact similarities, and so exact."""
     similarity = neighbors.similarity.double()
     present = similarity > -torch.inf
-    labels = neighbors.labels.masked_fill(~present, classes)  # absent neighbors get a class of their own, dropped below
-    counted = (_rank_in_class(similarity, labels) < per_class) & present
-    known = similarity.masked_fill(~counted, 0)
-    zeros = known.new_zeros(len(known), classes + 1)
-    sums = zeros.scatter_add(1, labels, known)[:, :classes]
-    counts = zeros.scatter_add(1, labels, counted.double())[:, :classes]
-    farthest = similarity.masked_fill(~present, torch.inf).amin(1, keepdim=True)
-    evidence = (sums + (per_class - counts) * farthest) / per_class
+    absent = ~present
+    labels = neighbors.labels.masked_fill(absent, classes)  # absent neighbors get a class of their own, dropped below
+    rank = _rank_in_class(similarity, labels)
+    counted = (rank < per_class) & present  # (B, K)
+    ignored = ~counted
+    no_votes = similarity.new_zeros(len(similarity), classes + 1)
+    sums = no_votes.scatter_add(1, labels, similarity.masked_fill(ignored, 0))[:, :classes]
+    counts = no_votes.scatter_add(1, labels, counted.double())[:, :classes]
+    # Rows that were not found are at most as similar as the farthest that was.
+    farthest = similarity.masked_fill(absent, torch.inf).amin(1, keepdim=True)  # (B, 1)
+    missing = per_class - counts  # (B, C)
+    evidence = (sums + missing * farthest) / per_class
     probs = (evidence / temperature).softmax(1)
     # The probability of a class is shared by those of its neighbors that counted.
     shares = probs / counts.clamp(min=1)
-    padded = torch.cat([shares, shares.new_zeros(len(shares), 1)], 1)
-    weights = padded.gather(1, labels).masked_fill(~counted, 0)
-    return probs, weights
+    nothing = shares.new_zeros(len(shares), 1)  # the share of those that are absent
+    share_of_label = torch.cat([shares, nothing], 1).gather(1, labels)  # (B, K)
+    return probs, share_of_label.masked_fill(ignored, 0)
 
 
 def _rank_in_class(similarity: Tensor, labels: Tensor) -> Tensor:

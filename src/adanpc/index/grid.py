@@ -35,7 +35,10 @@ def check_features(features: Any, dim: int) -> Tensor:
     """Finite float32 features of shape (B, dim), none of them zero, or a FeatureError that says what is wrong."""
     values = features if isinstance(features, Tensor) else _as_tensor(features)
     if values.ndim != 2 or values.shape[1] != dim:
-        raise FeatureError(f"features must have shape (B, {dim}), got {tuple(values.shape)}")
+        remedy = ""
+        if values.shape == (dim,):
+            remedy = ": pass features[None] for a single one"
+        raise FeatureError(f"features must have shape (B, {dim}), got {tuple(values.shape)}{remedy}")
     if values.is_complex():
         raise FeatureError(f"features must be real numbers, got {values.dtype}")
     values = values.detach().float()
@@ -131,11 +134,14 @@ def _pieces(rows: Array) -> list[slice]:
 def _unit_array(features: Array) -> Array:
     """``unit`` in NumPy, but for the type."""
     scaled = features.astype(numpy.float64, order="C")
-    scaled /= numpy.maximum(numpy.abs(scaled).max(1, keepdims=True), 1e-300)
+    largest = numpy.abs(scaled).max(1, keepdims=True)  # (n, 1)
+    scaled /= numpy.maximum(largest, 1e-300)
+    # The length is taken of whole numbers, whose squares add up without rounding.
     whole = numpy.rint(scaled * 2.0**20)
     if whole.shape[1] > 2**13:
-        whole = whole.astype(numpy.int64)  # else float64 adds up the squares of such numbers without rounding, too
-    length = numpy.maximum(numpy.sqrt(numpy.vecdot(whole, whole))[:, None], 1)
+        whole = whole.astype(numpy.int64)  # so many squares are more than the 53 bits of float64 hold
+    squares = numpy.vecdot(whole, whole)  # (n,)
+    length = numpy.maximum(numpy.sqrt(squares)[:, None], 1)
     scaled *= 2.0**20 * GRID / length
     numpy.rint(scaled, out=scaled)
     scaled /= GRID
@@ -173,15 +179,20 @@ def encode(rows: Tensor, storage: str) -> Columns:
 
 def _int8_array(rows: Array) -> Columns:
     """``encode`` to int8 in NumPy."""
-    scale = numpy.maximum(numpy.abs(rows).max(1, keepdims=True), numpy.float32(2.0**-24)) / numpy.float32(127)
+    largest = numpy.abs(rows).max(1, keepdims=True)  # (n, 1)
+    scale = numpy.maximum(largest, numpy.float32(2.0**-24)) / numpy.float32(127)
     coarse = numpy.rint(rows / scale).astype(numpy.int8)
     seen = coarse * scale
     left = rows - numpy.rint(seen * GRID) / GRID
     fine = numpy.rint(left * GRID / _fine_step(scale)).astype(numpy.int8)
     read = decode({"row": coarse, "fine": fine, "scale": scale})
     hidden = torch.from_numpy(read.astype(numpy.float64) - coarse * scale.astype(numpy.float64))
-    columns = {"row": coarse, "fine": fine, "scale": scale}
-    return {**{name: torch.from_numpy(column) for name, column in columns.items()}, "residual": _residual(hidden)}
+    return {
+        "row": torch.from_numpy(coarse),
+        "fine": torch.from_numpy(fine),
+        "scale": torch.from_numpy(scale),
+        "residual": _residual(hidden),
+    }
 
 
 def _int8_tensor(rows: Tensor) -> Columns:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.index.grid import tensor_of
@@ -50,6 +50,12 @@ def labeled_batches(loader: Iterable[Any]) -> Iterator[LabeledBatch]:
         recorded = _recorded(loader)
         if recorded is not None:
             loader = _with_sampler(loader, recorded)
+    if isinstance(loader, Dataset) and not isinstance(loader, Iterable):
+        kind = type(loader).__name__
+        raise LoaderError(
+            f"the loader must give batches (inputs, labels), got a data set ({kind}): "
+            "pass DataLoader(dataset, batch_size=64)"
+        )
     if not isinstance(loader, Iterable):
         raise LoaderError(f"the loader must be a DataLoader or a list of batches (inputs, labels), got {loader!r}")
     arrived = 0

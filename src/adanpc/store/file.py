@@ -158,7 +158,7 @@ def load(
 def _check_path(path: Any, call: str) -> None:
     """Refuses what is not a path, as when arguments come in the wrong order."""
     if not isinstance(path, str | os.PathLike):
-        raise BankFileError(f"path must be the path of a file, as in {call}, got a {type(path).__name__}")
+        raise BankFileError(f"path must be the path of a file, as in {call}, got {type(path).__name__}")
 
 
 def read(path: Location, device: Device = "cpu") -> tuple[AdaNPC, dict[str, str]]:

@@ -183,7 +183,7 @@ def test_adapt_checks_what_was_typed_before_it_encodes_anything(
     def scene_of(*_: object, **__: object) -> None:
         raise AssertionError("images were encoded")
 
-    monkeypatch.setattr("adanpc.lab.sweep.meeting.scene_of", scene_of)
+    monkeypatch.setattr("adanpc.lab.sweep.evaluation.scene_of", scene_of)
     done = run("adapt", folder, *arguments)
     assert done.exit_code == 2, done.output
     assert sentence in done.output

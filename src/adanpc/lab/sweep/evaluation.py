@@ -1,4 +1,4 @@
-"""A model and the images that it meets, by where they are; what was measured of them before is found again."""
+"""A model and the images that methods are evaluated on, by where they are; earlier records of them are found again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MEASURED = both(  # all that is shown of a record
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Evaluation:
     """What methods are run on, before anything of it is encoded.
 
     Args:
@@ -60,7 +60,7 @@ class Meeting:
         """The record that has the answer to a question already, or None; for a class of your own there is none."""
         if is_own(str(question["method"])):
             return None  # its code may have changed since
-        wanted = self._asked(question)
+        wanted = self._as_recorded(question)
         for entry in entries(self.records):
             if all(name in entry and entry[name] == value for name, value in wanted.items()) and MEASURED(entry):
                 return entry
@@ -69,11 +69,11 @@ class Meeting:
     def note(self, question: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
         """Adds a record, on the disk when it returns; returns it as it is recorded."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        entry = {**record, **self._asked(question)}
+        entry = {**record, **self._as_recorded(question)}
         add_entry(self.records, entry)
         return entry
 
-    def _asked(self, question: Mapping[str, Any]) -> dict[str, Any]:
+    def _as_recorded(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """A question as it is recorded, JSON's way; another version of adanpc may answer it otherwise."""
         identified = {**question, "subject": self.identity, "version": __version__}
         plain: dict[str, Any] = json.loads(json.dumps(identified))
@@ -82,7 +82,7 @@ class Meeting:
 
 def of_run(
     run: Run, others: DataSet | None = None, *, which: str = "best", images: int | None = None, device: str = "cpu"
-) -> Meeting:
+) -> Evaluation:
     """A run's model, and its targets or other images.
 
     Args:
@@ -93,7 +93,7 @@ def of_run(
         device: where the model computes.
     """
     domains = run.spec.targets
-    met = run.data["digest"]
+    target_digest = run.data["digest"]
     if others is not None:
         if run.data["channels"] != CHANNELS:
             raise AdaNPCError(
@@ -102,11 +102,11 @@ def of_run(
             )
         others = others.labeled_as(run.data["classes"])
         domains = tuple(domain.name for domain in others.domains)
-        met = others.digest()
+        target_digest = others.digest()
     if not domains:
         raise AdaNPCError(f"{run.folder} has no target domains: pass the images to adapt to as `on`")
-    identity = _identity(run.folder / model_file(which), run.data["digest"], met, device)
-    return Meeting(
+    identity = _identity(run.folder / model_file(which), run.data["digest"], target_digest, device)
+    return Evaluation(
         run.folder,
         domains,
         identity,
@@ -124,7 +124,7 @@ def of_weights(
     images: int | None = None,
     seed: int = 0,
     device: str = "cpu",
-) -> Meeting:
+) -> Evaluation:
     """A network from a file of weights, the images that it was trained on, and those that it meets.
 
     If the file has no head for the classes of the source, a linear one is fitted to the features of the source.
@@ -160,7 +160,7 @@ def of_weights(
             model.head = fitted(model.head.cpu(), rows, labels, seed).to(device)
         return builder.scene(source_of(model, known, rows, LR), images, RECALLED)
 
-    return Meeting(folder, tuple(domain.name for domain in target.domains), identity, scene)
+    return Evaluation(folder, tuple(domain.name for domain in target.domains), identity, scene)
 
 
 def has_own_head(model: SourceModel, weights: Path) -> bool:
