@@ -129,7 +129,8 @@ async def infer(service: Here, request: Request, model: str, version: str = VERS
         raise RequestError("id must be a text")
     wanted = _wanted(document)
     features = as_features(read_tensor(given[0], binary, INPUT))
-    prediction, _ = await service.classify(features, request=request_id)
+    answered = await service.classify(features, request=request_id)
+    prediction = answered.part.prediction
     answer: dict[str, Any] = {"model_name": MODEL, "model_version": VERSION, "outputs": []}
     if request_id:
         answer["id"] = request_id
