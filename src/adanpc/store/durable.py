@@ -545,7 +545,8 @@ def check_request(queries: int, request: str) -> None:
 
 def _tell(questions: Sequence[Question]) -> None:
     """Lets everyone know who asked some of these questions, each once."""
-    for answered in {question.answered for question in questions} - {None}:
+    callers = {question.answered for question in questions if question.answered is not None}
+    for answered in callers:
         answered()
 
 
