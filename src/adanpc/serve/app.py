@@ -42,7 +42,7 @@ def create(
         bank: open.
         tokens: who may do what; without them, everybody who calls this host by one of its names may do everything.
         hosts: these names.
-        **options: of ``Service``: encoder, thumbnails, image_of_key, limits.
+        **options: of ``Service``: encoder, thumbnails, image_of_key, limits, folder.
     """
     service = Service(bank, **options)
     app = App(

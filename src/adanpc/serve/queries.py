@@ -1,29 +1,37 @@
-"""Queries: the latest ones that were answered, kept in memory for people who look at them."""
+"""Queries: the latest ones that were answered, kept for people who look at them."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from adanpc.core import Prediction
 from adanpc.serve.errors import NotFoundError
+from adanpc.store.answers import part_of
+from adanpc.store.latest import Latest, latest_of
 
 MOST = 500
+SKIPPED = 1_000_000  # numbers after a service that did not end in order: it may have named queries that were not saved
 
 
 @dataclass(frozen=True)
 class Query:
     """A query, and the answer that it got."""
 
-    name: str
+    number: int
     features: Tensor  # (D,)
     prediction: Prediction  # of the queries that it was answered with
     place: int  # among them
     time: float  # seconds since 1970
     picture: bytes | None = None  # a small JPEG
+
+    @property
+    def name(self) -> str:
+        """By which it is asked for."""
+        return f"q-{self.number}"
 
     @property
     def confidence(self) -> float:
@@ -54,7 +62,7 @@ class Answered:
         picture = None
         if place < len(self.pictures):
             picture = self.pictures[place]
-        return Query(f"q-{number}", self.features[place], self.prediction, self.begin + place, self.time, picture)
+        return Query(number, self.features[place], self.prediction, self.begin + place, self.time, picture)
 
     @property
     def numbers(self) -> range:
@@ -72,19 +80,25 @@ class Queries:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._next = 1  # number
+        self._count = 0  # of those in ``_kept``
         self._kept: deque[Answered] = deque()
+        self._forgotten: set[int] = set()  # numbers
 
     def __len__(self) -> int:
         """How many there are."""
-        return len(self._numbers())
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Query]:
         """The newest first."""
-        oldest = self._numbers().start
+        left = self._most
         for answered in reversed(list(self._kept)):
             for number in reversed(answered.numbers):
-                if number >= oldest:
-                    yield answered.query(number)
+                if number in self._forgotten:
+                    continue
+                if not left:
+                    return
+                left -= 1
+                yield answered.query(number)
 
     def keep(
         self,
@@ -107,9 +121,46 @@ class Queries:
         answered = Answered(self._next, features, prediction, begin, time, pictures)
         self._next += len(features)
         self._kept.append(answered)
-        while self._kept and self._kept[0].numbers.stop <= self._numbers().start:
-            self._kept.popleft()
+        self._count += len(features)
+        while self._count - len(self._kept[0].features) >= self._most:
+            left = self._kept.popleft()
+            self._count -= len(left.features)
+            self._forgotten.difference_update(left.numbers)
         return answered
+
+    def forget(self, rows: Iterable[int]) -> None:
+        """Forgets the queries that became these rows."""
+        gone = set(rows)
+        for query in self:
+            if not gone.isdisjoint(query.own_rows):
+                self._forgotten.add(query.number)
+
+    def latest(self, *, ended: bool) -> Latest | None:
+        """All that are kept, to be read by the next process; None if there are none."""
+        queries = list(self)[::-1]
+        if not queries:
+            return None
+        return latest_of(
+            [query.number for query in queries],
+            [query.features for query in queries],
+            [query.time for query in queries],
+            [part_of(query.prediction, slice(query.place, query.place + 1)) for query in queries],
+            [query.picture for query in queries],
+            self._next,
+            ended=ended,
+        )
+
+    def restore(self, latest: Latest) -> None:
+        """Takes over what an earlier process kept, before anything else is kept."""
+        times = latest.times.tolist()
+        for place, number in enumerate(latest.numbers.tolist()):
+            self._next = number
+            features = latest.features[place : place + 1]
+            picture = latest.pictures[place]
+            self.keep(features, latest.answers, times[place], begin=place, pictures=[picture])
+        self._next = latest.next_number
+        if not latest.ended:
+            self._next += SKIPPED
 
     def find(self, name: str) -> Query:
         """The query of this name, or a NotFoundError."""
@@ -124,10 +175,3 @@ class Queries:
         if order == "uncertain":
             queries.sort(key=lambda query: query.confidence)
         return queries[:limit]
-
-    def _numbers(self) -> range:
-        """Of the queries that are kept."""
-        first = self._next
-        if self._kept:
-            first = self._kept[0].first
-        return range(max(first, self._next - self._most), self._next)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from threading import Lock
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +18,7 @@ from torch import Tensor
 
 from adanpc.core import Change, Prediction
 from adanpc.core.guard import Signs
-from adanpc.errors import FeatureError
+from adanpc.errors import AdaNPCError, FeatureError
 from adanpc.serve.answers import answer_document, names_of, neighbor_documents
 from adanpc.serve.desk import Asked, Desk, Features, Given
 from adanpc.serve.encoding import BatchingEncoder, Encoder
@@ -30,9 +33,13 @@ from adanpc.serve.queries import Answered, Queries, Query
 from adanpc.serve.timeline import Timeline
 from adanpc.store import DurableBank, Thumbnails
 from adanpc.store.durable import Part
+from adanpc.store.latest import read_latest, write_latest
+
+logger = logging.getLogger("adanpc.serve")
 
 ImageOfKey = Callable[[int], Pixels | None]  # the image of a source row, by the row's key
 SEEDED = 2000  # changes that the timeline of a new process begins with
+BETWEEN_SAVES = 10.0  # seconds that queries are kept in memory alone
 BETWEEN_SIGNS = 1.0  # seconds, at least, between two looks at the signs of the stream
 
 
@@ -58,6 +65,7 @@ class Service:
         thumbnails: keeps small pictures of queries that join, if that is wanted.
         image_of_key: finds the image of a source row.
         limits: of requests.
+        folder: where the latest queries are kept for the next process, if that is wanted: that of the bank.
     """
 
     def __init__(
@@ -68,12 +76,18 @@ class Service:
         thumbnails: Thumbnails | None = None,
         image_of_key: ImageOfKey | None = None,
         limits: Limits | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.bank = bank
         self.limits = limits or Limits()
         self.thumbnails = thumbnails
         self.image_of_key = image_of_key
         self.queries = Queries()
+        self._folder = folder
+        self._saving = Lock()
+        self._save_is_due = False
+        if folder is not None:
+            self._restore(folder)
         self.events = Events(self.limits.listeners)
         self.facts = RowFacts()
         self.plane = Plane()
@@ -94,10 +108,11 @@ class Service:
         return names_of(self.bank.contents.settings)
 
     def close(self) -> None:
-        """Lets listeners go, and encodes what has arrived."""
+        """Lets listeners go, encodes what has arrived, and keeps the latest queries."""
         self.events.close()
         if self.encoder is not None:
             self.encoder.close()
+        self._save(ended=True)
 
     # Asking
 
@@ -195,6 +210,43 @@ class Service:
 
     # Remembering
 
+    def forget(self, rows: Sequence[int]) -> None:
+        """Forgets the pictures of rows that were deleted, and the queries that they were, on the disk, too."""
+        self.queries.forget(rows)
+        self._save(ended=False)
+        if self.thumbnails is not None:
+            self.thumbnails.forget(rows)
+
+    def _restore(self, folder: Path) -> None:
+        """Takes over the latest queries of an earlier process, but for those whose rows were deleted since."""
+        contents = self.bank.contents
+        latest = read_latest(folder, contents.settings)
+        if latest is not None:
+            self.queries.restore(latest)
+            self.queries.forget(contents.deleted)
+
+    def _save_soon(self) -> None:
+        """Saves the latest queries a while after the first of them that is new."""
+        if self._folder is None or self._save_is_due:
+            return
+        self._save_is_due = True
+        loop = asyncio.get_running_loop()
+        loop.call_later(BETWEEN_SAVES, lambda: loop.run_in_executor(None, self._save))
+
+    def _save(self, *, ended: bool = False) -> None:
+        """Keeps the latest queries for the next process; if that is not possible, they are lost with this one."""
+        if self._folder is None:
+            return
+        with self._saving:  # one after another, so that the newest stays
+            self._save_is_due = False
+            latest = self.queries.latest(ended=ended)
+            if latest is not None and self.thumbnails is None:  # pictures may be private
+                latest = latest._replace(pictures=[None] * len(latest.pictures))
+            try:
+                write_latest(self._folder, latest)
+            except (AdaNPCError, OSError) as error:
+                logger.warning("the latest queries were not kept", extra={"error": str(error)})
+
     def _note(self, given: Given) -> list[Answer]:
         """Remembers requests that were answered together; what each of them is answered."""
         first = given.parts[0]
@@ -243,6 +295,7 @@ class Service:
                 known = row if row >= 0 else None
                 data = {"query": f"q-{number}", "label": label, "confidence": certainty, "joined": known}
                 self.events.tell("answer", data)
+        self._save_soon()
         return kept
 
 
