@@ -82,7 +82,9 @@ class State:
         if ratio is not None:
             yield _gauge("adanpc_admission_ratio", "Share of the queries offered to the bank that joined.", ratio)
         if self._service.encoder is not None:
-            yield _gauge("adanpc_waiting_images", "Images that wait for the encoder.", self._service.encoder.waiting)
+            yield _gauge(
+                "adanpc_waiting_images", "Images that wait to be decoded or encoded.", self._service.waiting_images
+            )
         yield self._rows()
         yield self._shares()
         yield from self._signs()

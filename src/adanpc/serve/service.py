@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
@@ -25,11 +27,12 @@ from adanpc.serve.encoding import BatchingEncoder, Encoder
 from adanpc.serve.errors import MediaTypeError, TooLargeError
 from adanpc.serve.events import Events
 from adanpc.serve.facts import RowFacts
-from adanpc.serve.images import Pixels, decode, small_jpeg
+from adanpc.serve.images import Pixels, decode, pixels_of, small_jpeg
 from adanpc.serve.limits import Limits
 from adanpc.serve.metrics import Metrics
 from adanpc.serve.plane import Plane
 from adanpc.serve.queries import Answered, Queries, Query
+from adanpc.serve.room import Room
 from adanpc.serve.timeline import Timeline
 from adanpc.store import DurableBank, Thumbnails
 from adanpc.store.durable import Part
@@ -38,6 +41,7 @@ from adanpc.store.latest import read_latest, write_latest
 logger = logging.getLogger("adanpc.serve")
 
 ImageOfKey = Callable[[int], Pixels | None]  # the image of a source row, by the row's key
+IMAGES = 4  # of the largest that is allowed, or as many pixels of smaller ones, are decoded at the same time
 SEEDED = 2000  # changes that the timeline of a new process begins with
 BETWEEN_SAVES = 10.0  # seconds that queries are kept in memory alone
 BETWEEN_SIGNS = 1.0  # seconds, at least, between two looks at the signs of the stream
@@ -95,6 +99,8 @@ class Service:
         self.encoder = None
         if encoder is not None:
             self.encoder = BatchingEncoder(encoder)
+        self._room = Room(IMAGES * self.limits.pixels)
+        self._decoders = CapacityLimiter(os.cpu_count() or 1)
         self.metrics = Metrics(self)
         self._desk = Desk(bank, self._note)
         self._signs: Signs | None = None
@@ -116,13 +122,27 @@ class Service:
 
     # Asking
 
+    @property
+    def waiting_images(self) -> int:
+        """How many images have been read and not encoded yet."""
+        waiting = len(self._room)
+        if self.encoder is not None:
+            waiting += self.encoder.waiting
+        return waiting
+
     async def encode(self, content: bytes) -> tuple[Features, bytes]:
         """The features (1, D) of an image file, and a small picture of it."""
         if self.encoder is None:
             raise MediaTypeError("this service has no encoder for images: send features, or start it with --model")
-        pixels, picture = await run_in_threadpool(_decode, content, self.limits.pixels)
-        features = await asyncio.wrap_future(self.encoder.submit(pixels))
+        count = await self._in_thread(pixels_of, content, self.limits.pixels)
+        async with self._room.taken(count):  # until it is encoded: then its pixels are gone
+            pixels, picture = await self._in_thread(_decode, content, self.limits.pixels)
+            features = await asyncio.wrap_future(self.encoder.submit(pixels))
         return features[None].cpu().float().numpy(), picture
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function returns that decodes an image; as many of them run at a time as there are cores."""
+        return await to_thread.run_sync(function, *arguments, limiter=self._decoders)
 
     async def classify(self, features: Features, *, request: str = "", pictures: Sequence[bytes | None] = ()) -> Answer:
         """The answers to queries (B, D), from which the bank learns."""
