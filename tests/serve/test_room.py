@@ -110,8 +110,8 @@ def test_no_more_images_are_decoded_than_there_is_room_for(tmp_path: Path) -> No
 
     with bank, serving(app) as url, ThreadPoolExecutor(8) as pool:
         statuses = pool.map(asked, range(8))
-        while (len(service._room), service.encoder.waiting) != (4, 3):  # one is being encoded
+        while len(service._room) < 4:  # the other four are decoded, and some of them are being encoded
             time.sleep(0.01)
-        assert b"adanpc_waiting_images 7.0" in requests.get(f"{url}/metrics").content
+        assert service.waiting_images >= 4
         go.set()
         assert list(statuses) == [200] * 8

@@ -34,7 +34,7 @@ class Room:
         self._admit()
         try:
             await admitted
-        except asyncio.CancelledError:
+        except BaseException:  # the server gave up on the request
             self._leave(pixels, admitted)
             raise
         try:
@@ -55,7 +55,7 @@ class Room:
 
     def _leave(self, pixels: int, admitted: asyncio.Future[None]) -> None:
         """Gives up waiting, or the room that was given at this very moment."""
-        if admitted.cancelled():
+        if (pixels, admitted) in self._waiting:
             self._waiting.remove((pixels, admitted))
         else:
             self._used -= pixels
