@@ -22,6 +22,8 @@ from adanpc.store.durable import TOGETHER, DurableBank, Part, check_request
 
 Features = NDArray[np.float32]  # (B, D)
 NOT_YET: Future[Part] = Future()
+PATIENCE_SHARE = 0.1  # of the time of a round that the next one waits for those who were answered in it
+MOST_PATIENCE = 0.005  # seconds
 QUIET_TURNS = 2  # of the event loop without a new question: from a socket to here a request takes as many
 
 
@@ -34,6 +36,13 @@ class Asked:
     pictures: Sequence[bytes | None]  # of its queries; none of features
     waiting: asyncio.Future[Any]
     answer: Future[Part] = NOT_YET  # the bank's, once the question was handed over
+
+
+class Round(NamedTuple):
+    """Requests that the bank answered together."""
+
+    requests: int
+    seconds: float  # that it took
 
 
 class Given(NamedTuple):
@@ -58,18 +67,26 @@ class Desk:
         self._queries = 0  # of those
         self._seen = 0  # how many of them there were a turn ago
         self._quiet = 0  # turns since one came
-        self._handed: deque[Asked] = deque()
+        self._looking = False  # whether the next turn looks at what has arrived
+        self._patience: asyncio.TimerHandle | None = None  # ends the wait for more
+        self._handed: deque[Asked] = deque()  # which the bank is busy with
+        self._round = Round(0, 0.0)  # the last that was answered
+        self._began = 0.0  # when the one began that the bank is busy with
 
     async def ask(self, features: Features, request: str = "", pictures: Sequence[bytes | None] = ()) -> Any:
         """What ``note`` makes of the answer to these queries; they must have the bank's width."""
         check_request(len(features), request)
         loop = asyncio.get_running_loop()
         asked = Asked(features, request, pictures, loop.create_future())
-        if not self._arrived:
-            loop.call_soon(self._look, loop)
         self._arrived.append(asked)
         self._queries += len(features)
+        self._look_soon(loop)
         return await asked.waiting
+
+    def _look_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._arrived and not self._looking and not self._handed:
+            self._looking = True
+            loop.call_soon(self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hands over what has arrived if nothing more is coming, or if it is as much as is answered together."""
@@ -77,20 +94,32 @@ class Desk:
         if len(self._arrived) > self._seen:
             self._quiet = 0
         self._seen = len(self._arrived)
-        if self._quiet < QUIET_TURNS and self._queries < TOGETHER:
+        enough = self._queries >= TOGETHER
+        if self._quiet < QUIET_TURNS and not enough:
             loop.call_soon(self._look, loop)
             return
+        self._looking = False
+        if enough or len(self._arrived) >= self._round.requests:
+            self._hand_over(loop)
+        elif self._patience is None:
+            # Those who were answered a moment ago are likely to ask again: a batch costs little more with them in it.
+            seconds = min(PATIENCE_SHARE * self._round.seconds, MOST_PATIENCE)
+            self._patience = loop.call_later(seconds, self._hand_over, loop)
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Lets the bank answer what has arrived."""
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
         arrived = self._arrived
         self._arrived = []
         self._queries = 0
         self._seen = 0
         self._quiet = 0
-        self._hand_over(arrived, loop)
 
-    def _hand_over(self, arrived: list[Asked], loop: asyncio.AbstractEventLoop) -> None:
         def answered() -> None:
             with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                loop.call_soon_threadsafe(self._bring)
+                loop.call_soon_threadsafe(self._bring, loop)
 
         try:
             features = torch.from_numpy(np.concatenate([asked.features for asked in arrived]))
@@ -104,9 +133,11 @@ class Desk:
         for asked, answer in zip(arrived, answers, strict=True):
             asked.answer = answer
         self._handed.extend(arrived)
-        self._bring()  # what was refused at once; nobody else tells of it
+        self._round = Round(len(arrived), self._round.seconds)
+        self._began = loop.time()
+        self._bring(loop)  # what was refused at once; nobody else tells of it
 
-    def _bring(self) -> None:
+    def _bring(self, loop: asyncio.AbstractEventLoop) -> None:
         """Gives everyone the answer that has come; they come in the order of the questions."""
         groups: list[Given] = []
         while self._handed and self._handed[0].answer.done():
@@ -122,6 +153,9 @@ class Desk:
             groups[-1].parts.append(part)
         for group in groups:
             self._give(group)
+        if not self._handed:
+            self._round = Round(self._round.requests, loop.time() - self._began)
+            self._look_soon(loop)
 
     def _give(self, group: Given) -> None:
         try:
