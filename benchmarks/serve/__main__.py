@@ -7,6 +7,7 @@ the machine disturbs them alike. Requests are of one query, in the binary tensor
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,14 +67,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/serve.md"))
     options = parser.parse_args()
     settings = [
-        Setting(options.rows, options.dim, "safe", "float32"),
+        Setting(options.rows, options.dim, "safe", "int8"),
         Setting(options.rows, options.dim, "paper", "int8"),
+        Setting(options.rows, options.dim, "paper", "progressive"),
         Setting(1000, options.dim, "paper", "int8"),
     ]
     parts = ["# The service under load", about(options)]
     for setting in settings:
-        parts += [f"## {setting.title}", table(measured(setting, options))]
-        print("\n\n".join(parts[-2:]), flush=True)
+        rounds = measured(setting, options)
+        load = f"Load of the machine at the end, by uptime: {os.getloadavg()[0]:.1f}, on {os.cpu_count()} cores."
+        parts += [f"## {setting.title}", table(rounds), load]
+        print("\n\n".join(parts[-3:]), flush=True)
     options.out.write_text("\n\n".join(parts) + "\n")
 
 

@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request, Response
 
 from adanpc.core import AdaNPC, Change, State
 from adanpc.serve import Limits, create, listening
+from adanpc.serve.running import GracefulServer, settle
 from adanpc.store import Answered, DurableBank, SqliteLog
 from adanpc.store.recovery import recovered
 
@@ -103,8 +104,12 @@ def main() -> None:
     torch.set_num_threads(1)
     app = app_of(kind, Path(folder))
     opened = listening("127.0.0.1", 0)
-    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="none")
-    server = uvicorn.Server(config)
+    server: uvicorn.Server
+    if kind == "echo":
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, proxy_headers=False, ws="none"))
+    else:
+        server = GracefulServer(app)
+    settle()  # alike for all
 
     def wait_for_the_end() -> None:
         sys.stdin.read()

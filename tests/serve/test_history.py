@@ -113,3 +113,45 @@ def test_what_people_look_at(tmp_path: Path) -> None:
         broken = requests.post(f"{url}/v1/predict", data=b"no image", headers={"Content-Type": "image/png"})
         assert broken.status_code == 415
         assert requests.post(f"{url}/v1/feedback", json={"query": "q-1", "label": 0}).status_code == 422
+
+
+def test_every_inference_answer_is_that_of_an_independent_replay(tmp_path: Path) -> None:
+    """Programs ask in JSON, with several queries at a time, twice with the same id, and now and then wrongly."""
+
+    def document(number: int, turn: int) -> dict[str, Any]:
+        random = np.random.default_rng(100 * number + turn)
+        values = random.random((1 + turn % 3, 4), dtype=np.float32)
+        given = {"name": "features", "shape": list(values.shape), "datatype": "FP32", "data": values.ravel().tolist()}
+        return {"id": f"{number} {turn}", "inputs": [given]}
+
+    with adanpc.DurableBank.create(tmp_path / "bank", fresh()) as bank, serving(create(bank)) as url:
+
+        def client(number: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+            heard = []
+            with requests.Session() as session:
+                for turn in range(EACH):
+                    sent = document(number, turn)
+                    answers = [session.post(f"{url}/v2/models/adanpc/infer", json=sent).json() for _ in range(2)]
+                    assert answers[0] == answers[1]
+                    heard.append((sent, answers[0]))
+                    wrong = {**sent, "id": "", "inputs": [{**sent["inputs"][0], "data": [0] * 4, "shape": [1, 4]}]}
+                    assert session.post(f"{url}/v2/models/adanpc/infer", json=wrong).status_code == 422
+            return heard
+
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            heard = [pair for pairs in pool.map(client, range(CLIENTS)) for pair in pairs]
+        replayed = fresh()
+        in_order = sorted(heard, key=lambda pair: output(pair[1], "joined")[0])
+        for sent, answer in in_order:
+            features = torch.tensor(sent["inputs"][0]["data"]).reshape(sent["inputs"][0]["shape"])
+            expected = replayed.step(features)
+            assert output(answer, "joined") == expected.joined.tolist()
+            assert output(answer, "labels") == expected.labels.tolist()
+            assert output(answer, "probs") == expected.probs.flatten().tolist()
+        assert replayed.bank.next_id == bank.contents.next_id
+
+
+def output(answer: dict[str, Any], name: str) -> list[Any]:
+    (found,) = [tensor["data"] for tensor in answer["outputs"] if tensor["name"] == name]
+    numbers: list[Any] = found
+    return numbers

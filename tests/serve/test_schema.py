@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import schemathesis
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
@@ -27,7 +28,7 @@ SERVICE = Path(__file__).parents[2] / "docs" / "service.md"
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("schema") / "bank"
     with adanpc.DurableBank.create(folder, filled()) as bank:
-        bank.classify(adanpc.serve.bodies.as_features(queries(5)))
+        bank.classify(torch.from_numpy(queries(5)))
         with serving(create(bank, encoder=encode)) as address:
             yield address
 

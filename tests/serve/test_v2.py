@@ -17,7 +17,7 @@ from services import ROWS, filled, queries
 
 import adanpc
 from adanpc.core import MemoryBank
-from adanpc.serve import Limits, create, serving
+from adanpc.serve import Limits, create, direct, serving
 
 triton: Any = pytest.importorskip("tritonclient.http")
 
@@ -215,3 +215,56 @@ def test_a_bank_that_lags_behind_its_log_is_not_ready(
     assert requests.get(f"{url}/v2/health/live").status_code == 200
     refused = requests.post(f"{url}/v1/veto", json={"rows": [1]})
     assert (refused.status_code, refused.json()["code"]) == (503, "log-not-written")
+
+
+def odd_requests() -> list[tuple[bytes, dict[str, str]]]:
+    """Requests of every kind that the route tells apart, right ones and wrong ones."""
+    document = infer_document(queries(2))
+    text = json.dumps(document).encode()
+    binary = {**document["inputs"][0], "parameters": {"binary_data_size": 32}}
+    del binary["data"]
+    head = json.dumps({"inputs": [binary], "parameters": {"binary_data_output": True}, "id": 'é "x"'}).encode()
+    length = {"Inference-Header-Content-Length": str(len(head))}
+    return [
+        (text, {}),
+        (head + queries(2).tobytes(), length),
+        (head + b"short", length),
+        (gzip.compress(text), {"Content-Encoding": "gzip"}),
+        (gzip.compress(text), {"Content-Encoding": "br"}),
+        (b"x" * 100_001, {}),
+        (b"", {}),
+        (b"[]", {}),
+        (b"{}", {}),
+        (json.dumps({**document, "id": 5}).encode(), {}),
+        (json.dumps({**document, "id": "x" * 201}).encode(), {}),
+        (json.dumps(infer_document(np.zeros((1, 4), np.float32))).encode(), {}),
+        (json.dumps(infer_document(np.ones((1, 5), np.float32))).encode(), {}),
+        (json.dumps(infer_document(np.ones((0, 4), np.float32))).encode(), {}),
+    ]
+
+
+def answers_of(url: str) -> list[Any]:
+    """What the service answers to odd requests, on both paths, with a stated length and without."""
+    heard: list[Any] = []
+    for path in ("/v2/models/adanpc/infer", "/v2/models/adanpc/versions/1/infer"):
+        for body, headers in odd_requests():
+            answer = requests.post(url + path, data=body, headers={**headers, "X-Request-Id": "one"})
+            del answer.headers["Date"]
+            heard.append((answer.status_code, dict(answer.headers), answer.content))
+            streamed = requests.post(url + path, data=iter([body]), headers=headers)
+            heard.append((streamed.status_code, streamed.content))
+    metrics = requests.get(f"{url}/metrics").text
+    heard.append([line for line in metrics.splitlines() if line.startswith("adanpc_requests_total")])
+    return heard
+
+
+def test_the_direct_way_and_the_frameworks_answer_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = []
+    for name, paths in (("direct", direct.PATHS), ("framework", {})):
+        monkeypatch.setattr(direct, "PATHS", paths)
+        limits = Limits(body=100_000)
+        with adanpc.DurableBank.create(tmp_path / name, filled()) as bank, serving(create(bank, limits=limits)) as url:
+            heard.append(answers_of(url))
+    for ours, frameworks in zip(*heard, strict=True):
+        assert ours == frameworks
+    assert {one[0] for one in heard[0][:-1]} == {200, 400, 413, 415, 422}

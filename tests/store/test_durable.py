@@ -253,6 +253,37 @@ def test_one_callers_error_is_its_own(tmp_path: Path, monkeypatch: pytest.Monkey
             bad.result()
 
 
+def test_requests_that_are_handed_over_together_are_answered_one_after_another(tmp_path: Path) -> None:
+    twin = classifier()
+    with DurableBank.create(tmp_path / "bank", twin) as bank:
+        told = threading.Event()
+        sizes = (1, 3, 0, 2)
+        asked = [features(number, size) for number, size in enumerate(sizes)]
+        requests = ["", "a", "", "b"]
+        answers = bank.submit_all(torch.cat(asked), requests, sizes, told.set)
+        assert told.wait(300)
+        assert all(answer.done() for answer in answers)
+        expected = [twin.step(queries) for queries in asked]
+        for answer, other in zip(answers, expected, strict=True):
+            assert_same_answer(answer.result().prediction, other)
+            assert not answer.result().again
+        assert answers[1].result().together is answers[3].result().together
+        (again,) = bank.submit_all(asked[3], ["b"], [2], told.set)
+        assert_same_answer(again.result().prediction, expected[3])
+        assert again.result().again
+
+
+def test_a_flaw_in_one_of_many_requests_is_its_own(tmp_path: Path) -> None:
+    with DurableBank.create(tmp_path / "bank", classifier()) as bank:
+        asked = torch.cat([features(1, 1), torch.ones(1, DIM), torch.full((1, DIM), torch.nan), features(2, 1)])
+        first, bad, last = bank.submit_all(asked, ["", "", ""], [1, 2, 1], lambda: None)
+        with pytest.raises(FeatureError, match="feature row 1 holds NaN"):
+            bad.result()
+        assert first.result().end == last.result().begin == 1
+    with pytest.raises(UnavailableError, match="closed"):
+        bank.submit_all(features(1, 1), [""], [1], lambda: None)
+
+
 def test_a_caller_that_no_longer_waits(tmp_path: Path) -> None:
     with DurableBank.create(tmp_path / "bank", classifier()) as bank:
         with held_up(bank):

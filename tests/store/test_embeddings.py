@@ -14,7 +14,7 @@ import torch
 from adanpc.core import AdaNPC, MemoryBank, Veto
 from adanpc.errors import AdaNPCError, UnavailableError
 from adanpc.store import EmbeddingsError, read_embeddings, write_parquet
-from adanpc.store.embeddings import classifier_of
+from adanpc.store.embeddings import LARGE, Embeddings, classifier_of, storage_for
 
 CSV = "label,a,domain,b,key\ncat,1.5,0,2,7\ndog,-1e3,1,0.25,8\n"
 
@@ -162,3 +162,12 @@ def test_other_files_and_missing_libraries(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UnavailableError, match="a Parquet file needs pyarrow, which is not installed"):
         read_embeddings(tmp_path / "rows.parquet")
+
+
+def test_a_large_bank_is_stored_as_it_is_searched_fastest() -> None:
+    assert storage_for(LARGE - 1) == "float32"
+    assert storage_for(LARGE) == "int8"
+    assert storage_for(LARGE, "float16") == "float16"
+    labels = ["a", "b"] * (LARGE // 2)
+    given = Embeddings(torch.randn(LARGE, 2, generator=torch.Generator().manual_seed(0)), labels)
+    assert classifier_of(given, preset="paper", settings={}).bank.contents.settings.storage == "int8"

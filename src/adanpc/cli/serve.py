@@ -88,7 +88,7 @@ def serve(
             rate=rate,
             burst=max(2 * rate, 1.0),
         )
-        options: dict[str, Any] = {"limits": limits, "tokens": known}
+        options: dict[str, Any] = {"limits": limits, "tokens": known, "folder": folder}
         if images is not None:
             from adanpc.lab.serving import image_finder
 
@@ -134,6 +134,7 @@ def sample(
                 "encoder": image_encoder(network, bank.recipe, bank.contents.settings.dim),
                 "image_of_key": image_finder(made.run),
                 "thumbnails": Thumbnails(made.bank),
+                "folder": made.bank,
             }
 
         def follow(address: str, bank: DurableBank) -> None:

@@ -17,6 +17,7 @@ from adanpc.lab.train.assemble import load_algorithm, splits
 from adanpc.lab.train.run import Run
 from adanpc.models import Wrapped
 from adanpc.models.wrap import INPUT_OF
+from adanpc.store.embeddings import AUTO, storage_for
 
 LAYER = INPUT_OF + "head"  # of a source model
 CHANNELS = 3  # of images in files
@@ -65,6 +66,7 @@ def of_domains(
     cache: Path | None = None,
     preset: str = "safe",
     settings: Mapping[str, Any] | None = None,
+    storage: str = AUTO,
     **bank_settings: Any,
 ) -> Wrapped:
     """A model over a bank of the images of these domains.
@@ -76,8 +78,11 @@ def of_domains(
         cache: a folder for features.
         preset: how it learns.
         settings: of the preset.
-        **bank_settings: of the ``MemoryBank``: storage, capacity, evict.
+        storage: see ``storage_for``.
+        **bank_settings: of the ``MemoryBank``: capacity, evict.
     """
+    rows = sum(len(domain) for domain in domains)
+    bank_settings["storage"] = storage_for(rows, storage)
     bank = MemoryBank(model.dim, list(classes), soft=preset == "safe", **bank_settings)
     classifier = AdaNPC(bank, preset=preset, **(settings or {}))
     places = [torch.full((len(domain),), place) for place, domain in enumerate(domains)]
@@ -85,6 +90,6 @@ def of_domains(
         torch.cat([features(model, domain, cache=cache) for domain in domains]),
         torch.cat([domain.labels for domain in domains]),
         domain=torch.cat(places),
-        keys=torch.arange(sum(len(domain) for domain in domains)),
+        keys=torch.arange(rows),
     )
     return Wrapped(model, classifier, LAYER, model.preprocessing)

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Response
+from starlette.applications import Starlette
+from starlette.types import Receive, Scope, Send
 
 from adanpc.serve import v1_ask, v1_bank, v1_change, v2
+from adanpc.serve.direct import DirectInference
 from adanpc.serve.errors import NotFoundError, answer_errors
 from adanpc.serve.limits import LimitRequests
 from adanpc.serve.logs import LogRequests
@@ -22,6 +25,14 @@ PAGE = Path(__file__).parent / "page"
 MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
+class App(FastAPI):
+    """The framework without what it does at each request for telemetry, which is off here."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers; FastAPI would look through the environment of the process first."""
+        await Starlette.__call__(self, scope, receive, send)
+
+
 def create(
     bank: DurableBank, *, tokens: Tokens | None = None, hosts: Iterable[str] = LOOPBACK, **options: Any
 ) -> FastAPI:
@@ -31,15 +42,15 @@ def create(
         bank: open.
         tokens: who may do what; without them, everybody who calls this host by one of its names may do everything.
         hosts: these names.
-        **options: of ``Service``: encoder, thumbnails, image_of_key, limits.
+        **options: of ``Service``: encoder, thumbnails, image_of_key, limits, folder.
     """
     service = Service(bank, **options)
-    app = FastAPI(
+    app = App(
         title="adanpc",
         version=__version__,
         docs_url=None,  # these pages load from other hosts
         redoc_url=None,
-        telemetry={"tracing": False, "metrics": False},
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.service = service
     answer_errors(app)
@@ -48,6 +59,7 @@ def create(
     app.add_api_route("/metrics", _metrics, tags=["look"])
     _add_page(app)
     # The last one that is added sees a request first.
+    app.add_middleware(DirectInference, service=service)
     app.add_middleware(LimitRequests, limits=service.limits)
     app.add_middleware(Gate, tokens=tokens, hosts=hosts)
     app.add_middleware(LogRequests, service=service)

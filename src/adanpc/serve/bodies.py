@@ -6,10 +6,9 @@ from io import BytesIO
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-import torch
 from fastapi.exceptions import RequestValidationError
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor
 
 from adanpc.core.changes import LARGEST_ID
 from adanpc.serve.errors import RequestError
@@ -101,7 +100,7 @@ def read_json(content: bytes, kind: type[Document]) -> Document:
         raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
 
 
-def read_npy(content: bytes) -> Tensor:
+def read_npy(content: bytes) -> NDArray[np.float32]:
     """The features (B, D) of a .npy file; one vector is a batch of one."""
     file = BytesIO(content)
     try:
@@ -126,10 +125,10 @@ def read_npy(content: bytes) -> Tensor:
     return as_features(shaped(np.frombuffer(numbers, dtype), shape, order))
 
 
-def as_features(values: Any) -> Tensor:
+def as_features(values: Any) -> NDArray[np.float32]:
     """Numbers (B, D), or one vector (D,), as features (B, D) float32; too large a number becomes infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
-        features = np.array(values, dtype=np.float32)  # a copy in this machine's byte order
+        features: NDArray[np.float32] = np.asarray(values, dtype=np.float32)  # in this machine's byte order
     if features.ndim == 1:
         features = features[None]
-    return torch.from_numpy(features)
+    return features

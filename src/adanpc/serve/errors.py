@@ -113,6 +113,11 @@ def _of_library(request: Request, error: Any) -> JSONResponse:
 
 
 def _of_framework(request: Request, error: Any) -> JSONResponse:
+    return framework_response(error)
+
+
+def framework_response(error: HTTPException) -> JSONResponse:
+    """An error of the framework as it is answered."""
     code = CODE_OF_STATUS.get(error.status_code, "bad-request")
     return _response(error.status_code, str(error.detail), code, error.headers)
 

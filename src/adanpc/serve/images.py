@@ -20,26 +20,39 @@ QUALITIES = (85, 60, 30)  # of a thumbnail; the first at which it is small enoug
 MOST_BYTES = 2**16  # of a thumbnail, as the store keeps them
 
 
+def pixels_of(content: bytes, most: int) -> int:
+    """How many pixels an image file has, from its first bytes; it is refused if there are too many."""
+    with _opened(content, most) as image:
+        count: int = image.width * image.height
+    return count
+
+
 def decode(content: bytes, most_pixels: int) -> Pixels:
     """The pixels of an image file; gray, palettes and transparency become RGB.
 
     Its size is known from the first bytes, and refused before memory is taken for the pixels.
     """
-    try:
-        opened = Image.open(BytesIO(content), formats=FORMATS)
-    except UnidentifiedImageError:
-        raise MediaTypeError(f"the image is none of {', '.join(FORMATS)}") from None
-    except Image.DecompressionBombError:
-        raise TooLargeError(_too_many(most_pixels)) from None
-    except Exception as error:  # every decoder has errors of its own
-        raise _damaged(error) from None
-    with opened as image:
-        if image.width * image.height > most_pixels:
-            raise TooLargeError(_too_many(most_pixels))
+    with _opened(content, most_pixels) as image:
         try:
             return np.array(_opaque(image))
         except Exception as error:
             raise _damaged(error) from None
+
+
+def _opened(content: bytes, most: int) -> Any:
+    """An image file of which the first bytes were read, and not yet the pixels."""
+    try:
+        image = Image.open(BytesIO(content), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise MediaTypeError(f"the image is none of {', '.join(FORMATS)}") from None
+    except Image.DecompressionBombError:
+        raise TooLargeError(_too_many(most)) from None
+    except Exception as error:  # every decoder has errors of its own
+        raise _damaged(error) from None
+    if image.width * image.height > most:
+        image.close()
+        raise TooLargeError(_too_many(most))
+    return image
 
 
 def small_jpeg(pixels: Pixels) -> bytes:

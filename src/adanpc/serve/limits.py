@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adanpc import require
 from adanpc.serve.errors import RequestError, TooLargeError, TooManyError, error_response
+from adanpc.serve.security import header
 
 LONGEST_NUMBER = 15  # digits of a length in bytes
 MOST_CALLERS = 10_000  # whose rates are remembered; the one that was silent for longest is forgotten
@@ -82,8 +83,8 @@ class LimitRequests:
             self._running -= 1
 
     def _refusal(self, scope: Scope) -> RequestError | None:
-        stated = dict(scope["headers"]).get(b"content-length", b"0")
-        if not stated.isdigit() or len(stated) > LONGEST_NUMBER:
+        stated = header(scope["headers"], b"content-length") or "0"
+        if not stated.isascii() or not stated.isdigit() or len(stated) > LONGEST_NUMBER:
             return RequestError("the header Content-Length must be a number of bytes")
         if int(stated) > self._limits.body:
             return TooLargeError(_too_large(self._limits.body))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
@@ -10,16 +11,19 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adanpc.serve.errors import internal_error
+from adanpc.serve.security import header
 
 if TYPE_CHECKING:
     from adanpc.serve.service import Service
 
 REQUEST_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 STANDARD = frozenset(vars(logging.makeLogRecord({})))  # what every record of the logging module has
+
+START = secrets.token_hex(4)  # of the ids that this process gives to requests
+NUMBERS = itertools.count(1)  # their ends
 
 logger = logging.getLogger("adanpc.serve")
 
@@ -43,13 +47,14 @@ class LogRequests:
             return
         began = time.perf_counter()
         request_id = _request_id(scope)
+        id_header = (b"x-request-id", request_id.encode())
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                message["headers"] = [*message.get("headers", ()), id_header]
             await send(message)
 
         try:
@@ -63,9 +68,10 @@ class LogRequests:
             self._note(scope, request_id, status, time.perf_counter() - began)
 
     def _note(self, scope: Scope, request_id: str, status: int | None, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "other")  # of which there are few, whatever is asked for
-        self._metrics.requests.labels(route, status).inc()
-        self._metrics.seconds.labels(route).observe(seconds)
+        route = _route(scope)
+        self._metrics.note_request(route, status, seconds)
+        if not logger.isEnabledFor(logging.INFO):
+            return
         caller = scope.get("state", {}).get("caller")
         extra = {
             "request": request_id,
@@ -103,9 +109,16 @@ def log_to_stderr(level: int = logging.INFO) -> None:
         target.propagate = False
 
 
+def _route(scope: Scope) -> str:
+    """The route that a request took; there are few, whatever is asked for."""
+    if "route_path" in scope:  # it was answered directly
+        return str(scope["route_path"])
+    return str(getattr(scope.get("route"), "path", "other"))
+
+
 def _request_id(scope: Scope) -> str:
     """The id that the client gave to a request, if it is harmless in a log, or else a new one."""
-    given = Headers(scope=scope).get("x-request-id", "")
-    if REQUEST_ID.fullmatch(given):
+    given = header(scope["headers"], b"x-request-id")
+    if given is not None and REQUEST_ID.fullmatch(given):
         return given
-    return secrets.token_hex(8)
+    return f"{START}{next(NUMBERS):08x}"

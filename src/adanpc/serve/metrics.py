@@ -31,15 +31,25 @@ class Metrics:
         self._joined = 0
         self._joined_total = Counter("adanpc_joined", "Queries that joined the bank.", registry=self._registry)
         self.changes = Counter("adanpc_changes", "Changes made by people.", ["kind"], registry=self._registry)
-        self.requests = Counter("adanpc_requests", "HTTP requests.", ["route", "status"], registry=self._registry)
-        self.seconds = Histogram(
+        self._requests = Counter("adanpc_requests", "HTTP requests.", ["route", "status"], registry=self._registry)
+        self._seconds = Histogram(
             "adanpc_request_seconds",
             "Time from a request to the end of its answer.",
             ["route"],
             buckets=SECONDS,
             registry=self._registry,
         )
+        self._counted: dict[tuple[str, int | None], tuple[Counter, Histogram]] = {}
         self._registry.register(State(service))
+
+    def note_request(self, route: str, status: int | None, seconds: float) -> None:
+        """Counts a request that was answered."""
+        counted = self._counted.get((route, status))
+        if counted is None:  # looked up once: prometheus_client takes its time to find a child by its labels
+            counted = (self._requests.labels(route, status), self._seconds.labels(route))
+            self._counted[route, status] = counted
+        counted[0].inc()
+        counted[1].observe(seconds)
 
     def note_offered(self, offered: int, joined: int) -> None:
         """Counts queries that the bank might learn from, and those of them that joined."""
@@ -72,7 +82,9 @@ class State:
         if ratio is not None:
             yield _gauge("adanpc_admission_ratio", "Share of the queries offered to the bank that joined.", ratio)
         if self._service.encoder is not None:
-            yield _gauge("adanpc_waiting_images", "Images that wait for the encoder.", self._service.encoder.waiting)
+            yield _gauge(
+                "adanpc_waiting_images", "Images that wait to be decoded or encoded.", self._service.waiting_images
+            )
         yield self._rows()
         yield self._shares()
         yield from self._signs()

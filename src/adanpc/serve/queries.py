@@ -1,29 +1,37 @@
-"""Queries: the latest ones that were answered, kept in memory for people who look at them."""
+"""Queries: the latest ones that were answered, kept for people who look at them."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from adanpc.core import Prediction
 from adanpc.serve.errors import NotFoundError
+from adanpc.store.answers import part_of
+from adanpc.store.latest import Latest, latest_of
 
 MOST = 500
+SKIPPED = 1_000_000  # numbers after a service that did not end in order: it may have named queries that were not saved
 
 
 @dataclass(frozen=True)
 class Query:
     """A query, and the answer that it got."""
 
-    name: str
+    number: int
     features: Tensor  # (D,)
-    prediction: Prediction  # of the request that it was part of
-    place: int  # in that request
+    prediction: Prediction  # of the queries that it was answered with
+    place: int  # among them
     time: float  # seconds since 1970
     picture: bytes | None = None  # a small JPEG
+
+    @property
+    def name(self) -> str:
+        """By which it is asked for."""
+        return f"q-{self.number}"
 
     @property
     def confidence(self) -> float:
@@ -37,8 +45,33 @@ class Query:
         return [row] if row >= 0 else []
 
 
+@dataclass(frozen=True)
+class Answered:
+    """Queries that were answered together, as they are kept: nothing is made of each until somebody looks at it."""
+
+    first: int  # the number of the first of them
+    features: Tensor  # (B, D)
+    prediction: Prediction  # of these, and perhaps of others
+    begin: int  # the place of the first of them in it
+    time: float
+    pictures: Sequence[bytes | None]  # of the first of them, or of all
+
+    def query(self, number: int) -> Query:
+        """The query with this number."""
+        place = number - self.first
+        picture = None
+        if place < len(self.pictures):
+            picture = self.pictures[place]
+        return Query(number, self.features[place], self.prediction, self.begin + place, self.time, picture)
+
+    @property
+    def numbers(self) -> range:
+        """Of its queries."""
+        return range(self.first, self.first + len(self.features))
+
+
 class Queries:
-    """The newest queries, under names that this process gives out once.
+    """The newest queries, under names that are given once.
 
     Args:
         most: how many are kept.
@@ -46,40 +79,95 @@ class Queries:
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._count = 0
-        self._kept: OrderedDict[str, Query] = OrderedDict()
+        self._next = 1  # number
+        self._count = 0  # of those in ``_kept``
+        self._kept: deque[Answered] = deque()
+        self._forgotten: set[int] = set()  # numbers
 
     def __len__(self) -> int:
-        return len(self._kept)
+        """How many there are."""
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Query]:
         """The newest first."""
-        return iter(list(reversed(self._kept.values())))
+        left = self._most
+        for answered in reversed(list(self._kept)):
+            for number in reversed(answered.numbers):
+                if number in self._forgotten:
+                    continue
+                if not left:
+                    return
+                left -= 1
+                yield answered.query(number)
 
     def keep(
-        self, features: Tensor, prediction: Prediction, time: float, pictures: list[bytes | None] | None = None
-    ) -> list[Query]:
-        """Keeps the queries (B, D) of a request, the newest if there are too many, and returns all of them."""
-        queries = []
-        for place in range(len(features)):
-            self._count += 1
-            name = f"q-{self._count}"
-            picture = None
-            if pictures is not None:
-                picture = pictures[place]
-            query = Query(name, features[place], prediction, place, time, picture)
-            self._kept[name] = query
-            queries.append(query)
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
-        return queries
+        self,
+        features: Tensor,
+        prediction: Prediction,
+        time: float,
+        *,
+        begin: int = 0,
+        pictures: Sequence[bytes | None] = (),
+    ) -> Answered:
+        """Keeps queries (B, D) that were answered together, and forgets those that are too many.
+
+        Args:
+            features: of the queries.
+            prediction: their answers, and perhaps those of others.
+            time: when they were given.
+            begin: where they stand in the prediction.
+            pictures: of the queries, if they were images.
+        """
+        answered = Answered(self._next, features, prediction, begin, time, pictures)
+        self._next += len(features)
+        self._kept.append(answered)
+        self._count += len(features)
+        while self._count - len(self._kept[0].features) >= self._most:
+            left = self._kept.popleft()
+            self._count -= len(left.features)
+            self._forgotten.difference_update(left.numbers)
+        return answered
+
+    def forget(self, rows: Iterable[int]) -> None:
+        """Forgets the queries that became these rows."""
+        gone = set(rows)
+        for query in self:
+            if not gone.isdisjoint(query.own_rows):
+                self._forgotten.add(query.number)
+
+    def latest(self, *, ended: bool) -> Latest | None:
+        """All that are kept, to be read by the next process; None if there are none."""
+        queries = list(self)[::-1]
+        if not queries:
+            return None
+        return latest_of(
+            [query.number for query in queries],
+            [query.features for query in queries],
+            [query.time for query in queries],
+            [part_of(query.prediction, slice(query.place, query.place + 1)) for query in queries],
+            [query.picture for query in queries],
+            self._next,
+            ended=ended,
+        )
+
+    def restore(self, latest: Latest) -> None:
+        """Takes over what an earlier process kept, before anything else is kept."""
+        times = latest.times.tolist()
+        for place, number in enumerate(latest.numbers.tolist()):
+            self._next = number
+            features = latest.features[place : place + 1]
+            picture = latest.pictures[place]
+            self.keep(features, latest.answers, times[place], begin=place, pictures=[picture])
+        self._next = latest.next_number
+        if not latest.ended:
+            self._next += SKIPPED
 
     def find(self, name: str) -> Query:
         """The query of this name, or a NotFoundError."""
-        query = self._kept.get(name)
-        if query is None:
-            raise NotFoundError(f"there is no query {name[:20]!r}: only the latest {self._most} are kept")
-        return query
+        for query in self:
+            if query.name == name:
+                return query
+        raise NotFoundError(f"there is no query {name[:20]!r}: only the latest {self._most} are kept")
 
     def listed(self, order: str, limit: int) -> list[Query]:
         """The latest queries, or those with the least certain answers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import signal
 import socket
 import time
@@ -13,13 +15,66 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 from uvicorn import Config, Server
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from adanpc.errors import UnavailableError
 from adanpc.serve.errors import TooManyError, error_response
 from adanpc.serve.service import Service
 
+Protocol: Any = AutoHTTPProtocol  # httptools if it is installed, else h11
 BACKLOG = 2048  # connections that wait to be accepted
+GATHERED = 2**16  # bytes of an answer that are held back for its end
 PATIENCE = 30  # seconds that accepted requests get to be answered when the service ends
+
+
+class WholeAnswers(Protocol):  # type: ignore[misc]  # which of the two it is, is known when it runs
+    """HTTP over a connection to which the head of an answer and its body are written together.
+
+    Each write would be a call of the system, a packet, and a client that wakes for a part of its answer.
+    """
+
+    def connection_made(self, transport: Any) -> None:
+        """Begins with a connection."""
+        super().connection_made(Gathered(transport, self.loop))
+
+
+class Gathered:
+    """A transport that writes at the end of a turn of the event loop all that was written in it.
+
+    Args:
+        transport: of the connection.
+        loop: whose turns they are.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Writes soon."""
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > GATHERED:
+            self._flush()  # so that the server learns when a client reads more slowly than it is written to
+
+    def close(self) -> None:
+        """Writes what is left, and ends."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        parts = self._parts
+        self._parts = []
+        self._size = 0
+        if parts:
+            self._transport.write(b"".join(parts))
 
 
 class GracefulServer(Server):
@@ -34,6 +89,7 @@ class GracefulServer(Server):
         config = Config(
             self._answer,
             interface="asgi3",
+            http=WholeAnswers,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -60,6 +116,12 @@ class GracefulServer(Server):
         await self._app(scope, receive, send)
 
 
+def settle() -> None:
+    """Tells the garbage collector that what is there now will stay: looking through it again delays answers."""
+    gc.collect()
+    gc.freeze()
+
+
 def listening(host: str, port: int) -> socket.socket:
     """A socket that accepts connections; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -84,6 +146,7 @@ def run(app: FastAPI, opened: socket.socket) -> None:
     # uvicorn has handlers of its own, and calls these when it has ended.
     before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
     server = GracefulServer(app)
+    settle()
     try:
         server.run([opened])
     finally:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Annotated
 from urllib.parse import unquote, urlsplit
 
 from fastapi import Depends, Request
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adanpc.errors import AdaNPCError
 from adanpc.serve.errors import ForbiddenError, RequestError, UnauthorizedError, error_response
 from adanpc.serve.tokens import LONGEST_NAME, Caller, Tokens
 
+RawHeaders = Sequence[tuple[bytes, bytes]]  # as the server gives them: names in lower case
+
+NOBODY = Caller()  # without a token and without a name
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 OPEN_TO_ALL = ("/", "/favicon.ico", "/v2/health/live", "/v2/health/ready")  # without a token; they tell nothing
 OPEN_FOLDER = "/page/"  # the page itself, which then asks for a token
@@ -41,9 +44,8 @@ class SafeHeaders:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = message.get("headers", [])
-                headers = [*given, *RAW_HEADERS]  # no route sets one of these, so none is there twice
-                if not any(name == NOT_STORED[0] for name, _ in given):
+                headers = [*message.get("headers", ()), *RAW_HEADERS]  # no route sets one of these: none is there twice
+                if header(headers, NOT_STORED[0]) is None:
                     headers.append(NOT_STORED)
                 message["headers"] = headers
             await send(message)
@@ -71,7 +73,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on with its caller, or answers why not."""
         if scope["type"] == "http":
-            headers = Headers(scope=scope)
+            headers = scope["headers"]
             try:
                 self._check_origin(headers)
                 caller = self._caller(scope["path"], headers)
@@ -81,22 +83,25 @@ class Gate:
             scope.setdefault("state", {})["caller"] = caller
         await self._app(scope, receive, send)
 
-    def _check_origin(self, headers: Headers) -> None:
-        host = headers.get("host", "")
+    def _check_origin(self, headers: RawHeaders) -> None:
+        host = header(headers, b"host") or ""
         if self._tokens is None and _name(host) not in self._hosts:
             raise ForbiddenError(
                 f"this service answers to {', '.join(sorted(self._hosts))} only: configure tokens to reach it otherwise"
             )
-        origin = headers.get("origin")
+        origin = header(headers, b"origin")
         if origin is not None and _place(origin) != host:
             raise ForbiddenError("pages of other hosts may not use this service")
 
-    def _caller(self, path: str, headers: Headers) -> Caller:
+    def _caller(self, path: str, headers: RawHeaders) -> Caller:
         if self._tokens is None:
-            return Caller(_expert(headers))
+            name = header(headers, b"x-expert")
+            if name is None:
+                return NOBODY
+            return Caller(_expert(name))
         if path in OPEN_TO_ALL or path.startswith(OPEN_FOLDER):
             return Caller(role="predict")
-        kind, _, token = headers.get("authorization", "").partition(" ")
+        kind, _, token = (header(headers, b"authorization") or "").partition(" ")
         if kind.lower() != "bearer" or not token:
             raise UnauthorizedError("a token is needed: send the header Authorization: Bearer TOKEN")
         caller = self._tokens.caller(token.strip())
@@ -105,6 +110,15 @@ class Gate:
         return caller
 
 
+def header(headers: RawHeaders, name: bytes) -> str | None:
+    """The first of the headers of this name, which is in lower case, if there is one."""
+    for own_name, value in headers:
+        if own_name == name:
+            return value.decode("latin-1")
+    return None
+
+
+@lru_cache(maxsize=100)  # clients send the same one all the time
 def _name(host: str) -> str:
     """The name in a Host header, without the port."""
     try:
@@ -121,9 +135,9 @@ def _place(origin: str) -> str:
         return ""
 
 
-def _expert(headers: Headers) -> str:
+def _expert(given: str) -> str:
     """How a caller without a token names itself; browsers send other letters than ASCII as %C3%A9."""
-    name = unquote(headers.get("x-expert", "")).strip()
+    name = unquote(given).strip()
     if not name.isprintable() or len(name) > LONGEST_NAME:
         raise RequestError(f"the header X-Expert must be at most {LONGEST_NAME} printable characters")
     return name

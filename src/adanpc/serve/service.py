@@ -3,32 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from threading import Lock
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
+import torch
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
 from adanpc.core import Change, Prediction
 from adanpc.core.guard import Signs
+from adanpc.errors import AdaNPCError, FeatureError
 from adanpc.serve.answers import answer_document, names_of, neighbor_documents
+from adanpc.serve.desk import Asked, Desk, Features, Given
 from adanpc.serve.encoding import BatchingEncoder, Encoder
 from adanpc.serve.errors import MediaTypeError, TooLargeError
 from adanpc.serve.events import Events
 from adanpc.serve.facts import RowFacts
-from adanpc.serve.images import Pixels, decode, small_jpeg
+from adanpc.serve.images import Pixels, decode, pixels_of, small_jpeg
 from adanpc.serve.limits import Limits
 from adanpc.serve.metrics import Metrics
 from adanpc.serve.plane import Plane
-from adanpc.serve.queries import Queries, Query
+from adanpc.serve.queries import Answered, Queries, Query
+from adanpc.serve.room import Room
 from adanpc.serve.timeline import Timeline
 from adanpc.store import DurableBank, Thumbnails
+from adanpc.store.durable import Part
+from adanpc.store.latest import read_latest, write_latest
+
+logger = logging.getLogger("adanpc.serve")
 
 ImageOfKey = Callable[[int], Pixels | None]  # the image of a source row, by the row's key
+IMAGES = 4  # of the largest that is allowed, or as many pixels of smaller ones, are decoded at the same time
 SEEDED = 2000  # changes that the timeline of a new process begins with
+BETWEEN_SAVES = 10.0  # seconds that queries are kept in memory alone
 BETWEEN_SIGNS = 1.0  # seconds, at least, between two looks at the signs of the stream
+
+
+class Answer(NamedTuple):
+    """What a request is answered."""
+
+    part: Part
+    kept: Answered  # its queries, and perhaps those of others that were answered with it
+
+    @property
+    def queries(self) -> list[Query]:
+        """Its queries as they are kept."""
+        first = self.kept.first + self.part.begin - self.kept.begin
+        return [self.kept.query(number) for number in range(first, first + self.part.end - self.part.begin)]
 
 
 class Service:
@@ -40,6 +69,7 @@ class Service:
         thumbnails: keeps small pictures of queries that join, if that is wanted.
         image_of_key: finds the image of a source row.
         limits: of requests.
+        folder: where the latest queries are kept for the next process, if that is wanted: that of the bank.
     """
 
     def __init__(
@@ -50,12 +80,18 @@ class Service:
         thumbnails: Thumbnails | None = None,
         image_of_key: ImageOfKey | None = None,
         limits: Limits | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.bank = bank
         self.limits = limits or Limits()
         self.thumbnails = thumbnails
         self.image_of_key = image_of_key
         self.queries = Queries()
+        self._folder = folder
+        self._saving = Lock()
+        self._save_is_due = False
+        if folder is not None:
+            self._restore(folder)
         self.events = Events(self.limits.listeners)
         self.facts = RowFacts()
         self.plane = Plane()
@@ -63,7 +99,10 @@ class Service:
         self.encoder = None
         if encoder is not None:
             self.encoder = BatchingEncoder(encoder)
+        self._room = Room(IMAGES * self.limits.pixels)
+        self._decoders = CapacityLimiter(os.cpu_count() or 1)
         self.metrics = Metrics(self)
+        self._desk = Desk(bank, self._note)
         self._signs: Signs | None = None
         self._signs_time = 0.0
         start = max(bank.log.start, bank.position - SEEDED)
@@ -75,48 +114,60 @@ class Service:
         return names_of(self.bank.contents.settings)
 
     def close(self) -> None:
-        """Lets listeners go, and encodes what has arrived."""
+        """Lets listeners go, encodes what has arrived, and keeps the latest queries."""
         self.events.close()
         if self.encoder is not None:
             self.encoder.close()
+        self._save(ended=True)
 
     # Asking
 
-    async def encode(self, content: bytes) -> tuple[Tensor, bytes]:
+    @property
+    def waiting_images(self) -> int:
+        """How many images have been read and not encoded yet."""
+        waiting = len(self._room)
+        if self.encoder is not None:
+            waiting += self.encoder.waiting
+        return waiting
+
+    async def encode(self, content: bytes) -> tuple[Features, bytes]:
         """The features (1, D) of an image file, and a small picture of it."""
         if self.encoder is None:
             raise MediaTypeError("this service has no encoder for images: send features, or start it with --model")
-        pixels, picture = await run_in_threadpool(_decode, content, self.limits.pixels)
-        features = await asyncio.wrap_future(self.encoder.submit(pixels))
-        return features[None], picture
+        count = await self._in_thread(pixels_of, content, self.limits.pixels)
+        async with self._room.taken(count):  # until it is encoded: then its pixels are gone
+            pixels, picture = await self._in_thread(_decode, content, self.limits.pixels)
+            features = await asyncio.wrap_future(self.encoder.submit(pixels))
+        return features[None].cpu().float().numpy(), picture
 
-    async def classify(
-        self, features: Tensor, *, request: str = "", pictures: list[bytes | None] | None = None
-    ) -> tuple[Prediction, list[Query]]:
-        """The answers to queries (B, D), from which the bank learns, and the queries as they are kept."""
-        self._check_count(features)
-        next_id = self.bank.contents.next_id
-        prediction = await asyncio.wrap_future(self.bank.submit(features, request=request))
-        joined = [row for row in prediction.joined.tolist() if row >= 0]
-        self._remember_joined(prediction, joined, next_id, pictures)
-        queries = self._remember(features, prediction, pictures, joined)
-        return prediction, queries
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function returns that decodes an image; as many of them run at a time as there are cores."""
+        return await to_thread.run_sync(function, *arguments, limiter=self._decoders)
 
-    async def predict(
-        self, features: Tensor, *, pictures: list[bytes | None] | None = None
-    ) -> tuple[Prediction, list[Query]]:
-        """The answers to queries (B, D), from which nothing is learned, and the queries as they are kept."""
-        self._check_count(features)
-        prediction = await run_in_threadpool(self.bank.predict, features)
-        queries = self._remember(features, prediction, pictures, [])
-        return prediction, queries
+    async def classify(self, features: Features, *, request: str = "", pictures: Sequence[bytes | None] = ()) -> Answer:
+        """The answers to queries (B, D), from which the bank learns."""
+        self._check(features)
+        answer: Answer = await self._desk.ask(features, request, pictures)
+        return answer
+
+    async def predict(self, features: Features, *, pictures: Sequence[bytes | None] = ()) -> Answer:
+        """The answers to queries (B, D), from which nothing is learned."""
+        self._check(features)
+        queries = torch.from_numpy(features.copy())  # of what the request sent, which cannot be written to
+        prediction = await run_in_threadpool(self.bank.predict, queries)
+        kept = self._remember(queries, prediction, 0, pictures, [])
+        return Answer(Part(prediction, 0, len(queries)), kept)
 
     async def preview(self, features: Tensor, without: Iterable[int]) -> Prediction:
         """The answers as they would be without some rows; leaves no trace."""
         return await run_in_threadpool(self.bank.predict, features, without=without)
 
-    def _check_count(self, features: Tensor) -> None:
-        if features.ndim == 2 and len(features) > self.limits.queries:
+    def _check(self, features: Features) -> None:
+        """Refuses queries of another width than the bank's, and more than a request may hold."""
+        dim = self.bank.contents.settings.dim
+        if features.ndim != 2 or features.shape[1] != dim:
+            raise FeatureError(f"features must have shape (B, {dim}), got {features.shape}")
+        if len(features) > self.limits.queries:
             raise TooLargeError(
                 f"a request holds at most {self.limits.queries:,} queries, got {len(features):,}: cut it into several"
             )
@@ -179,34 +230,103 @@ class Service:
 
     # Remembering
 
+    def forget(self, rows: Sequence[int]) -> None:
+        """Forgets the pictures of rows that were deleted, and the queries that they were, on the disk, too."""
+        self.queries.forget(rows)
+        self._save(ended=False)
+        if self.thumbnails is not None:
+            self.thumbnails.forget(rows)
+
+    def _restore(self, folder: Path) -> None:
+        """Takes over the latest queries of an earlier process, but for those whose rows were deleted since."""
+        contents = self.bank.contents
+        latest = read_latest(folder, contents.settings)
+        if latest is not None:
+            self.queries.restore(latest)
+            self.queries.forget(contents.deleted)
+
+    def _save_soon(self) -> None:
+        """Saves the latest queries a while after the first of them that is new."""
+        if self._folder is None or self._save_is_due:
+            return
+        self._save_is_due = True
+        loop = asyncio.get_running_loop()
+        loop.call_later(BETWEEN_SAVES, lambda: loop.run_in_executor(None, self._save))
+
+    def _save(self, *, ended: bool = False) -> None:
+        """Keeps the latest queries for the next process; if that is not possible, they are lost with this one."""
+        if self._folder is None:
+            return
+        with self._saving:  # one after another, so that the newest stays
+            self._save_is_due = False
+            latest = self.queries.latest(ended=ended)
+            if latest is not None and self.thumbnails is None:  # pictures may be private
+                latest = latest._replace(pictures=[None] * len(latest.pictures))
+            try:
+                write_latest(self._folder, latest)
+            except (AdaNPCError, OSError) as error:
+                logger.warning("the latest queries were not kept", extra={"error": str(error)})
+
+    def _note(self, given: Given) -> list[Answer]:
+        """Remembers requests that were answered together; what each of them is answered."""
+        first = given.parts[0]
+        last = given.parts[-1]
+        joined = first.together.joined[first.begin : last.end].tolist()
+        features = np.concatenate([asked.features for asked in given.asked])
+        pictures = _side_by_side(given.asked)
+        if first.again:  # what it taught was learned and counted long ago
+            joined = []
+        else:
+            self._note_joined(joined, pictures)
+        rows = [row for row in joined if row >= 0]
+        kept = self._remember(torch.from_numpy(features), first.together, first.begin, pictures, rows)
+        return [Answer(part, kept) for part in given.parts]
+
+    def _note_joined(self, joined: Sequence[int], pictures: Sequence[bytes | None]) -> None:
+        """Counts what was learned; of each query the row that it became, or -1."""
+        rows = [row for row in joined if row >= 0]
+        self.facts.note_joined(rows)
+        self.metrics.note_offered(len(joined), len(rows))
+        if self.thumbnails is None:
+            return
+        for row, picture in zip(joined, pictures, strict=False):  # there are none of features
+            if row >= 0 and picture is not None:
+                self.thumbnails.keep(row, picture)
+
     def _remember(
-        self, features: Tensor, prediction: Prediction, pictures: list[bytes | None] | None, joined: Sequence[int]
-    ) -> list[Query]:
+        self,
+        features: Tensor,
+        prediction: Prediction,
+        begin: int,
+        pictures: Sequence[bytes | None],
+        joined: Sequence[int],
+    ) -> Answered:
+        """Keeps queries (B, D) whose answers stand in a prediction, and tells of them."""
         now = time.time()
-        queries = self.queries.keep(features, prediction, now, pictures)
-        labels = prediction.labels.tolist()
-        confidence = prediction.confidence.tolist()
+        kept = self.queries.keep(features, prediction, now, begin=begin, pictures=pictures)
+        these = slice(begin, begin + len(features))
+        labels = prediction.labels[these].tolist()
+        confidence = prediction.confidence[these].tolist()
         self.metrics.queries.inc(len(labels))
         self.timeline.note(self.bank.position, now, labels, confidence, len(joined), self.signs())
         if len(self.events):
-            for place, query in enumerate(queries):
-                row = int(prediction.joined[place])
+            for number, label, certainty in zip(kept.numbers, labels, confidence, strict=True):
+                row = int(prediction.joined[begin + number - kept.first])
                 known = row if row >= 0 else None
-                data = {"query": query.name, "label": labels[place], "confidence": confidence[place], "joined": known}
+                data = {"query": f"q-{number}", "label": label, "confidence": certainty, "joined": known}
                 self.events.tell("answer", data)
-        return queries
+        self._save_soon()
+        return kept
 
-    def _remember_joined(
-        self, prediction: Prediction, joined: Sequence[int], next_id: int, pictures: list[bytes | None] | None
-    ) -> None:
-        new = [row for row in joined if row >= next_id]  # a request that was sent again joined long ago
-        self.facts.note_joined(new)
-        self.metrics.note_offered(len(prediction.joined), len(new))
-        if self.thumbnails is None or pictures is None:
-            return
-        for row, picture in zip(prediction.joined.tolist(), pictures, strict=True):
-            if row >= next_id and picture is not None:
-                self.thumbnails.keep(row, picture)
+
+def _side_by_side(asked: Sequence[Asked]) -> Sequence[bytes | None]:
+    """The pictures of all queries of some requests; none if no request has any."""
+    if not any(one.pictures for one in asked):
+        return ()
+    pictures: list[bytes | None] = []
+    for one in asked:
+        pictures += one.pictures or [None] * len(one.features)
+    return pictures
 
 
 def signs_document(signs: Signs) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any, Literal
 
@@ -109,16 +110,17 @@ def parameters_of(described: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def write_tensor(name: str, values: Any, binary: bool) -> tuple[dict[str, Any], bytes]:
-    """An output, and the bytes that come behind the JSON for it."""
-    array = np.ascontiguousarray(values)
-    document: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": NAMES[array.dtype]}
-    if not binary:
-        document["data"] = array.ravel().tolist()
-        return document, b""
-    data = array.tobytes()
-    document["parameters"] = {"binary_data_size": len(data)}
-    return document, data
+def write_tensor(name: str, values: Any) -> str:
+    """An output in JSON."""
+    described = {"name": name, "shape": list(values.shape), "datatype": NAMES[values.dtype]}
+    return json.dumps({**described, "data": values.ravel().tolist()})
+
+
+@lru_cache(maxsize=1000)  # answers of a stream are alike but for their numbers
+def describe_binary(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    """What JSON says of an output whose bytes come behind it."""
+    described = {"name": name, "shape": list(shape), "datatype": NAMES[dtype]}
+    return json.dumps({**described, "parameters": {"binary_data_size": prod(shape) * dtype.itemsize}})
 
 
 def _from_json(data: Any, dtype: np.dtype[Any]) -> Any:

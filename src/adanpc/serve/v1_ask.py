@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
+import torch
 from fastapi import APIRouter, Query, Request, Response
-from torch import Tensor
 
 from adanpc.serve.bodies import PredictBody, PreviewBody, as_features, read_json, read_npy
+from adanpc.serve.desk import Features
 from adanpc.serve.errors import MediaTypeError, NotFoundError, RequestError
 from adanpc.serve.service import Here, Service
 from adanpc.store.durable import LONGEST_REQUEST
@@ -33,9 +35,9 @@ RequestId = Annotated[str, Query(alias="request", max_length=LONGEST_REQUEST)]
 class Asked(NamedTuple):
     """Queries of a request."""
 
-    features: Tensor  # (B, D)
+    features: Features  # (B, D)
     request: str = ""  # its id
-    pictures: list[bytes | None] | None = None  # of the queries
+    pictures: Sequence[bytes | None] = ()  # of the queries
 
 
 routes = APIRouter(prefix="/v1", tags=["ask"])
@@ -49,10 +51,10 @@ async def predict(service: Here, request: Request, adapt: bool = True, request_i
     """
     asked = await _read(service, request, request_id)
     if adapt:
-        _, answered = await service.classify(asked.features, request=asked.request, pictures=asked.pictures)
+        answer = await service.classify(asked.features, request=asked.request, pictures=asked.pictures)
     else:
-        _, answered = await service.predict(asked.features, pictures=asked.pictures)
-    answers = [service.document(query) for query in answered]
+        answer = await service.predict(asked.features, pictures=asked.pictures)
+    answers = [service.document(query) for query in answer.queries]
     return {"position": service.bank.position, "answers": answers}
 
 
@@ -90,10 +92,10 @@ async def preview(service: Here, body: PreviewBody) -> dict[str, Any]:
     without = list(body.without)
     if body.query:
         asked = service.queries.find(body.query)
-        features: Tensor = asked.features[None]
+        features = asked.features[None]
         without += asked.own_rows
     else:
-        features = as_features(body.features)
+        features = torch.from_numpy(as_features(body.features))
     prediction = await service.preview(features, without)
     return {"query": body.query or None, **service.answer(prediction, 0)}
 
@@ -113,7 +115,7 @@ async def _read(service: Service, request: Request, request_id: str) -> Asked:
     raise MediaTypeError(f"the body must be an image, {NPY} or {JSON}, got {kind[:50]!r}")
 
 
-def _from_lists(given: list[list[float]] | list[float]) -> Tensor:
+def _from_lists(given: list[list[float]] | list[float]) -> Features:
     """Features from lists of numbers, which must be of one length."""
     if isinstance(given[0], list):
         lengths = {len(row) for row in given if isinstance(row, list)}

@@ -44,10 +44,9 @@ async def relabel(service: Here, body: RelabelBody, expert: Expert) -> dict[str,
 
 @routes.post("/delete")
 async def delete(service: Here, body: DeleteBody, admin: Admin) -> dict[str, Any]:
-    """Removes rows and their pictures for good: no rollback brings them back."""
+    """Removes rows, their pictures and the queries that they were for good: no rollback brings them back."""
     position = await service.apply(Delete(tuple(body.rows), admin.name, body.why))
-    if service.thumbnails is not None:
-        await run_in_threadpool(service.thumbnails.forget, body.rows)
+    await run_in_threadpool(service.forget, body.rows)
     return {"position": position}
 
 

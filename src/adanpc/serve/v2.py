@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from adanpc.core import Prediction
 from adanpc.errors import UnavailableError
 from adanpc.serve.bodies import as_features
 from adanpc.serve.errors import NotFoundError, RequestError
+from adanpc.serve.security import RawHeaders, header
 from adanpc.serve.service import Here, Service
-from adanpc.serve.tensors import TYPES, inflated, parameters_of, read_tensor, split_body, write_tensor
-from adanpc.store.durable import LONGEST_REQUEST
+from adanpc.serve.tensors import TYPES, describe_binary, inflated, parameters_of, read_tensor, split_body, write_tensor
+from adanpc.store.durable import LONGEST_REQUEST, Part
 from adanpc.version import __version__
 
 MODEL = "adanpc"
 VERSION = "1"
 INPUT = "features"
-LENGTH = "Inference-Header-Content-Length"
+LENGTH = b"inference-header-content-length"
+JSON = (b"content-type", b"application/json")
+BYTES = (b"content-type", b"application/octet-stream")
 GIVEN = ("labels", "probs", "joined")  # outputs of an answer unless others are asked for
 EXTRA = ("neighbor_ids", "neighbor_labels", "neighbor_origins", "neighbor_similarities", "neighbor_shares")
 KINDS = {
@@ -119,8 +122,20 @@ async def describe_model(service: Here, model: str, version: str = VERSION) -> d
 async def infer(service: Here, request: Request, model: str, version: str = VERSION) -> Response:
     """Answers features and learns from them; the id of a request makes it count once, however often it is sent."""
     _check_model(model, version)
-    content = inflated(await request.body(), request.headers.get("content-encoding", ""), service.limits.body)
-    document, binary = split_body(content, request.headers.get(LENGTH))
+    body, headers = await inferred(service, await request.body(), request.scope["headers"])
+    response = Response(body)
+    response.raw_headers += headers
+    return response
+
+
+async def inferred(
+    service: Service, content: bytes, headers: RawHeaders
+) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
+    """The body of the answer to a request with this body and these headers, and those headers that are its own."""
+    encoding = header(headers, b"content-encoding")
+    if encoding is not None:
+        content = inflated(content, encoding, service.limits.body)
+    document, binary = split_body(content, header(headers, LENGTH))
     given = document.get("inputs")
     if not isinstance(given, list) or len(given) != 1:
         raise RequestError(f"inputs must be a list of one tensor, {INPUT}")
@@ -129,19 +144,24 @@ async def infer(service: Here, request: Request, model: str, version: str = VERS
         raise RequestError("id must be a text")
     wanted = _wanted(document)
     features = as_features(read_tensor(given[0], binary, INPUT))
-    prediction, _ = await service.classify(features, request=request_id)
-    answer: dict[str, Any] = {"model_name": MODEL, "model_version": VERSION, "outputs": []}
-    if request_id:
-        answer["id"] = request_id
-    parts = []
+    answer = await service.classify(features, request=request_id)
+    described = []
+    data = []
     for name, as_bytes in wanted.items():
-        tensor, data = write_tensor(name, _values(service, prediction, name), as_bytes)
-        answer["outputs"].append(tensor)
-        parts.append(data)
-    text = json.dumps(answer).encode()
+        values = _values(service, answer.part, name)
+        if as_bytes:
+            described.append(describe_binary(name, values.shape, values.dtype))
+            data.append(values.tobytes())
+        else:
+            described.append(write_tensor(name, values))
+    text = f'{{"model_name": "{MODEL}", "model_version": "{VERSION}", "outputs": [{", ".join(described)}]'
+    if request_id:
+        text += f', "id": {json.dumps(request_id)}'
+    head = f"{text}}}".encode()
     if not any(wanted.values()):
-        return Response(text, media_type="application/json")
-    return Response(text + b"".join(parts), headers={LENGTH: str(len(text))}, media_type="application/octet-stream")
+        return head, [JSON]
+    data.insert(0, head)
+    return b"".join(data), [BYTES, (LENGTH, str(len(head)).encode())]
 
 
 def _check_model(name: str, version: str) -> None:
@@ -170,19 +190,22 @@ def _wanted(document: dict[str, Any]) -> dict[str, bool]:
     return wanted
 
 
-def _values(service: Service, prediction: Prediction, name: str) -> Any:
+def _values(service: Service, part: Part, name: str) -> Any:
     """An output as an array; absent neighbors have id, label and origin -1, similarity -2 and share 0."""
+    prediction = part.together
     near = prediction.neighbors
+    these = slice(part.begin, part.end)
     if name in GIVEN:
-        return getattr(prediction, name).cpu().numpy()
+        return getattr(prediction, name).numpy()[these]
     if name == "neighbor_ids":
-        return near.ids.cpu().numpy()
+        return near.ids.numpy()[these]
     if name == "neighbor_labels":
-        return near.labels.cpu().numpy()
+        return near.labels.numpy()[these]
     if name == "neighbor_similarities":
-        return near.similarity.clamp(min=-2).cpu().numpy()  # JSON has no infinity
+        return near.similarity[these].clamp(min=-2).numpy()  # JSON has no infinity
     if name == "neighbor_shares":
-        return prediction.weights.cpu().numpy()
-    facts = service.facts.of(near.ids.flatten().tolist(), service.bank.contents)
+        return prediction.weights.numpy()[these]
+    ids = near.ids[these]
+    facts = service.facts.of(ids.flatten().tolist(), service.bank.contents)
     origins = [ORIGINS[fact.origin] for fact in facts]
-    return np.array(origins, np.int8).reshape(tuple(near.ids.shape))
+    return np.array(origins, np.int8).reshape(tuple(ids.shape))

@@ -14,8 +14,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from threading import Condition, Lock, Thread
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -40,6 +41,20 @@ LONGEST_REQUEST = 200  # characters of a request's id
 SNAPSHOT_EVERY = 5000  # changes; a start replays no more than so many
 
 
+class Part(NamedTuple):
+    """The answer to a request among those that were answered together, which share their tensors."""
+
+    together: Prediction  # of all of them
+    begin: int  # of this request's queries in it
+    end: int
+    again: bool = False  # it was given before, and nothing was learned this time
+
+    @property
+    def prediction(self) -> Prediction:
+        """The answer in tensors of its own."""
+        return part_of(self.together, slice(self.begin, self.end))
+
+
 @dataclass(eq=False)
 class Question:
     """Queries of one caller, who waits for the answer."""
@@ -48,7 +63,15 @@ class Question:
     domain: int
     keys: Tensor | None  # (B,)
     request: str
-    answer: Future[Prediction] = field(default_factory=Future)
+    answered: Callable[[], object] | None = None  # called when this and all that were answered with it have answers
+    answer: Future[Any] = field(default_factory=Future)  # a Prediction, or a Part for whoever is called
+
+    def give(self, part: Part) -> None:
+        """Answers it."""
+        if self.answered is None:
+            self.answer.set_result(part.prediction)
+        else:
+            self.answer.set_result(part)
 
 
 @dataclass(eq=False)
@@ -224,19 +247,50 @@ class DurableBank:
 
     def submit(self, features: Tensor, *, domain: int = -1, keys: Any = None, request: str = "") -> Future[Prediction]:
         """What ``classify`` will answer, for callers that do something else meanwhile."""
-        contents = self.contents
-        checked = check_features(features, contents.settings.dim)
-        if len(checked) > MOST_QUERIES:
-            raise AdaNPCError(
-                f"a request holds at most {MOST_QUERIES:,} queries, got {len(checked):,}: cut it into several"
-            )
-        if len(require.text("request", request)) > LONGEST_REQUEST:
-            raise AdaNPCError(f"request must have at most {LONGEST_REQUEST} characters, got {len(request)}")
+        checked = check_features(features, self.contents.settings.dim)
+        check_request(len(checked), request)
         domain = require.whole("domain", domain, least=-(2**63), most=2**63 - 1)
         numbers = self._classifier.checked_keys(keys, len(checked))
         question = Question(checked.clone(), domain, numbers, request)  # the caller may use its own again
-        self._enqueue(question)
+        self._enqueue([question])
         return question.answer
+
+    def submit_all(
+        self, features: Tensor, requests: Sequence[str], counts: Sequence[int], answered: Callable[[], object]
+    ) -> list[Future[Part]]:
+        """What ``classify`` will answer to several requests that come one after another, for whoever serves many.
+
+        Args:
+            features: (N, D) of all of them, which stay as they are until they are answered.
+            requests: the id of each, see ``classify``.
+            counts: how many of the features belong to each.
+            answered: called by another thread whenever some of them have been answered. It must return at once.
+        """
+        questions = []
+        for part, request in zip(features.split(list(counts)), requests, strict=True):
+            questions.append(Question(part, -1, None, request, answered))
+        sound = self._sound(features, questions)
+        self._enqueue(sound)
+        return [question.answer for question in questions]
+
+    def _sound(self, features: Tensor, questions: list[Question]) -> list[Question]:
+        """Those of the questions that can be answered; the others get the error that is their own."""
+        dim = self.contents.settings.dim
+        try:
+            check_features(features, dim)
+        except AdaNPCError:
+            pass  # one of them has a flaw, and the others shall not suffer from it
+        else:
+            return questions
+        sound = []
+        for question in questions:
+            try:
+                check_features(question.features, dim)
+            except AdaNPCError as error:
+                question.answer.set_exception(error)
+            else:
+                sound.append(question)
+        return sound
 
     # Changing
 
@@ -249,7 +303,7 @@ class DurableBank:
             raise ChangeError(f"{type(change).__name__} is not a change")
         as_logged = decode(encode(_dated(change)))
         action = Action(lambda: as_logged)
-        self._enqueue(action)
+        self._enqueue([action])
         return action.ids.result()
 
     def rollback(self, to: int, *, who: str = "", why: str = "", when: float | None = None) -> None:
@@ -261,7 +315,7 @@ class DurableBank:
         """
         earlier = self.at(to).bank.contents
         action = Action(lambda: _dated(self._classifier.rollback(earlier, who=who, why=why, when=when)))
-        self._enqueue(action)
+        self._enqueue([action])
         action.ids.result()
 
     def at(self, position: int) -> AdaNPC:
@@ -315,7 +369,7 @@ class DurableBank:
 
     # The writer
 
-    def _enqueue(self, job: Question | Action) -> None:
+    def _enqueue(self, jobs: Sequence[Question | Action]) -> None:
         if os.getpid() != self._process:  # threads do not live on in a fork, and SQLite must not be used there
             raise UnavailableError(
                 "the bank was opened by another process, of which this is a fork: open it in one of them alone"
@@ -323,7 +377,7 @@ class DurableBank:
         with self._arrived:
             if self._closed:
                 raise UnavailableError("the bank is closed: open it again")
-            self._waiting.append(job)
+            self._waiting.extend(jobs)
             self._arrived.notify()
 
     def _write(self) -> None:
@@ -338,6 +392,7 @@ class DurableBank:
                 self._act(jobs)
             else:
                 self._answer(jobs)
+                _tell(jobs)
             self._snapshot_if_due()
 
     def _next_jobs(self) -> Action | list[Question]:
@@ -382,17 +437,18 @@ class DurableBank:
             if kept is None:
                 fresh.append(question)
             else:
-                question.answer.set_result(kept)
+                question.give(kept)
         if fresh:
             self._answer_fresh(fresh)
 
-    def _kept_answer(self, question: Question) -> Prediction | None:
+    def _kept_answer(self, question: Question) -> Part | None:
         if not question.request:
             return None
         data = self._log.answer(question.request)
         if data is None:
             return None
-        return decode_answer(data)
+        prediction = decode_answer(data)
+        return Part(prediction, 0, len(prediction.probs), again=True)
 
     def _answer_fresh(self, questions: list[Question]) -> None:
         try:
@@ -405,9 +461,9 @@ class DurableBank:
                 self._answer_fresh([question])
         else:
             for question, answer in zip(questions, answers, strict=True):
-                question.answer.set_result(answer)
+                question.give(answer)
 
-    def _learn(self, questions: Sequence[Question]) -> list[Prediction]:
+    def _learn(self, questions: Sequence[Question]) -> list[Part]:
         """The answers to questions that come one after another, once all that they teach is logged and applied."""
         features = torch.cat([question.features for question in questions])
         prediction, change = self._classifier.propose(features, keys=_keys_of(questions))
@@ -417,10 +473,10 @@ class DurableBank:
         end = 0
         for question in questions:
             begin, end = end, end + len(question.features)
-            answer = part_of(prediction, slice(begin, end))
+            answer = Part(prediction, begin, end)
             answers.append(answer)
             if question.request:
-                kept.append(Answered(question.request, encode_answer(answer)))
+                kept.append(Answered(question.request, encode_answer(answer.prediction)))
         if change is not None:
             joined = prediction.joined.cpu() >= 0
             change = _dated(replace(change, domain=_domains_of(questions)[joined]))
@@ -479,6 +535,21 @@ class DurableBank:
             self._snapshot_flaw = str(error)
 
 
+def check_request(queries: int, request: str) -> None:
+    """Refuses a request of too many queries, and an id that is too long or no text."""
+    if queries > MOST_QUERIES:
+        raise AdaNPCError(f"a request holds at most {MOST_QUERIES:,} queries, got {queries:,}: cut it into several")
+    if len(require.text("request", request)) > LONGEST_REQUEST:
+        raise AdaNPCError(f"request must have at most {LONGEST_REQUEST} characters, got {len(request)}")
+
+
+def _tell(questions: Sequence[Question]) -> None:
+    """Lets everyone know who asked some of these questions, each once."""
+    callers = {question.answered for question in questions if question.answered is not None}
+    for answered in callers:
+        answered()
+
+
 def _dated(change: Any) -> Any:
     """The change with the time at which it is made, unless it says so itself."""
     if change.when is not None:
@@ -501,4 +572,6 @@ def _keys_of(questions: Sequence[Question]) -> Tensor | None:
 
 def _domains_of(questions: Sequence[Question]) -> Tensor:
     """The domain of each query."""
-    return torch.cat([torch.full((len(question.features),), question.domain) for question in questions])
+    domains = [question.domain for question in questions]
+    counts = [len(question.features) for question in questions]
+    return torch.from_numpy(numpy.repeat(numpy.array(domains, numpy.int64), counts))

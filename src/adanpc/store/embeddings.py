@@ -25,6 +25,8 @@ LABEL, DOMAIN, KEY, FEATURE = "label", "domain", "key", "feature"
 SUFFIXES = (".csv", ".parquet", ".npy")
 LONGEST_LINE = 2**24  # characters of a line of CSV
 PURPOSE = "a Parquet file"
+AUTO = "auto"
+LARGE = 20_000  # rows from which on searching costs more than everything else; see benchmarks/results/serve.md
 
 
 class EmbeddingsError(AdaNPCError):
@@ -90,15 +92,28 @@ def read_embeddings(path: Path, labels: Path | None = None) -> Embeddings:
     return made
 
 
-def classifier_of(given: Embeddings, *, preset: str, settings: Mapping[str, Any], **bank_settings: Any) -> AdaNPC:
+def storage_for(rows: int, wanted: str = AUTO) -> str:
+    """The storage of a bank that begins with so many rows: the one that is wanted, or what serves many callers best."""
+    if wanted != AUTO:
+        return wanted
+    if rows >= LARGE:
+        return "int8"
+    return "float32"
+
+
+def classifier_of(
+    given: Embeddings, *, preset: str, settings: Mapping[str, Any], storage: str = AUTO, **bank_settings: Any
+) -> AdaNPC:
     """A classifier over a bank of these rows.
 
     Args:
         given: labeled rows of the source.
         preset: how it learns.
         settings: of the preset.
-        **bank_settings: of the ``MemoryBank``: storage, capacity, evict.
+        storage: see ``storage_for``.
+        **bank_settings: of the ``MemoryBank``: capacity, evict.
     """
+    bank_settings["storage"] = storage_for(len(given.features), storage)
     bank = MemoryBank(given.features.shape[1], given.classes(), soft=preset == "safe", **bank_settings)
     classifier = AdaNPC(bank, preset=preset, **settings)
     classifier.learn(

@@ -1,0 +1,71 @@
+"""Direct: the one route that programs call all the time, answered without the framework's routing.
+
+The framework describes the route, and answers it whenever anything about a request is unusual, such as the name of
+another model. Both ways lead to the same function, and refusals have the same shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from adanpc.errors import AdaNPCError
+from adanpc.serve.errors import error_response, framework_response
+from adanpc.serve.service import Service
+from adanpc.serve.v2 import MODEL, VERSION, inferred
+
+PATHS = {  # and the route of each, as metrics and logs name it
+    f"/v2/models/{MODEL}/infer": "/v2/models/{model}/infer",
+    f"/v2/models/{MODEL}/versions/{VERSION}/infer": "/v2/models/{model}/versions/{version}/infer",
+}
+
+
+class DirectInference:
+    """Middleware that answers inference requests itself, and passes on all others.
+
+    Args:
+        app: that answers the others.
+        service: that answers inference requests.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, or passes it on."""
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
+            await self._app(scope, receive, send)
+            return
+        scope["route_path"] = PATHS[scope["path"]]
+        try:
+            content = await _body(receive)
+            if content is None:
+                return  # the client is gone
+            body, given = await inferred(self._service, content, scope["headers"])
+        except AdaNPCError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        except HTTPException as error:
+            await framework_response(error)(scope, receive, send)
+            return
+        headers = [*given, (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The body of a request; None if its client went away before the end."""
+    parts: list[bytes] = []
+    more: Any = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    if len(parts) == 1:
+        return parts[0]
+    return b"".join(parts)

@@ -1,0 +1,129 @@
+"""The latest answers of a service, kept beside a durable bank for whoever looks at them after a restart.
+
+No later answer depends on them, so they are not part of the log: the last few may be lost in a crash, and a damaged
+file of them is not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from adanpc import files
+from adanpc.core import Prediction
+from adanpc.core.contents import BankSettings
+from adanpc.core.types import answered_in_turn
+from adanpc.store.answers import decode_answer, encode_answer
+from adanpc.store.file import Location
+from adanpc.store.sqlite import refuse_link
+
+FILE = "latest"
+SEAL = 32  # bytes before all others: the SHA-256 of those
+MOST_BYTES = 256 * 2**20  # of a file that is read
+
+
+class Latest(NamedTuple):
+    """Queries that were answered, the oldest first."""
+
+    numbers: Tensor  # (n,) int64, by which they are named, rising
+    features: Tensor  # (n, D) float32
+    times: Tensor  # (n,) float64, seconds since 1970
+    answers: Prediction  # of n queries
+    pictures: Sequence[bytes | None]  # of each
+    next_number: int  # of the first that is not here
+    ended: bool  # whether the service ended in order: if not, numbers behind that one may have been given
+
+
+def write_latest(folder: Location, latest: Latest | None) -> None:
+    """Writes the latest queries of a service in place of those that are there, or removes those."""
+    target = Path(folder) / FILE
+    refuse_link(target)
+    if latest is None:
+        target.unlink(missing_ok=True)
+        return
+    sizes = [-1 if picture is None else len(picture) for picture in latest.pictures]
+    together = b"".join(picture for picture in latest.pictures if picture is not None)
+    answers = replace(latest.answers, neighbors=replace(latest.answers.neighbors, soft=None))  # which nobody looks at
+    tensors = {
+        "numbers": latest.numbers,
+        "features": latest.features,
+        "times": latest.times,
+        "answers": _tensor(encode_answer(answers)),
+        "pictures": _tensor(together),
+        "picture_sizes": torch.tensor(sizes, dtype=torch.int64),
+        "next": torch.tensor([latest.next_number, int(latest.ended)]),
+    }
+    data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    sealed = hashlib.sha256(data).digest() + data
+    files.replace(target, lambda path: _fill(path, sealed))
+
+
+def read_latest(folder: Location, settings: BankSettings) -> Latest | None:
+    """What ``write_latest`` wrote, if it is there, whole, and of such a bank."""
+    path = Path(folder) / FILE
+    refuse_link(path)
+    with suppress(OSError):
+        if path.stat().st_size <= MOST_BYTES:
+            sealed = path.read_bytes()
+            if hashlib.sha256(sealed[SEAL:]).digest() == sealed[:SEAL]:
+                return _parsed(sealed[SEAL:], settings)
+    return None
+
+
+def _parsed(data: bytes, settings: BankSettings) -> Latest | None:
+    """The queries in bytes that are as they were written; None if they were written for another bank."""
+    tensors = load(data)
+    answers = decode_answer(tensors["answers"].numpy().tobytes())
+    features = tensors["features"]
+    if (features.shape[1], answers.probs.shape[1]) != (settings.dim, settings.classes):
+        return None
+    together = tensors["pictures"].numpy().tobytes()
+    pictures: list[bytes | None] = []
+    begin = 0
+    for size in tensors["picture_sizes"].tolist():
+        if size < 0:
+            pictures.append(None)
+            continue
+        pictures.append(together[begin : begin + size])
+        begin += size
+    next_number, ended = tensors["next"].tolist()
+    return Latest(tensors["numbers"], features, tensors["times"], answers, pictures, next_number, bool(ended))
+
+
+def latest_of(
+    numbers: Sequence[int],
+    features: Sequence[Tensor],
+    times: Sequence[float],
+    answers: Sequence[Prediction],
+    pictures: Sequence[bytes | None],
+    next_number: int,
+    *,
+    ended: bool,
+) -> Latest:
+    """Queries, of which there is at least one, put together: the features (D,) and the answer of each."""
+    return Latest(
+        torch.tensor(numbers, dtype=torch.int64),
+        torch.stack(list(features)),
+        torch.tensor(times, dtype=torch.float64),
+        answered_in_turn(answers),
+        pictures,
+        next_number,
+        ended,
+    )
+
+
+def _tensor(data: bytes) -> Tensor:
+    return torch.from_numpy(numpy.frombuffer(data, numpy.uint8).copy())
+
+
+def _fill(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
