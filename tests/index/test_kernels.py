@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from typing import Any
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from adanpc.errors import AdaNPCError
 from adanpc.index import kernels
-from adanpc.index.kernels import LANES, HeadAndBits, Nibbles
+from adanpc.index.kernels import LANES, Codes, HeadAndBits, Hunt, Nibbles, Queries
 
 Array = np.ndarray[Any, Any]
 COMPILED = [path for path in kernels.paths() if path != "numpy"]
@@ -147,6 +148,235 @@ def test_bounds_of_rows_are_what_a_loop_computes(path: str) -> None:
         bound = base[slot] + weight * (total * query.step - query.shift)
         bound += left_out * query.spread + weight * query.rounding
         assert upper == pytest.approx(bound, rel=1e-5, abs=1e-4)
+
+
+def on_grid(random: np.random.Generator, count: int, dim: int, dtype: Any) -> Array:
+    """Rows of about length one, subnormal numbers of 16 bits included."""
+    rows = random.standard_normal((count, dim)) / np.sqrt(dim)
+    rows[:, ::3] *= 2.0**-12
+    snapped: Array = np.rint(rows * 2**24) / 2**24
+    return snapped.astype(dtype)
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("dim", [1, 7, 16, 33, 512])
+def test_scores_are_exact(path: str, dtype: Any, dim: int) -> None:
+    random = np.random.default_rng(dim)
+    blocks = [on_grid(random, 5, dim, dtype), on_grid(random, 5, dim, dtype), on_grid(random, 2, dim, dtype)]
+    queries = on_grid(random, 3, dim, np.float64)
+    slots = np.array([0, 11, 4, 5, 5, 9])
+    owners = np.array([0, 2, 1, 1, 0, 2])
+    expected = []
+    for slot, owner in zip(slots, owners, strict=True):
+        row = [Fraction(float(value)) for value in blocks[slot // 5][slot % 5]]
+        total = sum(value * Fraction(float(other)) for value, other in zip(row, queries[owner], strict=True))
+        expected.append(float(total))
+    assert kernels.score_rows(path, blocks, 5, slots, owners, queries).tolist() == expected
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("flaw", ["before", "after", "query", "width", "owners", "no blocks"])
+def test_scores_of_what_does_not_fit_are_refused(path: str, flaw: str) -> None:
+    blocks: list[Any] = [np.zeros((5, 8), np.float16), np.zeros((2, 8), np.float16)]
+    slots = np.array([0, 6])
+    owners = np.array([0, 1])
+    if flaw == "before":
+        slots[0] = -1
+    elif flaw == "after":
+        slots[1] = 7
+    elif flaw == "query":
+        owners[0] = 2
+    elif flaw == "width":
+        blocks[0] = blocks[0].astype(np.float64)
+    elif flaw == "owners":
+        owners = owners[:1]
+    else:
+        blocks = [np.zeros((5, 8), np.float16), None]
+    with pytest.raises((ValueError, TypeError)):
+        kernels.score_rows(path, blocks, 5, slots, owners, np.zeros((2, 8)))
+
+
+class Tiles(NamedTuple):
+    """Codes and queries for a hunt."""
+
+    codes: Codes
+    queries: Queries
+    groups: Array
+    slots: int
+    units: Array  # (B, 2, width)
+    heads: Array  # (B, pairs * 2)
+
+
+def drawn_tiles(random: np.random.Generator, tiles: int, width: int, queries: int) -> Tiles:
+    pairs = 3
+    units = random.integers(-127, 128, (queries, 2, width)).astype(np.int8)
+    heads = random.integers(-300, 301, (queries, pairs, 2)).astype(np.int16)
+    numbers = random.random((queries, 6)).astype(np.float32)
+    numbers[:, [0, 2]] *= 1e-3
+    return Tiles(
+        Codes(
+            random.integers(-127, 128, (tiles, pairs, LANES, 2)).astype(np.int8),
+            random.random((tiles, 3, LANES)).astype(np.float32),
+            random.integers(0, 256, (tiles * LANES, width)).astype(np.uint8),
+            random.random((tiles * LANES, 2)).astype(np.float32),
+        ),
+        Queries(
+            kernels.side_by_side(units.reshape(queries, 2, -1, 4).swapaxes(1, 2)),
+            kernels.side_by_side(heads),
+            random.standard_normal((queries, 2 + tiles // 2)).astype(np.float32),
+            numbers,
+        ),
+        random.integers(0, 3, LANES + tiles * LANES).astype(np.uint8),
+        LANES + tiles * LANES - int(random.integers(0, LANES)),
+        units,
+        heads.reshape(queries, -1),
+    )
+
+
+def hunted(path: str, given: Tiles, room: int, stride: int = 1) -> Hunt:
+    count = len(given.queries.numbers)
+    hunt = Hunt(
+        np.array([[4, -1], [3, 0], [2, 1]]),
+        np.full((count, 3, 4), -np.inf, np.float32),
+        np.full((count, 3), -np.inf, np.float32),
+        np.zeros((count, 3), np.int64),
+        np.zeros((count, 3, room), np.int64),
+        np.zeros((count, 3, room), np.float32),
+    )
+    tiles = len(given.codes.head)
+    kernels.hunt_tiles(
+        path, given.codes, tiles, 1, 2, given.groups, given.slots, given.queries, hunt, stride=stride, caution=1.5
+    )
+    return hunt
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_all_paths_hunt_to_the_same_bits(data: st.DataObject) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    given = drawn_tiles(
+        random, data.draw(st.integers(1, 9)), data.draw(st.sampled_from([64, 128])), data.draw(st.integers(1, 18))
+    )
+    room = data.draw(st.sampled_from([1, 9, 500]))
+    stride = data.draw(st.sampled_from([1, 2]))
+    expected = hunted(COMPILED[0], given, room, stride)
+    for path in COMPILED[1:]:
+        found = hunted(path, given, room, stride)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.tobytes() == theirs.tobytes(), path
+
+
+@pytest.mark.parametrize("path", COMPILED)
+def test_a_hunt_is_what_a_loop_finds(path: str) -> None:
+    random = np.random.default_rng(3)
+    given = drawn_tiles(random, 5, 64, 11)
+    hunt = hunted(path, given, 200)
+    for query, numbers in enumerate(given.queries.numbers.astype(float)):
+        head_step, head_slack, step, shift, spread, rounding = numbers
+        upper = np.zeros(given.slots - LANES)
+        width = np.zeros(given.slots - LANES)
+        for row in range(given.slots - LANES):
+            tile, lane = divmod(row, LANES)
+            nibbles = given.codes.nibbles[row].astype(int)
+            total = ((nibbles & 15) * given.units[query, 0]).sum() + ((nibbles >> 4) * given.units[query, 1]).sum()
+            head = (given.codes.head[tile, :, lane].reshape(-1).astype(int) * given.heads[query]).sum()
+            scale = float(given.codes.weights[tile, 0, lane])
+            weight, left_out = given.codes.factors[row].astype(float)
+            width[row] = left_out * spread + scale * head_slack + rounding
+            middle = scale * head * head_step + float(given.queries.centers[query, (1 + tile) // 2])
+            upper[row] = middle + weight * (total * step - shift) + width[row]
+        shown = given.groups[LANES : given.slots]
+        for which, usable in enumerate([shown >= 0, shown != 0, shown == 1]):
+            k = int(hunt.wanted[which, 0])
+            floor = np.sort((upper - 1.5 * width)[usable])[-k]
+            assert hunt.floor[query, which] == pytest.approx(floor, abs=1e-3)
+            listed = hunt.slots[query, which, : hunt.counts[query, which]]
+            expected = LANES + (usable & (upper >= hunt.floor[query, which])).nonzero()[0]
+            assert listed.tolist() == expected.tolist()
+            assert hunt.upper[query, which, : len(listed)] == pytest.approx(upper[listed - LANES], abs=1e-3)
+
+
+@pytest.mark.parametrize("path", COMPILED)
+def test_a_sample_looks_at_some_tiles_and_lists_nobody(path: str) -> None:
+    given = drawn_tiles(np.random.default_rng(4), 6, 64, 9)
+    hunt = hunted(path, given, 1, stride=3)
+    assert not hunt.counts.any()
+    every_third = given._replace(
+        codes=Codes(
+            *[
+                np.concatenate([part[: len(part) // 6], part[len(part) // 2 :][: len(part) // 6]])
+                for part in given.codes
+            ]
+        ),
+        groups=np.concatenate([given.groups[: 2 * LANES], given.groups[4 * LANES : 5 * LANES]]),
+        slots=3 * LANES,
+        queries=given.queries._replace(centers=np.ascontiguousarray(given.queries.centers[:, [0, 2]])),
+    )
+    expected = hunted(path, every_third, 500)
+    assert hunt.floor.tolist() == expected.floor.tolist()
+
+
+FLAWS = [
+    "head", "weights", "nibbles", "factors", "groups", "query nibbles", "query heads", "centers", "numbers", "wanted",
+    "nobody wanted", "best", "floor", "counts", "slots", "upper", "tiles", "no queries",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_a_hunt_in_what_does_not_fit_is_refused(path: str, flaw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = drawn_tiles(np.random.default_rng(5), 2, 64, 9)
+    compiled = kernels._compiled
+
+    class Altered:
+        @staticmethod
+        def hunt_tiles(*arguments: Any) -> None:
+            (
+                name,
+                sampling,
+                codes,
+                tiles,
+                first,
+                span,
+                stride,
+                groups,
+                slots,
+                queries,
+                count,
+                width,
+                caution,
+                hunt,
+                room,
+            ) = arguments
+            codes, queries, hunt = list(codes), list(queries), list(hunt)
+            if flaw in Codes._fields:
+                place = Codes._fields.index(flaw)
+                codes[place] = codes[place][:-1]
+            elif flaw == "groups":
+                groups = groups[: slots - 1]
+            elif flaw in ("query nibbles", "query heads", "centers", "numbers"):
+                place = ["query nibbles", "query heads", "centers", "numbers"].index(flaw)
+                queries[place] = queries[place][:-1]
+            elif flaw == "nobody wanted":
+                hunt[0][0, 0] = 0
+            elif flaw == "wanted":
+                hunt[0][0, 0] = 5
+            elif flaw in Hunt._fields:
+                place = Hunt._fields.index(flaw)
+                hunt[place] = hunt[place][:-1]
+            elif flaw == "tiles":
+                tiles = 0
+            else:
+                count = 0
+            compiled.hunt_tiles(
+                name, sampling, tuple(codes), tiles, first, span, stride, groups, slots, tuple(queries), count, width,
+                caution, tuple(hunt), room,
+            )  # fmt: skip
+
+    monkeypatch.setattr(kernels, "_compiled", Altered)
+    with pytest.raises(ValueError, match="does not fit"):
+        hunted(path, given, 50)
 
 
 @pytest.mark.parametrize("path", COMPILED)

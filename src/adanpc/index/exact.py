@@ -223,6 +223,25 @@ class ExactIndex:
         groups = array_if_on_cpu(self._groups)[: self._used]
         return groups != 0 if group is None else groups == group
 
+    @property
+    def groups(self) -> Array:
+        """The group of each slot in use (slots,), 0 where the row is hidden: of an index in main memory."""
+        return self._groups.numpy()[: self._used]
+
+    def count_of(self, group: int | None) -> int:
+        """How many rows of a group can be found, or of all."""
+        if group is None:
+            return self.count
+        return int(numpy.count_nonzero(self.groups == group))
+
+    def group_code(self, group: int | None) -> int:
+        """A group as kernels take it: 0 for all rows that are not hidden, -1 for all if none is."""
+        if group is not None:
+            return group
+        if self._hidden:
+            return 0
+        return -1
+
     def shows(self, slots: Array) -> Array:
         """Whether each of these slots (n,), which may not be in use, holds a row that can be found."""
         used = slots < self._used
