@@ -180,6 +180,32 @@ class ExactIndex:
         """The ids (n,) of the rows in these slots."""
         return self.blocks.take(slots, "id")["id"]
 
+    def find(self, ids: Sequence[int]) -> list[int]:
+        """The slots of the rows under these ids; -1 where no row under it can be found."""
+        arrays = self.blocks.arrays()["id"]
+        groups = array_if_on_cpu(self._groups)
+        return [self._slot_of(row, arrays, groups) for row in ids]
+
+    def _slot_of(self, row: int, arrays: list[Any], groups: Any) -> int:
+        """The slot of one row, or -1."""
+        size = self.blocks.block
+        low = 0
+        high = self._used
+        while low < high:  # as if ids rose from slot to slot, which they do until a slot is used again
+            middle = (low + high) // 2
+            if arrays[middle // size][middle % size] < row:
+                low = middle + 1
+            else:
+                high = middle
+        if low < self._used and arrays[low // size][low % size] == row and groups[low]:
+            return low
+        for number, array in enumerate(arrays):
+            same = array[: max(0, self._used - number * size)] == row
+            for place in same.nonzero()[0].tolist():
+                if groups[number * size + place]:
+                    return number * size + int(place)
+        return -1
+
     def rows(self, slots: Tensor) -> Tensor:
         """The rows in these slots, (n, D) float32."""
         return decode(self.state(slots)).float()
