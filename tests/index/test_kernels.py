@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from adanpc.errors import AdaNPCError
 from adanpc.index import kernels
+from adanpc.index.codes import Coder
 from adanpc.index.kernels import LANES, Codes, HeadAndBits, Hunt, Nibbles, Queries
 
 Array = np.ndarray[Any, Any]
@@ -331,25 +332,13 @@ def test_a_hunt_in_what_does_not_fit_is_refused(path: str, flaw: str, monkeypatc
 
     class Altered:
         @staticmethod
-        def hunt_tiles(*arguments: Any) -> None:
-            (
-                name,
-                sampling,
-                codes,
-                tiles,
-                first,
-                span,
-                stride,
-                groups,
-                slots,
-                queries,
-                count,
-                width,
-                caution,
-                hunt,
-                room,
-            ) = arguments
-            codes, queries, hunt = list(codes), list(queries), list(hunt)
+        def hunt_tiles(name: str, sampling: bool, *arguments: Any) -> None:
+            codes = list(arguments[:4])
+            tiles, first, span, stride, groups, slots = arguments[4:10]
+            queries = list(arguments[10:14])
+            count, width, caution = arguments[14:17]
+            hunt = list(arguments[17:23])
+            room = arguments[23]
             if flaw in Codes._fields:
                 place = Codes._fields.index(flaw)
                 codes[place] = codes[place][:-1]
@@ -370,8 +359,8 @@ def test_a_hunt_in_what_does_not_fit_is_refused(path: str, flaw: str, monkeypatc
             else:
                 count = 0
             compiled.hunt_tiles(
-                name, sampling, tuple(codes), tiles, first, span, stride, groups, slots, tuple(queries), count, width,
-                caution, tuple(hunt), room,
+                name, sampling, *codes, tiles, first, span, stride, groups, slots, *queries, count, width, caution,
+                *hunt, room,
             )  # fmt: skip
 
     monkeypatch.setattr(kernels, "_compiled", Altered)
@@ -426,6 +415,78 @@ def test_bounds_of_what_does_not_fit_are_refused(path: str, flaw: str) -> None:
             base = base[:3]
     with pytest.raises(ValueError, match="does not fit"):
         kernels.bound_rows(path, codes, slots, 2, query, base, upper)
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("dim", [3, 100, 256, 300, 640])
+def test_a_kernel_encodes_as_numpy_does(path: str, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(dim)
+    rows = random.standard_normal((300, dim)) / np.sqrt(dim)
+    coder = Coder(rows, seed=1)
+    center = 0.1 * random.standard_normal(coder.padded) / np.sqrt(dim)
+    rows = np.concatenate([rows[:7], np.zeros((1, dim)), np.eye(dim)[:1]])
+    monkeypatch.setenv(kernels.VARIABLE, path)
+    made = coder.encode(rows, center)
+    expected = coder._encoded(rows, center)
+    np.testing.assert_allclose(made.tails, expected.tails, atol=1e-14)
+    np.testing.assert_allclose(made.weights, expected.weights, rtol=1e-6)
+    np.testing.assert_allclose(made.factors, expected.factors, rtol=1e-6)
+    assert made.longest == pytest.approx(expected.longest)
+    # A number that lies between two codes, but for rounding, may have either.
+    assert (made.head != expected.head).mean() < 0.01
+    assert (made.nibbles != expected.nibbles).mean() < 0.01
+    assert (made.bits != expected.bits).mean() < 0.01
+
+
+@pytest.mark.parametrize("dim", [100, 300])
+def test_all_paths_encode_to_the_same_bits(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(dim)
+    rows = random.standard_normal((40, dim)) / np.sqrt(dim)
+    coder = Coder(rows, seed=1)
+    rows[3] = np.nan  # as a slot may hold that was never written
+    rows[4] = 1e308
+    made = []
+    for path in COMPILED:
+        monkeypatch.setenv(kernels.VARIABLE, path)
+        made.append(coder.encode(rows[:16], np.zeros(coder.padded)))
+    for others in made[1:]:
+        for name in ("head", "bits", "nibbles"):
+            assert getattr(others, name).tobytes() == getattr(made[0], name).tobytes()
+        for name in ("weights", "factors", "tails"):
+            np.testing.assert_array_equal(getattr(others, name), getattr(made[0], name))
+
+
+ENCODER_FLAWS = ["rows", "directions", "scales", "rotation", "center", "signs", "head", "tails"]
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("flaw", ENCODER_FLAWS)
+def test_rows_that_do_not_fit_are_not_encoded(path: str, flaw: str) -> None:
+    frame = kernels.Frame(np.zeros((64, 100)), np.ones(64), np.zeros((128, 128)), np.zeros(0), np.zeros(0), np.zeros(0))
+    made = [np.zeros(shape, kind) for shape, kind in [
+        ((2, 64), np.int8), ((2, 4), np.uint32), ((2, 3), np.float32), ((2, 64), np.uint8), ((2, 2), np.float32),
+        (2, np.float64), ((2, 128), np.float64),
+    ]]  # fmt: skip
+    rows = np.zeros((2, 100))
+    center = np.zeros(128)
+    signs = 128
+    if flaw == "rows":
+        rows = rows.reshape(-1)[:-1]
+    elif flaw == "directions":
+        frame = frame._replace(directions=frame.directions[:-1])
+    elif flaw == "scales":
+        frame = frame._replace(scales=frame.scales[:0])
+    elif flaw == "rotation":
+        frame = frame._replace(dense=frame.dense[:-1])
+    elif flaw == "center":
+        center = center[:-1]
+    elif flaw == "signs":
+        signs = 160
+    else:
+        place = {"head": 0, "tails": 6}[flaw]
+        made[place] = made[place][:-1]
+    with pytest.raises(ValueError, match="does not fit"):
+        kernels._compiled.encode_rows(path, rows, *frame, center, 100, signs, 0.3, 0.1, *made)
 
 
 def test_an_unknown_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@
 #include <cpuid.h>
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2,f16c")))
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx512vpopcntdq")))
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx512vpopcntdq,prefer-vector-width=512")))
 #else
 #define X86 0
 #endif
@@ -709,6 +709,162 @@ static void (*const PASSES[PATHS])(const struct pass *) = {
 #endif
 };
 
+/* How rows become codes; see adanpc/index/codes.py, whose arithmetic this is. Sums are of eight parts each, in an order
+   that no path changes. */
+struct encoder {
+    const double *rows, *directions, *scales;   /* (n, dim), (heads, dim), (heads,) */
+    const double *dense;                        /* (padded, padded), or NULL */
+    const double *signs, *lefts, *rights;       /* (2, padded), (2, side, side), (2, 64, 64) */
+    const double *center;                       /* (padded,) */
+    Py_ssize_t count, dim, padded, heads, signed_part;
+    double nibble_step, useful;
+    int8_t *head;      /* (n, heads) */
+    uint32_t *bits;    /* (n, signed_part / 32) */
+    float *weights;    /* (n, 3) */
+    uint8_t *nibbles;  /* (n, padded / 2) */
+    float *factors;    /* (n, 2) */
+    double *lengths;   /* (n,) */
+    double *tails;     /* (n, padded) */
+    double *room;      /* (padded,) */
+};
+
+ALWAYS static inline double in_order(const double *parts) {
+    return ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+}
+
+ALWAYS static inline double product(const double *left, const double *right, Py_ssize_t count) {
+    double parts[8] = {0};
+    Py_ssize_t place = 0;
+    for (; place + 8 <= count; place += 8)
+        for (int part = 0; part < 8; part++) parts[part] += left[place + part] * right[place + part];
+    for (int part = 0; place < count; place++, part++) parts[part] += left[place] * right[place];
+    return in_order(parts);
+}
+
+/* Writes factors (count,) times the rows of a matrix (count, stride), columns from the first on, 64 of them. */
+ALWAYS static inline void combine_rows(const double *factors, Py_ssize_t count, const double *matrix, Py_ssize_t stride,
+                                       double *sums) {
+    double parts[64] = {0};
+    for (Py_ssize_t row = 0; row < count; row++)
+        for (int column = 0; column < 64; column++) parts[column] += factors[row] * matrix[row * stride + column];
+    memcpy(sums, parts, sizeof parts);
+}
+
+ALWAYS static inline void turn(const struct encoder *e, double *tail, double *other) {
+    if (e->dense) {
+        memcpy(other, tail, e->padded * sizeof *tail);
+        for (Py_ssize_t column = 0; column < e->padded; column += 64)
+            combine_rows(other, e->padded, e->dense + column, e->padded, tail + column);
+        return;
+    }
+    const Py_ssize_t side = e->padded / 64;
+    for (int round = 0; round < 2; round++) {
+        const double *signs = e->signs + round * e->padded, *left = e->lefts + round * side * side;
+        for (Py_ssize_t place = 0; place < e->padded; place++) tail[place] *= signs[place];
+        for (Py_ssize_t row = 0; row < side; row++)
+            combine_rows(tail + row * 64, 64, e->rights + round * 64 * 64, 64, other + row * 64);
+        for (Py_ssize_t row = 0; row < side; row++) {
+            double turned[64];
+            combine_rows(left + row * side, side, other, 64, turned);
+            for (int column = 0; column < 64; column++) tail[column * side + row] = turned[column];
+        }
+    }
+}
+
+/* F and G of a code, from |z|^2, <y, z> and |y|^2. */
+ALWAYS static inline void weigh(const struct encoder *e, double square, double along, double code_square, float *pair) {
+    double weight = 0, left_out = sqrt(square * (double)e->padded);
+    if (along > e->useful * sqrt(square * code_square)) {
+        weight = square / along;
+        left_out = weight * weight * code_square - square;
+        left_out = sqrt(left_out > 0 ? left_out : 0);
+    }
+    pair[0] = (float)weight, pair[1] = (float)(left_out * (1 + 1e-6));
+}
+
+ALWAYS static inline void encode_head(const struct encoder *e, Py_ssize_t number, const double *head) {
+    double most = 0;
+    for (Py_ssize_t place = 0; place < e->heads; place++) {
+        double size = fabs(head[place] / e->scales[place]);
+        if (size > most) most = size;
+    }
+    const float scale = (float)(most / 127 > 1e-30 ? most / 127 : 1e-30);
+    e->weights[3 * number] = scale;
+    for (Py_ssize_t place = 0; place < e->heads; place++) {
+        double unit = rint(head[place] / ((double)scale * e->scales[place]));
+        e->head[number * e->heads + place] = fabs(unit) <= 127 ? (int8_t)unit : 0;  /* not of what was never written */
+    }
+}
+
+ALWAYS static inline void encode_tail(const struct encoder *e, Py_ssize_t number, const double *tail, double *centered) {
+    double sizes[8] = {0}, along[8] = {0}, squares[8] = {0};
+    const Py_ssize_t width = e->padded / 2;
+    uint32_t *bits = e->bits + number * e->signed_part / 32;
+    uint8_t *nibbles = e->nibbles + number * width;
+    for (Py_ssize_t place = 0; place < e->padded; place++) centered[place] = tail[place] - e->center[place];
+    const double square = product(centered, centered, e->padded);
+    for (Py_ssize_t place = 0; place < e->signed_part; place += 8)
+        for (int part = 0; part < 8; part++) sizes[part] += fabs(centered[place + part]);
+    for (Py_ssize_t word = 0; word < e->signed_part / 32; word++) {
+        uint32_t all = 0;
+        for (int bit = 0; bit < 32; bit++) all |= (uint32_t)(centered[word * 32 + bit] > 0) << bit;
+        bits[word] = all;
+    }
+    weigh(e, square, in_order(sizes), (double)e->signed_part, e->weights + 3 * number + 1);
+    const double deviation = sqrt(square / (double)e->padded);
+    const double step = e->nibble_step * (deviation > 1e-30 ? deviation : 1e-30);
+    for (Py_ssize_t place = 0; place < e->padded; place += 8)
+        for (int part = 0; part < 8; part++) {
+            double level = floor(centered[place + part] / step) + 8;
+            level = level > 0 ? level : 0;  /* and where there is no number */
+            level = level < 15 ? level : 15;
+            const uint8_t nibble = (uint8_t)(int)level;
+            if (place < width) nibbles[place + part] = nibble;
+            else nibbles[place + part - width] |= (uint8_t)(nibble << 4);
+            along[part] += (level - 7.5) * centered[place + part];
+            squares[part] += (level - 7.5) * (level - 7.5);
+        }
+    weigh(e, square, in_order(along), in_order(squares), e->factors + 2 * number);
+    e->lengths[number] = (double)e->factors[2 * number] * sqrt(in_order(squares));
+}
+
+ALWAYS static inline void encode_all(const struct encoder *e) {
+    double head[128];
+    for (Py_ssize_t number = 0; number < e->count; number++) {
+        const double *row = e->rows + number * e->dim;
+        double *tail = e->tails + number * e->padded, *other = e->room;
+        for (Py_ssize_t place = 0; place < e->heads; place++) head[place] = product(row, e->directions + place * e->dim, e->dim);
+        memset(tail, 0, e->padded * sizeof *tail);
+        Py_ssize_t place = 0;
+        for (; place + 64 <= e->dim; place += 64) {
+            combine_rows(head, e->heads, e->directions + place, e->dim, other);
+            for (int column = 0; column < 64; column++) tail[place + column] = row[place + column] - other[column];
+        }
+        for (; place < e->dim; place++) {
+            double sum = 0;
+            for (Py_ssize_t direction = 0; direction < e->heads; direction++)
+                sum += head[direction] * e->directions[direction * e->dim + place];
+            tail[place] = row[place] - sum;
+        }
+        turn(e, tail, other);
+        encode_head(e, number, head);
+        encode_tail(e, number, tail, other);
+    }
+}
+
+static void encode_plain(const struct encoder *e) { encode_all(e); }
+#if X86
+AVX2 static void encode_avx2(const struct encoder *e) { encode_all(e); }
+AVX512 static void encode_avx512(const struct encoder *e) { encode_all(e); }
+#endif
+
+static void (*const ENCODERS[PATHS])(const struct encoder *) = {
+    encode_plain,
+#if X86
+    encode_avx2, encode_avx512,
+#endif
+};
+
 #if X86
 /* Whether the processor converts 16-bit floats: not every compiler knows this feature by name. */
 static int has_f16c(void) {
@@ -747,6 +903,9 @@ static int path_of(const char *name) {
     PyErr_Format(PyExc_ValueError, "no kernels '%s' run on this machine", name);
     return -1;
 }
+
+/* Arguments are never nested in tuples: Python makes room to release as many buffers as there are outer arguments, and
+   writes beyond it if inner ones are more. */
 
 /* Whether a buffer has exactly, or at least, so many bytes; else an exception says that shapes do not fit. */
 static int fits(int right, const char *what) {
@@ -914,7 +1073,7 @@ static PyObject *hunt_tiles(PyObject *self, PyObject *args) {
     struct pass p;
     Py_ssize_t most = 0;
     memset(&p, 0, sizeof p);
-    if (!PyArg_ParseTuple(args, "si(y*y*y*y*)nnnny*n(y*y*y*y*)nnf(y*w*w*w*w*w*)n", &name, &p.sampling, b + HEAD,
+    if (!PyArg_ParseTuple(args, "siy*y*y*y*nnnny*ny*y*y*y*nnfy*w*w*w*w*w*n", &name, &p.sampling, b + HEAD,
                           b + WEIGHTS, b + NIBBLES, b + FACTORS, &p.tiles, &p.first, &p.span, &p.stride, b + GROUPS,
                           &p.slots, b + QUERY_NIBBLES, b + QUERY_HEADS, b + CENTERS, b + QUERY_NUMBERS, &p.queries,
                           &p.width, &p.caution, b + WANTED, b + BEST, b + FLOORS, b + COUNTS, b + CANDIDATES,
@@ -964,7 +1123,51 @@ static PyObject *hunt_tiles(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *encode_rows(PyObject *self, PyObject *args) {
+    const char *name;
+    Py_buffer b[15];
+    struct encoder e;
+    memset(&e, 0, sizeof e);
+    if (!PyArg_ParseTuple(args, "sy*y*y*y*y*y*y*y*nnddw*w*w*w*w*w*w*", &name, b, b + 1, b + 2, b + 3, b + 4, b + 5,
+                          b + 6, b + 7, &e.dim, &e.signed_part, &e.nibble_step, &e.useful, b + 8, b + 9, b + 10, b + 11,
+                          b + 12, b + 13, b + 14))
+        return NULL;
+    const int path = path_of(name);
+    const Py_ssize_t padded = b[7].len / 8, heads = b[2].len / 8, side = padded / 64;
+    int right = path >= 0 && fits(e.dim > 0 && e.dim <= padded && padded % 128 == 0 && b[0].len % (8 * e.dim) == 0, "the rows");
+    if (right) {
+        e.count = b[0].len / (8 * e.dim), e.padded = padded, e.heads = heads;
+        const Py_ssize_t n = e.count, width = padded / 2, part = e.signed_part;
+        right = fits(heads > 0 && heads <= 128 && b[1].len == heads * e.dim * 8, "the directions")
+            && fits(part > 0 && part % 32 == 0 && part <= padded, "the signs")
+            && fits(b[3].len == padded * padded * 8
+                    || (b[3].len == 0 && b[4].len == 16 * padded && b[5].len == 16 * side * side && b[6].len == 16 * 64 * 64),
+                    "the rotation")
+            && fits(b[8].len == n * heads && b[9].len == n * part / 8 && b[10].len == n * 12 && b[11].len == n * width
+                    && b[12].len == n * 8 && b[13].len == n * 8 && b[14].len == n * padded * 8, "what is written");
+    }
+    if (right) {
+        e.room = PyMem_Calloc(padded, sizeof(double));
+        if (!e.room) PyErr_NoMemory();
+        right = e.room != NULL;
+    }
+    if (right) {
+        e.rows = b[0].buf, e.directions = b[1].buf, e.scales = b[2].buf, e.dense = b[3].len ? b[3].buf : NULL;
+        e.signs = b[4].buf, e.lefts = b[5].buf, e.rights = b[6].buf, e.center = b[7].buf;
+        e.head = b[8].buf, e.bits = b[9].buf, e.weights = b[10].buf, e.nibbles = b[11].buf, e.factors = b[12].buf;
+        e.lengths = b[13].buf, e.tails = b[14].buf;
+        Py_BEGIN_ALLOW_THREADS
+        ENCODERS[path](&e);
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_Free(e.room);
+    for (int number = 0; number < 15; number++) PyBuffer_Release(b + number);
+    if (!right) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef METHODS[] = {
+    {"encode_rows", encode_rows, METH_VARARGS, "See adanpc.index.kernels.encode_rows."},
     {"score_rows", score_rows, METH_VARARGS, "See adanpc.index.kernels.score_rows."},
     {"hunt_tiles", hunt_tiles, METH_VARARGS, "See adanpc.index.kernels.hunt_tiles."},
     {"paths", paths, METH_NOARGS, "The names of the kernels that run on this machine, the fastest first."},

@@ -16,7 +16,16 @@ import numpy
 import torch
 
 from adanpc.index.grid import Array
-from adanpc.index.kernels import PLANES, HeadAndBits, Nibbles, Queries, side_by_side
+from adanpc.index.kernels import (
+    PLANES,
+    Frame,
+    HeadAndBits,
+    Nibbles,
+    Queries,
+    chosen,
+    encode_rows,
+    side_by_side,
+)
 
 HEAD = 64  # directions of a head
 BIT_STEPS = 7  # of a query's coordinate on either side of zero beside a row's single bit
@@ -29,6 +38,8 @@ SLACK = 2.0**-18  # for the float32 arithmetic of bounds
 USEFUL = 0.1  # the least cosine of a tail and its code for which the code says anything
 SAMPLE = 4096  # rows to which directions are fitted
 ROUNDS = 4  # of the iteration that finds them
+NOTHING = numpy.zeros(0)
+SINGLES = 16  # rows up to which a kernel encodes them: it multiplies no faster than BLAS, but is a single call
 FEW = 8  # queries from which on their products with centers pay for a call into torch
 
 
@@ -82,6 +93,7 @@ class Coder:
         self.scales = numpy.maximum(numpy.sqrt(energy), 1 / sqrt(dim))  # (HEAD,)
         self._rotation = _Rotation(self.padded, random)
         self._dither = random.random(self.padded)
+        self._frame = Frame(self.directions, self.scales, *self._rotation.parts())
 
     def split(self, rows: Array) -> tuple[Array, Array]:
         """The heads (n, HEAD) of rows (n, D) and their turned tails (n, padded), all float64."""
@@ -92,6 +104,14 @@ class Coder:
 
     def encode(self, rows: Array, center: Array) -> Coded:
         """The codes of rows (n, D) float64, with this center (padded,) subtracted from their turned tails."""
+        path = chosen()
+        if path == "numpy" or len(rows) > SINGLES:
+            return self._encoded(rows, center)
+        made = encode_rows(path, rows, self._frame, center, self.signs, NIBBLE_STEP, USEFUL)
+        return Coded(*made[:5], longest=_longest(made.lengths), tails=made.tails)
+
+    def _encoded(self, rows: Array, center: Array) -> Coded:
+        """``encode`` in NumPy."""
         heads, tails = self.split(rows)
         scale = numpy.maximum(numpy.abs(heads / self.scales).max(1) / 127, 1e-30).astype(numpy.float32)
         head = numpy.rint(heads / (scale[:, None] * self.scales)).astype(numpy.int8)
@@ -113,7 +133,7 @@ class Coder:
             weights=numpy.column_stack([scale, weights]),
             nibbles=first | second << 4,
             factors=factors,
-            longest=float(numpy.max(lengths, initial=0, where=numpy.isfinite(lengths))),
+            longest=_longest(lengths),
             tails=tails,
         )
 
@@ -223,6 +243,11 @@ class Coder:
         return rounded.astype(numpy.int16).reshape(len(heads), -1, 2), numbers.astype(numpy.float32)
 
 
+def _longest(lengths: Array) -> float:
+    """The greatest of these lengths (n,), but for those of rows that were never written."""
+    return float(numpy.max(lengths, initial=0, where=numpy.isfinite(lengths)))
+
+
 def _products(queries: Array, vectors: Array) -> Array:
     """The products (B, n) of queries (B, D) and vectors (n, D).
 
@@ -288,6 +313,13 @@ class _Rotation:
             signs = random.integers(0, 2, size) * 2.0 - 1
             self._rounds.append((signs, _haar(size // 64, random), _haar(64, random)))
 
+    def parts(self) -> tuple[Array, Array, Array, Array]:
+        """The dense rotation, and signs, left and right sides of the rounds; empty what there is not."""
+        if self._dense is not None:
+            return self._dense, NOTHING, NOTHING, NOTHING
+        signs, lefts, rights = (numpy.stack(parts) for parts in zip(*self._rounds, strict=True))
+        return NOTHING, signs, lefts, rights
+
     def turned(self, rows: Array) -> Array:
         """Rows (n, size) after the rotation."""
         if self._dense is not None:
@@ -303,5 +335,5 @@ class _Rotation:
 def _haar(size: int, random: numpy.random.Generator) -> Array:
     """A rotation (size, size) drawn from all of them, each as likely as another."""
     factor, triangle = numpy.linalg.qr(random.standard_normal((size, size)))
-    rotation: Array = factor * numpy.sign(numpy.diag(triangle))
+    rotation: Array = numpy.ascontiguousarray(factor * numpy.sign(numpy.diag(triangle)))
     return rotation

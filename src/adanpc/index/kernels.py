@@ -237,8 +237,8 @@ def hunt_tiles(
     """
     width = codes.nibbles.shape[1]
     _compiled.hunt_tiles(
-        path, stride > 1, tuple(codes), tiles, first, span, stride, groups, slots, tuple(queries), len(queries.numbers),
-        width, caution, tuple(hunt), hunt.slots.shape[2],
+        path, stride > 1, *codes, tiles, first, span, stride, groups, slots, *queries, len(queries.numbers), width,
+        caution, *hunt, hunt.slots.shape[2],
     )  # fmt: skip
 
 
@@ -258,3 +258,55 @@ def score_rows(path: str, blocks: list[Array], size: int, slots: Array, owners: 
     similarity = numpy.empty(len(slots))
     _compiled.score_rows(path, blocks, size, queries.shape[1], blocks[0].itemsize, slots, owners, queries, similarity)
     return similarity
+
+
+class Frame(NamedTuple):
+    """By what rows are turned before they are encoded, float64; a rotation is dense or two rounds of small ones."""
+
+    directions: Array  # (HEAD, D)
+    scales: Array  # (HEAD,)
+    dense: Array  # (padded, padded), or empty
+    signs: Array  # (2, padded), or empty
+    lefts: Array  # (2, padded / 64, padded / 64), or empty
+    rights: Array  # (2, 64, 64), or empty
+
+
+class Encoded(NamedTuple):
+    """The codes of n rows, as ``codes.Coded`` has them."""
+
+    head: Array  # (n, HEAD) int8
+    bits: Array  # (n, words) uint32
+    weights: Array  # (n, 3) float32
+    nibbles: Array  # (n, width) uint8
+    factors: Array  # (n, 2) float32
+    lengths: Array  # (n,) float64: of F times the nibbles
+    tails: Array  # (n, padded) float64
+
+
+def encode_rows(
+    path: str, rows: Array, frame: Frame, center: Array, signs: int, nibble_step: float, useful: float
+) -> Encoded:
+    """The codes of rows (n, D) float64, as ``codes.Coder.encode`` makes them, but for the rounding of sums.
+
+    Args:
+        path: one of ``paths()`` but for numpy, where ``codes.Coder`` does it.
+        rows: to be encoded.
+        frame: by what they are turned.
+        center: (padded,) that is subtracted from their tails.
+        signs: how many signs of a tail there are.
+        nibble_step: see ``codes.NIBBLE_STEP``.
+        useful: see ``codes.USEFUL``.
+    """
+    count, dim = rows.shape
+    padded = len(center)
+    made = Encoded(
+        numpy.empty((count, len(frame.scales)), numpy.int8),
+        numpy.empty((count, signs // 32), numpy.uint32),
+        numpy.empty((count, 3), numpy.float32),
+        numpy.empty((count, padded // 2), numpy.uint8),
+        numpy.empty((count, 2), numpy.float32),
+        numpy.empty(count),
+        numpy.empty((count, padded)),
+    )
+    _compiled.encode_rows(path, rows, *frame, center, dim, signs, nibble_step, useful, *made)
+    return made

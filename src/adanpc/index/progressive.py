@@ -17,7 +17,7 @@ from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.index import hunt, single
 from adanpc.index.blocks import Blocks, Kind
-from adanpc.index.codes import HEAD, SAMPLE, WIDEST, Coder, bytes_of_coder, number_of_signs, padded_length
+from adanpc.index.codes import HEAD, SAMPLE, WIDEST, Coded, Coder, bytes_of_coder, number_of_signs, padded_length
 from adanpc.index.exact import ExactIndex
 from adanpc.index.grid import Array, Columns, decode
 from adanpc.index.kernels import LANES, HeadAndBits, Nibbles, bound_rows, chosen, scan_tiles
@@ -487,9 +487,13 @@ class _Codes:
             coded = coder.encode(rows, self._centers[span])
         self.longest = max(self.longest, coded.longest)
         if span == self._spans - 1:
-            shown = exact.shows(slots)  # what is hidden may never have been written
+            # What is hidden may never have been written.
+            shown = exact.shows(slots)
             self._sum += coded.tails[shown].sum(0)
             self._summed += int(numpy.count_nonzero(shown))
+        if len(slots) == 1:
+            self._store_one(coded, int(slots[0]))
+            return
         tiles, lanes = numpy.divmod(slots, LANES)
         for block in numpy.unique(tiles // self._tiles.block):
             there = tiles // self._tiles.block == block
@@ -499,6 +503,19 @@ class _Codes:
             arrays["bits"][offsets, :, lanes[there]] = coded.bits[there]
             arrays["weights"][offsets, :, lanes[there]] = coded.weights[there]
         self._rows.write(torch.from_numpy(slots), {"nibbles": coded.nibbles, "factors": coded.factors})
+
+    def _store_one(self, coded: Coded, slot: int) -> None:
+        """Writes the codes of one row, without lists of places."""
+        tile, lane = divmod(slot, LANES)
+        block, offset = divmod(tile, self._tiles.block)
+        tiles = self._tiles.arrays()
+        tiles["head"][block][offset, :, lane] = coded.head.reshape(-1, 2)
+        tiles["bits"][block][offset, :, lane] = coded.bits[0]
+        tiles["weights"][block][offset, :, lane] = coded.weights[0]
+        rows = self._rows.arrays()
+        block, offset = divmod(slot, self._rows.block)
+        rows["nibbles"][block][offset] = coded.nibbles[0]
+        rows["factors"][block][offset] = coded.factors[0]
 
     def centers(self, slots: int) -> Array:
         """The centers (spans, padded) of so many slots."""
