@@ -426,6 +426,8 @@ def test_a_kernel_encodes_as_numpy_does(path: str, dim: int, monkeypatch: pytest
     center = 0.1 * random.standard_normal(coder.padded) / np.sqrt(dim)
     rows = np.concatenate([rows[:7], np.zeros((1, dim)), np.eye(dim)[:1]])
     monkeypatch.setenv(kernels.VARIABLE, path)
+    for ours, theirs in zip(coder.split(rows), coder._split(rows), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-14)
     made = coder.encode(rows, center)
     expected = coder._encoded(rows, center)
     np.testing.assert_allclose(made.tails, expected.tails, atol=1e-14)
@@ -456,7 +458,7 @@ def test_all_paths_encode_to_the_same_bits(dim: int, monkeypatch: pytest.MonkeyP
             np.testing.assert_array_equal(getattr(others, name), getattr(made[0], name))
 
 
-ENCODER_FLAWS = ["rows", "directions", "scales", "rotation", "center", "signs", "head", "tails"]
+ENCODER_FLAWS = ["rows", "directions", "scales", "rotation", "center", "signs", "head", "tails", "split heads"]
 
 
 @pytest.mark.parametrize("path", COMPILED)
@@ -465,8 +467,9 @@ def test_rows_that_do_not_fit_are_not_encoded(path: str, flaw: str) -> None:
     frame = kernels.Frame(np.zeros((64, 100)), np.ones(64), np.zeros((128, 128)), np.zeros(0), np.zeros(0), np.zeros(0))
     made = [np.zeros(shape, kind) for shape, kind in [
         ((2, 64), np.int8), ((2, 4), np.uint32), ((2, 3), np.float32), ((2, 64), np.uint8), ((2, 2), np.float32),
-        (2, np.float64), ((2, 128), np.float64),
+        (2, np.float64),
     ]]  # fmt: skip
+    split = [np.zeros((2, 64)), np.zeros((2, 128))]
     rows = np.zeros((2, 100))
     center = np.zeros(128)
     signs = 128
@@ -482,11 +485,16 @@ def test_rows_that_do_not_fit_are_not_encoded(path: str, flaw: str) -> None:
         center = center[:-1]
     elif flaw == "signs":
         signs = 160
+    elif flaw == "head":
+        made[0] = made[0][:-1]
     else:
-        place = {"head": 0, "tails": 6}[flaw]
-        made[place] = made[place][:-1]
+        place = ["split heads", "tails"].index(flaw)
+        split[place] = split[place][:-1]
     with pytest.raises(ValueError, match="does not fit"):
-        kernels._compiled.encode_rows(path, rows, *frame, center, 100, signs, 0.3, 0.1, *made)
+        kernels._compiled.encode_rows(path, 100, 128, rows, *frame, *split, center, signs, 0.3, 0.1, *made)
+    if flaw not in ("center", "signs", "head"):
+        with pytest.raises(ValueError, match="does not fit"):
+            kernels._compiled.split_rows(path, 100, 128, rows, *frame, *split)
 
 
 def test_an_unknown_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,6 +266,19 @@ def test_what_a_pass_cannot_be_certain_of_is_searched_again(
     assert searched_again
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_that_share_queries_find_the_same(threads: int, eager: None) -> None:
+    rows = drawn_rows("clustered", 300, 70, torch.Generator().manual_seed(6))
+    fast, plain = both(70, rows)
+    queries = drawn_rows("clustered", 37, 70, torch.Generator().manual_seed(7))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert same(fast.search(queries, 7), plain.search(queries, 7))
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("storage", ["float32", "int8"])
 def test_queries_share_a_pass_over_rows_of_other_storages(
     storage: str, eager: None, monkeypatch: pytest.MonkeyPatch
@@ -560,7 +573,7 @@ def test_its_size_counts_rows_codes_and_what_makes_them(eager: None) -> None:
     centers = (2 + 1) * 128 * 8
     made = in_tiles + in_rows + centers + codes.bytes_of_coder(128)
     assert fast.nbytes == 64 * (2 * 128 + 8 + 8 + 1) + made
-    assert fast.memory(64) == {"rows": 64 * 256, "beside rows": 64 * 17, "codes": made, "a search": 64 * 8}
+    assert fast.memory(64) == {"rows": 64 * 256, "beside rows": 64 * 17, "codes": made, "a search": 64 * 8 + 64 * 4097 * 12}
     assert few.memory(20) == {"rows": 20 * 256, "beside rows": 20 * 17}
     assert few.memory(64) == fast.memory(64), "codes that are still to be made are counted"
     assert repr(fast) == "<ProgressiveIndex of 64 rows: dim=128, storage='progressive'>"

@@ -718,14 +718,15 @@ struct encoder {
     const double *center;                       /* (padded,) */
     Py_ssize_t count, dim, padded, heads, signed_part;
     double nibble_step, useful;
-    int8_t *head;      /* (n, heads) */
-    uint32_t *bits;    /* (n, signed_part / 32) */
-    float *weights;    /* (n, 3) */
-    uint8_t *nibbles;  /* (n, padded / 2) */
-    float *factors;    /* (n, 2) */
-    double *lengths;   /* (n,) */
-    double *tails;     /* (n, padded) */
-    double *room;      /* (padded,) */
+    double *split_heads;  /* (n, heads) */
+    double *tails;        /* (n, padded) */
+    int8_t *head;         /* (n, heads); NULL if rows are split only */
+    uint32_t *bits;       /* (n, signed_part / 32) */
+    float *weights;       /* (n, 3) */
+    uint8_t *nibbles;     /* (n, padded / 2) */
+    float *factors;       /* (n, 2) */
+    double *lengths;      /* (n,) */
+    double *room;         /* (padded,) */
 };
 
 ALWAYS static inline double in_order(const double *parts) {
@@ -828,27 +829,32 @@ ALWAYS static inline void encode_tail(const struct encoder *e, Py_ssize_t number
     e->lengths[number] = (double)e->factors[2 * number] * sqrt(in_order(squares));
 }
 
+/* The head of a row, and its turned tail. */
+ALWAYS static inline void split(const struct encoder *e, const double *row, double *head, double *tail) {
+    double *other = e->room;
+    for (Py_ssize_t place = 0; place < e->heads; place++) head[place] = product(row, e->directions + place * e->dim, e->dim);
+    memset(tail, 0, e->padded * sizeof *tail);
+    Py_ssize_t place = 0;
+    for (; place + 64 <= e->dim; place += 64) {
+        combine_rows(head, e->heads, e->directions + place, e->dim, other);
+        for (int column = 0; column < 64; column++) tail[place + column] = row[place + column] - other[column];
+    }
+    for (; place < e->dim; place++) {
+        double sum = 0;
+        for (Py_ssize_t direction = 0; direction < e->heads; direction++)
+            sum += head[direction] * e->directions[direction * e->dim + place];
+        tail[place] = row[place] - sum;
+    }
+    turn(e, tail, other);
+}
+
 ALWAYS static inline void encode_all(const struct encoder *e) {
-    double head[128];
     for (Py_ssize_t number = 0; number < e->count; number++) {
-        const double *row = e->rows + number * e->dim;
-        double *tail = e->tails + number * e->padded, *other = e->room;
-        for (Py_ssize_t place = 0; place < e->heads; place++) head[place] = product(row, e->directions + place * e->dim, e->dim);
-        memset(tail, 0, e->padded * sizeof *tail);
-        Py_ssize_t place = 0;
-        for (; place + 64 <= e->dim; place += 64) {
-            combine_rows(head, e->heads, e->directions + place, e->dim, other);
-            for (int column = 0; column < 64; column++) tail[place + column] = row[place + column] - other[column];
-        }
-        for (; place < e->dim; place++) {
-            double sum = 0;
-            for (Py_ssize_t direction = 0; direction < e->heads; direction++)
-                sum += head[direction] * e->directions[direction * e->dim + place];
-            tail[place] = row[place] - sum;
-        }
-        turn(e, tail, other);
-        encode_head(e, number, head);
-        encode_tail(e, number, tail, other);
+        double *split_head = e->split_heads + number * e->heads, *tail = e->tails + number * e->padded;
+        split(e, e->rows + number * e->dim, split_head, tail);
+        if (!e->head) continue;
+        encode_head(e, number, split_head);
+        encode_tail(e, number, tail, e->room);
     }
 }
 
@@ -1123,50 +1129,84 @@ static PyObject *hunt_tiles(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *encode_rows(PyObject *self, PyObject *args) {
-    const char *name;
-    Py_buffer b[15];
-    struct encoder e;
-    memset(&e, 0, sizeof e);
-    if (!PyArg_ParseTuple(args, "sy*y*y*y*y*y*y*y*nnddw*w*w*w*w*w*w*", &name, b, b + 1, b + 2, b + 3, b + 4, b + 5,
-                          b + 6, b + 7, &e.dim, &e.signed_part, &e.nibble_step, &e.useful, b + 8, b + 9, b + 10, b + 11,
-                          b + 12, b + 13, b + 14))
-        return NULL;
-    const int path = path_of(name);
-    const Py_ssize_t padded = b[7].len / 8, heads = b[2].len / 8, side = padded / 64;
-    int right = path >= 0 && fits(e.dim > 0 && e.dim <= padded && padded % 128 == 0 && b[0].len % (8 * e.dim) == 0, "the rows");
+enum { ROWS_GIVEN, DIRECTIONS, SCALES, DENSE, SIGNS, LEFTS, RIGHTS, SPLIT_HEADS, TAILS, SPLIT_BUFFERS,
+       CENTER = SPLIT_BUFFERS, CODED_HEAD, CODED_BITS, CODED_WEIGHTS, CODED_NIBBLES, CODED_FACTORS, LENGTHS,
+       ENCODER_BUFFERS };
+
+/* Takes over what rows are split by, if it fits. */
+static int prepare_encoder(struct encoder *e, const Py_buffer *b) {
+    const Py_ssize_t padded = e->padded, heads = b[SCALES].len / 8, side = padded / 64;
+    if (!fits(e->dim > 0 && e->dim <= padded && padded % 128 == 0 && b[ROWS_GIVEN].len % (8 * e->dim) == 0, "the rows")
+        || !fits(heads > 0 && b[DIRECTIONS].len == heads * e->dim * 8, "the directions")
+        || !fits(b[DENSE].len == padded * padded * 8
+                     || (b[DENSE].len == 0 && b[SIGNS].len == 16 * padded && b[LEFTS].len == 16 * side * side
+                         && b[RIGHTS].len == 16 * 64 * 64),
+                 "the rotation"))
+        return 0;
+    e->count = b[ROWS_GIVEN].len / (8 * e->dim), e->heads = heads;
+    if (!fits(b[SPLIT_HEADS].len == e->count * heads * 8 && b[TAILS].len == e->count * padded * 8, "what is written")) return 0;
+    e->rows = b[ROWS_GIVEN].buf, e->directions = b[DIRECTIONS].buf, e->scales = b[SCALES].buf;
+    e->dense = b[DENSE].len ? b[DENSE].buf : NULL;
+    e->signs = b[SIGNS].buf, e->lefts = b[LEFTS].buf, e->rights = b[RIGHTS].buf;
+    e->split_heads = b[SPLIT_HEADS].buf, e->tails = b[TAILS].buf;
+    e->room = PyMem_Calloc(padded, sizeof(double));
+    if (!e->room) PyErr_NoMemory();
+    return e->room != NULL;
+}
+
+static PyObject *encoded(int path, int right, struct encoder *e, Py_buffer *b, int buffers) {
     if (right) {
-        e.count = b[0].len / (8 * e.dim), e.padded = padded, e.heads = heads;
-        const Py_ssize_t n = e.count, width = padded / 2, part = e.signed_part;
-        right = fits(heads > 0 && heads <= 128 && b[1].len == heads * e.dim * 8, "the directions")
-            && fits(part > 0 && part % 32 == 0 && part <= padded, "the signs")
-            && fits(b[3].len == padded * padded * 8
-                    || (b[3].len == 0 && b[4].len == 16 * padded && b[5].len == 16 * side * side && b[6].len == 16 * 64 * 64),
-                    "the rotation")
-            && fits(b[8].len == n * heads && b[9].len == n * part / 8 && b[10].len == n * 12 && b[11].len == n * width
-                    && b[12].len == n * 8 && b[13].len == n * 8 && b[14].len == n * padded * 8, "what is written");
-    }
-    if (right) {
-        e.room = PyMem_Calloc(padded, sizeof(double));
-        if (!e.room) PyErr_NoMemory();
-        right = e.room != NULL;
-    }
-    if (right) {
-        e.rows = b[0].buf, e.directions = b[1].buf, e.scales = b[2].buf, e.dense = b[3].len ? b[3].buf : NULL;
-        e.signs = b[4].buf, e.lefts = b[5].buf, e.rights = b[6].buf, e.center = b[7].buf;
-        e.head = b[8].buf, e.bits = b[9].buf, e.weights = b[10].buf, e.nibbles = b[11].buf, e.factors = b[12].buf;
-        e.lengths = b[13].buf, e.tails = b[14].buf;
         Py_BEGIN_ALLOW_THREADS
-        ENCODERS[path](&e);
+        ENCODERS[path](e);
         Py_END_ALLOW_THREADS
     }
-    PyMem_Free(e.room);
-    for (int number = 0; number < 15; number++) PyBuffer_Release(b + number);
+    PyMem_Free(e->room);
+    for (int number = 0; number < buffers; number++) PyBuffer_Release(b + number);
     if (!right) return NULL;
     Py_RETURN_NONE;
 }
 
+static PyObject *split_rows(PyObject *self, PyObject *args) {
+    const char *name;
+    Py_buffer b[SPLIT_BUFFERS];
+    struct encoder e;
+    memset(&e, 0, sizeof e);
+    if (!PyArg_ParseTuple(args, "snny*y*y*y*y*y*y*w*w*", &name, &e.dim, &e.padded, b, b + 1, b + 2, b + 3, b + 4, b + 5,
+                          b + 6, b + 7, b + 8))
+        return NULL;
+    const int path = path_of(name);
+    const int right = path >= 0 && prepare_encoder(&e, b);
+    return encoded(path, right, &e, b, SPLIT_BUFFERS);
+}
+
+static PyObject *encode_rows(PyObject *self, PyObject *args) {
+    const char *name;
+    Py_buffer b[ENCODER_BUFFERS];
+    struct encoder e;
+    memset(&e, 0, sizeof e);
+    if (!PyArg_ParseTuple(args, "snny*y*y*y*y*y*y*w*w*y*nddw*w*w*w*w*w*", &name, &e.dim, &e.padded, b, b + 1, b + 2, b + 3,
+                          b + 4, b + 5, b + 6, b + 7, b + 8, b + 9, &e.signed_part, &e.nibble_step, &e.useful, b + 10,
+                          b + 11, b + 12, b + 13, b + 14, b + 15))
+        return NULL;
+    const int path = path_of(name);
+    const Py_ssize_t part = e.signed_part;
+    int right = path >= 0 && prepare_encoder(&e, b);
+    if (right) {
+        const Py_ssize_t n = e.count;
+        right = fits(b[CENTER].len == e.padded * 8, "the center")
+            && fits(part > 0 && part % 32 == 0 && part <= e.padded, "the signs")
+            && fits(b[CODED_HEAD].len == n * e.heads && b[CODED_BITS].len == n * part / 8 && b[CODED_WEIGHTS].len == n * 12
+                    && b[CODED_NIBBLES].len == n * e.padded / 2 && b[CODED_FACTORS].len == n * 8 && b[LENGTHS].len == n * 8,
+                    "what is written");
+        e.center = b[CENTER].buf, e.head = b[CODED_HEAD].buf, e.bits = b[CODED_BITS].buf;
+        e.weights = b[CODED_WEIGHTS].buf, e.nibbles = b[CODED_NIBBLES].buf, e.factors = b[CODED_FACTORS].buf;
+        e.lengths = b[LENGTHS].buf;
+    }
+    return encoded(path, right, &e, b, ENCODER_BUFFERS);
+}
+
 static PyMethodDef METHODS[] = {
+    {"split_rows", split_rows, METH_VARARGS, "See adanpc.index.kernels.split_rows."},
     {"encode_rows", encode_rows, METH_VARARGS, "See adanpc.index.kernels.encode_rows."},
     {"score_rows", score_rows, METH_VARARGS, "See adanpc.index.kernels.score_rows."},
     {"hunt_tiles", hunt_tiles, METH_VARARGS, "See adanpc.index.kernels.hunt_tiles."},

@@ -13,7 +13,6 @@ from math import sqrt
 from typing import NamedTuple
 
 import numpy
-import torch
 
 from adanpc.index.grid import Array
 from adanpc.index.kernels import (
@@ -25,6 +24,7 @@ from adanpc.index.kernels import (
     chosen,
     encode_rows,
     side_by_side,
+    split_rows,
 )
 
 HEAD = 64  # directions of a head
@@ -40,7 +40,7 @@ SAMPLE = 4096  # rows to which directions are fitted
 ROUNDS = 4  # of the iteration that finds them
 NOTHING = numpy.zeros(0)
 SINGLES = 16  # rows up to which a kernel encodes them: it multiplies no faster than BLAS, but is a single call
-FEW = 8  # queries from which on their products with centers pay for a call into torch
+SPLIT = 64  # rows up to which a kernel splits them: no faster than BLAS, but it wakes no threads
 
 
 def padded_length(dim: int) -> int:
@@ -97,9 +97,16 @@ class Coder:
 
     def split(self, rows: Array) -> tuple[Array, Array]:
         """The heads (n, HEAD) of rows (n, D) and their turned tails (n, padded), all float64."""
-        heads = _multiplied(rows, self.directions.T)
+        path = chosen()
+        if path != "numpy" and len(rows) <= SPLIT:
+            return split_rows(path, rows, self._frame, self.padded)
+        return self._split(rows)
+
+    def _split(self, rows: Array) -> tuple[Array, Array]:
+        """``split`` in NumPy."""
+        heads = rows @ self.directions.T
         tails = numpy.zeros((len(rows), self.padded))
-        numpy.subtract(rows, _multiplied(heads, self.directions), out=tails[:, : rows.shape[1]])
+        numpy.subtract(rows, heads @ self.directions, out=tails[:, : rows.shape[1]])
         return heads, self._rotation.turned(tails)
 
     def encode(self, rows: Array, center: Array) -> Coded:
@@ -107,12 +114,12 @@ class Coder:
         path = chosen()
         if path == "numpy" or len(rows) > SINGLES:
             return self._encoded(rows, center)
-        made = encode_rows(path, rows, self._frame, center, self.signs, NIBBLE_STEP, USEFUL)
-        return Coded(*made[:5], longest=_longest(made.lengths), tails=made.tails)
+        made, tails = encode_rows(path, rows, self._frame, center, self.signs, NIBBLE_STEP, USEFUL)
+        return Coded(*made[:5], longest=_longest(made.lengths), tails=tails)
 
     def _encoded(self, rows: Array, center: Array) -> Coded:
         """``encode`` in NumPy."""
-        heads, tails = self.split(rows)
+        heads, tails = self._split(rows)
         scale = numpy.maximum(numpy.abs(heads / self.scales).max(1) / 127, 1e-30).astype(numpy.float32)
         head = numpy.rint(heads / (scale[:, None] * self.scales)).astype(numpy.int8)
         centered = tails - center
@@ -217,7 +224,7 @@ class Coder:
         width = numpy.minimum(length, SIGMAS * deviation)
         rounding = 1.0001 * SIGMAS * longest * step / 2 + SLACK
         numbers = numpy.column_stack([head_numbers, step, shift, width, rounding])
-        at_centers = _products(tails, centers) + SLACK
+        at_centers = numpy.vecdot(centers, tails[:, None]) + SLACK  # in this thread, as in ``prepare``
         quarters = units.reshape(len(units), 2, -1, 4).swapaxes(1, 2)  # (B, width / 4, 2, 4)
         return Queries(
             nibbles=side_by_side(quarters),
@@ -246,27 +253,6 @@ class Coder:
 def _longest(lengths: Array) -> float:
     """The greatest of these lengths (n,), but for those of rows that were never written."""
     return float(numpy.max(lengths, initial=0, where=numpy.isfinite(lengths)))
-
-
-def _products(queries: Array, vectors: Array) -> Array:
-    """The products (B, n) of queries (B, D) and vectors (n, D).
-
-    Of a few queries by vecdot, in this thread: for so few numbers, BLAS would wake threads and wait for them, on a busy
-    machine a thousand times as long as the product takes.
-    """
-    if len(queries) < FEW:
-        products: Array = numpy.vecdot(vectors, queries[:, None])
-        return products
-    return _multiplied(queries, vectors.T)
-
-
-def _multiplied(rows: Array, matrix: Array) -> Array:
-    """The product of rows (n, m) and a matrix (m, p): of more than one row by torch, whose threads a user limits."""
-    if len(rows) == 1:
-        one: Array = rows @ matrix
-        return one
-    many: Array = (torch.from_numpy(rows) @ torch.from_numpy(matrix)).numpy()
-    return many
 
 
 def _weights(square: Array, along: Array, code_square: Array | float, padded: int) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
@@ -10,7 +11,7 @@ import torch
 
 from adanpc.index import single
 from adanpc.index.grid import Array
-from adanpc.index.kernels import Codes, Hunt, Queries, hunt_tiles
+from adanpc.index.kernels import SIDE, Codes, Hunt, Queries, hunt_tiles
 from adanpc.index.protocol import Found
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class Pass(NamedTuple):
 
     The floor of a search is a guess, from what rows probably reach. If the k-th exact similarity of the candidates is
     not below it, then no row that was left out can be nearer; otherwise the guess was wrong, and nothing is said.
+
+    Queries are shared among as many threads as torch uses. Those run kernels only, which need neither Python's lock nor
+    the threads of torch or BLAS.
     """
 
     path: str  # of the kernels
@@ -57,6 +61,21 @@ class Pass(NamedTuple):
         return hunt
 
     def _go_through(self, queries: Queries, hunt: Hunt, stride: int) -> None:
+        sides = len(queries.nibbles)
+        threads = min(torch.get_num_threads(), sides)
+        if threads == 1:
+            self._in_this_thread(queries, hunt, stride)
+            return
+        size = -(-sides // threads)
+        with ThreadPoolExecutor(threads) as pool:
+            works = [
+                pool.submit(self._in_this_thread, *_shared(queries, hunt, start, start + size), stride)
+                for start in range(0, sides, size)
+            ]
+        for work in works:
+            work.result()
+
+    def _in_this_thread(self, queries: Queries, hunt: Hunt, stride: int) -> None:
         for codes, tiles, first in self.blocks:
             hunt_tiles(
                 self.path, codes, tiles, first, self.span, self.groups, self.slots, queries, hunt,
@@ -64,9 +83,21 @@ class Pass(NamedTuple):
             )  # fmt: skip
 
 
+def _shared(queries: Queries, hunt: Hunt, start: int, end: int) -> tuple[Queries, Hunt]:
+    """The queries of some sides, and what is known of their searches: views, which are altered in place."""
+    some = slice(start * SIDE, end * SIDE)
+    theirs = Queries(queries.nibbles[start:end], queries.heads[start:end], queries.centers[some], queries.numbers[some])
+    return theirs, Hunt(hunt.wanted, *[column[some] for column in hunt[1:]])
+
+
 def room(slots: int) -> int:
     """How many candidates there is room for."""
     return ROOM + slots // SHARE
+
+
+def bytes_of_candidates(slots: int) -> int:
+    """Bytes of the room for the candidates of one query."""
+    return room(slots) * 12
 
 
 def rank_in_sample(search: Search) -> int:

@@ -280,13 +280,30 @@ class Encoded(NamedTuple):
     nibbles: Array  # (n, width) uint8
     factors: Array  # (n, 2) float32
     lengths: Array  # (n,) float64: of F times the nibbles
-    tails: Array  # (n, padded) float64
+
+
+def split_rows(path: str, rows: Array, frame: Frame, padded: int) -> tuple[Array, Array]:
+    """The heads (n, HEAD) of rows (n, D) and their turned tails (n, padded), all float64; in this thread alone.
+
+    Args:
+        path: one of ``paths()`` but for numpy, where ``codes.Coder`` does it.
+        rows: to be split.
+        frame: by what they are turned.
+        padded: length of a tail.
+    """
+    count, dim = rows.shape
+    heads = numpy.empty((count, len(frame.scales)))
+    tails = numpy.empty((count, padded))
+    _compiled.split_rows(path, dim, padded, rows, *frame, heads, tails)
+    return heads, tails
 
 
 def encode_rows(
     path: str, rows: Array, frame: Frame, center: Array, signs: int, nibble_step: float, useful: float
-) -> Encoded:
-    """The codes of rows (n, D) float64, as ``codes.Coder.encode`` makes them, but for the rounding of sums.
+) -> tuple[Encoded, Array]:
+    """The codes and turned tails (n, padded) of rows (n, D) float64, as ``codes.Coder.encode`` makes them.
+
+    Sums are rounded in another order than NumPy rounds them.
 
     Args:
         path: one of ``paths()`` but for numpy, where ``codes.Coder`` does it.
@@ -306,7 +323,10 @@ def encode_rows(
         numpy.empty((count, padded // 2), numpy.uint8),
         numpy.empty((count, 2), numpy.float32),
         numpy.empty(count),
-        numpy.empty((count, padded)),
     )
-    _compiled.encode_rows(path, rows, *frame, center, dim, signs, nibble_step, useful, *made)
-    return made
+    heads = numpy.empty((count, len(frame.scales)))
+    tails = numpy.empty((count, padded))
+    _compiled.encode_rows(
+        path, dim, padded, rows, *frame, heads, tails, center, signs, nibble_step, useful, *made
+    )  # fmt: skip
+    return made, tails

@@ -122,7 +122,7 @@ class ProgressiveIndex:
         codes = self._codes.nbytes(slots)
         if codes:
             parts["codes"] = codes
-            parts["a search"] = slots * BOUNDS
+            parts["a search"] = slots * BOUNDS + hunt.bytes_of_candidates(slots) * TOGETHER
         return parts
 
     def encode(self, rows: Tensor) -> Columns:
