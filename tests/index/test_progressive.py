@@ -573,7 +573,12 @@ def test_its_size_counts_rows_codes_and_what_makes_them(eager: None) -> None:
     centers = (2 + 1) * 128 * 8
     made = in_tiles + in_rows + centers + codes.bytes_of_coder(128)
     assert fast.nbytes == 64 * (2 * 128 + 8 + 8 + 1) + made
-    assert fast.memory(64) == {"rows": 64 * 256, "beside rows": 64 * 17, "codes": made, "a search": 64 * 8 + 64 * 4097 * 12}
+    assert fast.memory(64) == {
+        "rows": 64 * 256,
+        "beside rows": 64 * 17,
+        "codes": made,
+        "a search": 64 * 8 + 64 * 4097 * 12,
+    }
     assert few.memory(20) == {"rows": 20 * 256, "beside rows": 20 * 17}
     assert few.memory(64) == fast.memory(64), "codes that are still to be made are counted"
     assert repr(fast) == "<ProgressiveIndex of 64 rows: dim=128, storage='progressive'>"
