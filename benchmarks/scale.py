@@ -117,6 +117,8 @@ class Peers:
         self.int8 = MemoryBank(dim, CLASSES, storage="int8")
         self.with_int8 = not in_file
         self.flat = faiss.IndexFlatIP(dim)
+        # From eight queries on; by default, faiss multiplies batches of less than 128,000 coordinates without BLAS.
+        faiss.cvar.distance_compute_blas_threshold = 8 * dim
         self.in_flat = min(rows, LARGEST_FLAT // (4 * dim) // PIECE * PIECE)
         if rows * dim * 4 <= LARGEST_FLAT:
             self.in_flat = rows
@@ -509,6 +511,7 @@ def main() -> None:
     parser.add_argument("--most-rows", type=int, default=SETTINGS[-1][0], help="leaves larger sizes out")
     parser.add_argument("--least-rows", type=int, default=0, help="leaves smaller sizes out")
     parser.add_argument("--queries", type=int, default=100, help="of each kind that are timed")
+    parser.add_argument("--audited", type=int, default=2500, help="of each kind that are compared with exact search")
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="leaves approximate engines out")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="for rows in a file: 5 GB")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -520,8 +523,9 @@ def main() -> None:
     lines += [CONDITIONS, ""]
     for rows, dim, audited in SETTINGS:
         if options.least_rows <= rows <= options.most_rows:
-            lines += report(rows, dim, audited, options)
-            options.out.write_text("\n".join(lines))
+            for line in report(rows, dim, min(audited, options.audited), options):
+                lines.append(line)
+                options.out.write_text("\n".join(lines))  # what is known so far: a run may be stopped
     plot(options.out)
     print("\n".join(lines))
 
