@@ -488,7 +488,7 @@ def plot(out: Path) -> None:
         axes.plot(*zip(*sorted(line), strict=True), style, color=color, label=label, markersize=4, linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="rows", ylabel="ms of processor time a query (k = 50, one thread)")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=6)
+    axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(out.with_suffix(".svg"), bbox_inches="tight")
 
 
