@@ -1,4 +1,4 @@
-"""Progressive search beside faiss flat, exact int8 search and a plain read, in one run: ``make bench-scale``.
+"""Progressive search beside other engines and a plain read, in one run: ``make bench-scale``.
 
 Everything is measured in turn, query by query, in one thread: processor time of the thread, which other programs hardly
 disturb, and the time that passed, which they do.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,11 @@ SETTINGS = (  # rows, dimensions, and queries of each kind that are compared wit
 LARGEST_FLAT = 3 << 30  # bytes of float32 rows up to which faiss flat holds all of them
 FILE_FROM = 1 << 30  # bytes of rows from which on they are kept in a file
 SINGLES = 200  # rows appended and deleted one by one
+BATCHES = (1, 2, 32, 64)
+BATCH_ROUNDS = 12  # batches of each size that are timed
+GRAPH_MOST = 100_000  # rows of which graphs are built: more take too long
+CELLS = 1024  # of inverted files
+BREADTH = 128  # of searches in graphs
 RESULTS = Path(__file__).parent / "results" / "scale.md"
 CONDITIONS = f"""Features: {CLASSES} classes with {SUBCLUSTERS} subclusters each; of the energy, 0.33 is in the mean,
 0.09 in class means, 0.05 in subclusters and 0.53 within. All but the mean have the spectrum λ(i) ∝ (i + 25)^-1.3, which
@@ -110,10 +117,14 @@ class Peers:
         self.int8 = MemoryBank(dim, CLASSES, storage="int8")
         self.with_int8 = not in_file
         self.flat = faiss.IndexFlatIP(dim)
+        # From eight queries on; by default, faiss multiplies batches of less than 128,000 coordinates without BLAS.
+        faiss.cvar.distance_compute_blas_threshold = 8 * dim
         self.in_flat = min(rows, LARGEST_FLAT // (4 * dim) // PIECE * PIECE)
         if rows * dim * 4 <= LARGEST_FLAT:
             self.in_flat = rows
         self.labels = numpy.zeros(rows, numpy.int64)
+        self.float32 = MemoryBank(dim, CLASSES)
+        self.with_float32 = rows <= GRAPH_MOST
         self.build_seconds = 0.0
         self.where = "in a file" if in_file else "in memory"
         self._fill()
@@ -130,6 +141,8 @@ class Peers:
             self.build_seconds += time.thread_time() - began
             if self.with_int8:
                 self.int8.apply(change, rows=rows)
+            if self.with_float32:
+                self.float32.apply(change, rows=rows)
             if start < self.in_flat:
                 self.flat.add(rows.numpy())
 
@@ -155,6 +168,100 @@ class Peers:
             int8 = self.int8.contents.index
             engines["exact int8"] = lambda query: int8.search(query, K)
         return engines
+
+    def batch_engines(self) -> dict[str, Callable[[Tensor], Any]]:
+        """What is timed in batches, by name: each takes queries (B, D)."""
+        engines: dict[str, Callable[[Tensor], Any]] = {
+            "progressive": lambda queries: self.index.search(queries, K),
+            "faiss flat": lambda queries: self.flat.search(queries.numpy(), K),
+        }
+        if self.with_int8:
+            int8 = self.int8.contents.index
+            engines["exact int8"] = lambda queries: int8.search(queries, K)
+        if self.with_float32:
+            float32 = self.float32.contents.index
+            engines["exact float32"] = lambda queries: float32.search(queries, K)
+        return engines
+
+    def batch_times(self, kind: str) -> dict[str, list[float]]:
+        """Median milliseconds of processor time a query of each engine, for each size of a batch, interleaved."""
+        engines = self.batch_engines()
+        times: dict[str, list[float]] = {name: [] for name in engines}
+        for size in BATCHES:
+            queries, _ = self.features.draw(size * (BATCH_ROUNDS + 1), 5000 + size, kind)
+            taken: dict[str, list[float]] = {name: [] for name in engines}
+            for number, batch in enumerate(queries.split(size)):
+                for name, engine in engines.items():
+                    began = time.thread_time()
+                    engine(batch)
+                    if number:  # the first one warms up
+                        taken[name].append(1000 * (time.thread_time() - began) / size)
+            for name, some in taken.items():
+                scale = self.rows / self.in_flat if name == "faiss flat" else 1
+                times[name].append(scale * float(numpy.median(some)))
+        return times
+
+    def two_threads(self) -> tuple[list[float], list[float]]:
+        """Milliseconds that passed, and of processor time, a query of batches of 64, with one thread and with two."""
+        queries, _ = self.features.draw(64, 6000)
+        passed = []
+        processor = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            took = []
+            for _ in range(BATCH_ROUNDS):
+                began = (time.perf_counter(), time.process_time())
+                self.index.search(queries, K)
+                took.append((time.perf_counter() - began[0], time.process_time() - began[1]))
+            both = 1000 * numpy.median(numpy.array(took), axis=0) / 64
+            passed.append(float(both[0]))
+            processor.append(float(both[1]))
+        torch.set_num_threads(1)
+        return passed, processor
+
+    def approximate(self, queries: Tensor) -> Iterator[tuple[str, float, float, float, float]]:
+        """Name, p50 in milliseconds, recall, votes and seconds to build of each approximate engine.
+
+        The time of the progressive search of the same queries, interleaved, is the first.
+        """
+        _, true = self.flat.search(queries.numpy(), K)
+        first = True
+        for name, make in approximate_engines(self.rows, self.features.dim).items():
+            began = time.process_time()
+            search = make(self._all_rows())
+            seconds = time.process_time() - began
+            ours = []
+            theirs = []
+            found = []
+            for query in queries.split(1):
+                began = time.thread_time()
+                self.index.search(query, K)
+                middle = time.thread_time()
+                found.append(search(query.numpy()))
+                theirs.append(time.thread_time() - middle)
+                ours.append(middle - began)
+            if first:
+                yield "progressive", 1000 * float(numpy.median(ours)), *self._quality(self._ids(queries), true), 0.0
+                first = False
+            yield name, 1000 * float(numpy.median(theirs)), *self._quality(found, true), seconds
+            del search
+            gc.collect()
+
+    def _ids(self, queries: Tensor) -> list[Any]:
+        return list(self.index.search(queries, K).ids.numpy())
+
+    def _all_rows(self) -> Any:
+        """All rows (n, D) float32, as faiss flat has them."""
+        return self.flat.reconstruct_n(0, self.rows)
+
+    def _quality(self, found: list[Any], true: Any) -> tuple[float, float]:
+        """Recall and share of equal votes."""
+        recall = [len(set(ours) & set(theirs)) / K for ours, theirs in zip(found, true, strict=True)]
+        votes = [
+            _vote(self.labels[ours[ours >= 0]]) == _vote(self.labels[theirs])
+            for ours, theirs in zip(found, true, strict=True)
+        ]
+        return float(numpy.mean(recall)), float(numpy.mean(votes))
 
     def times(self, queries: Tensor) -> dict[str, numpy.ndarray[Any, Any]]:
         """Processor time and time that passed (queries, 2) of each engine, in milliseconds, interleaved."""
@@ -204,6 +311,55 @@ class Peers:
             self.bank.apply(Delete((row_id,)))
             removed.append(time.thread_time() - began)
         return 1000 * float(numpy.median(added)), 1000 * float(numpy.median(removed))
+
+
+Search = Callable[[Any], Any]  # ids (K,) of a query (1, D)
+
+
+def approximate_engines(rows: int, dim: int) -> dict[str, Callable[[Any], Search]]:
+    """What is compared with exact search where all rows fit, by name; each is built from all rows (n, D)."""
+    engines: dict[str, Callable[[Any], Search]] = {
+        f"faiss IVF{CELLS},SQ8, 64 cells": partial(_faiss_cells, f"IVF{CELLS},SQ8", dim),
+        f"faiss IVF{CELLS},RaBitQ, refined, 64 cells": partial(_faiss_cells, f"IVF{CELLS},RaBitQ,RFlat", dim),
+    }
+    if rows <= GRAPH_MOST:
+        engines[f"faiss HNSW32, breadth {BREADTH}"] = partial(_faiss_graph, dim)
+        for name, make in (("hnswlib", _hnswlib), ("usearch", _usearch)):
+            if find_spec(name):
+                engines[f"{name} 32, breadth {BREADTH}"] = partial(make, dim)
+    return engines
+
+
+def _faiss_cells(factory: str, dim: int, rows: Any) -> Search:
+    index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    index.train(rows[:: max(1, len(rows) // (40 * CELLS))])
+    index.add(rows)
+    if factory.endswith("RFlat"):
+        index.k_factor = 4
+    faiss.try_extract_index_ivf(index).nprobe = CELLS // 16
+    return lambda query: index.search(query, K)[1][0]
+
+
+def _faiss_graph(dim: int, rows: Any) -> Search:
+    index = faiss.IndexHNSWFlat(dim, 32, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efSearch = BREADTH
+    index.add(rows)
+    return lambda query: index.search(query, K)[1][0]
+
+
+def _hnswlib(dim: int, rows: Any) -> Search:
+    graph = import_module("hnswlib").Index("ip", dim)
+    graph.init_index(len(rows), M=32, ef_construction=200)
+    graph.add_items(rows, num_threads=1)
+    graph.set_ef(BREADTH)
+    return lambda query: graph.knn_query(query, K, num_threads=1)[0][0].astype(numpy.int64)
+
+
+def _usearch(dim: int, rows: Any) -> Search:
+    module = import_module("usearch.index")
+    graph = module.Index(ndim=dim, metric="ip", dtype="f32", connectivity=32, expansion_search=BREADTH)
+    graph.add(numpy.arange(len(rows)), rows, threads=1)
+    return lambda query: graph.search(query[0], K, threads=1).keys.astype(numpy.int64)
 
 
 def _vote(labels: Any) -> int:
@@ -259,13 +415,17 @@ def report(rows: int, dim: int, audited: int, options: argparse.Namespace) -> It
             cells += [f"{flat / middle:.1f}", f"{middle / read:.2f}"]
             cells += agreement if name == "progressive" else ("", "", "")
             yield f"| {' | '.join(cells)} |"
+        if kind == KINDS[0]:
+            note_points(options.out, rows, dim, {name: float(numpy.median(took[:, 0])) for name, took in times.items()})
+    yield ""
+    yield from batches(peers, options)
+    if peers.in_flat == rows and options.peers:
+        yield from approximate(peers, options)
     insert, delete = peers.singles()
     own, files = resident()
-    yield ""
     build = 1000 * peers.build_seconds / rows
     yield f"* Build: {build:.3f} ms of processor time a row."
-    yield f"* Append of one row: {insert:.3f} ms; deletion of one: {delete:.3f} ms. Both by `bank.apply`, which sorts"
-    yield "  all ids to find one that it deletes."
+    yield f"* Append of one row: {insert:.3f} ms; deletion of one: {delete:.3f} ms. Both by `bank.apply`."
     slots = peers.index.slots
     beside = peers.bank.nbytes / slots - 2 * dim
     yield f"* Bytes a row: {2 * dim} of the row, {peers.where}; {beside:.0f} of codes, ids, labels and the like."
@@ -275,12 +435,84 @@ def report(rows: int, dim: int, audited: int, options: argparse.Namespace) -> It
     yield ""
 
 
+def batches(peers: Peers, options: argparse.Namespace) -> Iterator[str]:
+    """The table of batches, and what a second thread is worth."""
+    yield "Milliseconds of processor time a query, in batches, one thread:"
+    yield ""
+    yield f"| queries | engine | {' | '.join(f'batches of {size}' for size in BATCHES)} |"
+    yield "|---|---|" + "---|" * len(BATCHES)
+    for kind in ("iid", "far"):
+        measured = peers.batch_times(kind)
+        if kind == "iid":
+            in_batches = {"progressive, batches of 64": measured["progressive"][-1]}
+            note_points(options.out, peers.rows, peers.features.dim, in_batches)
+        for name, taken in measured.items():
+            yield f"| {kind} | {name} | {' | '.join(f'{took:.3f}' for took in taken)} |"
+    passed, processor = peers.two_threads()
+    yield ""
+    yield (
+        f"Progressive, batches of 64, one thread and two: {passed[0]:.3f} and {passed[1]:.3f} ms passed, "
+        f"{processor[0]:.3f} and {processor[1]:.3f} ms of processor time a query."
+    )
+    yield ""
+
+
+def note_points(out: Path, rows: int, dim: int, milliseconds: dict[str, float]) -> None:
+    """Keeps what a query costs beside the results, so that runs of single sizes add up to one plot."""
+    path = out.with_suffix(".json")
+    points = {}
+    if path.exists():
+        points = json.loads(path.read_text())
+    for name, took in milliseconds.items():
+        points[f"{name} | {rows} | {dim}"] = round(took, 4)
+    path.write_text(json.dumps(points, indent=1, sort_keys=True) + "\n")
+
+
+def plot(out: Path) -> None:
+    """Draws cost against size, on log axes, from all points that are kept."""
+    pyplot = import_module("matplotlib.pyplot")
+    points = json.loads(out.with_suffix(".json").read_text())
+    lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for name, took in points.items():
+        engine, rows, dim = name.split(" | ")
+        lines.setdefault((engine, dim), []).append((int(rows), took))
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    engines = sorted({engine for engine, _ in lines})
+    for (engine, dim), line in sorted(lines.items()):
+        style = {"512": "o-", "2048": "s--"}[dim]
+        color = f"C{engines.index(engine)}"
+        label = f"{engine}, {dim} wide"
+        if engine == "read":
+            color = "black"
+            label = f"memory limit: a read of what the first stage reads, {dim} wide"
+        axes.plot(*zip(*sorted(line), strict=True), style, color=color, label=label, markersize=4, linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="rows", ylabel="ms of processor time a query (k = 50, one thread)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(out.with_suffix(".svg"), bbox_inches="tight")
+
+
+def approximate(peers: Peers, options: argparse.Namespace) -> Iterator[str]:
+    """The table of approximate engines."""
+    yield "Approximate engines, built of all rows at once, one query at a time; recall and votes as above:"
+    yield ""
+    yield "| queries | engine | p50 ms | recall | votes | seconds to build |"
+    yield "|---|---|---|---|---|---|"
+    halves = [peers.features.draw(options.queries, 9000 + number, kind)[0] for number, kind in enumerate(KINDS)]
+    for name, took, recall, votes, seconds in peers.approximate(torch.cat(halves)):
+        build = f"{seconds:.0f}" if seconds else ""
+        yield f"| all four kinds | {name} | {took:.2f} | {recall:.4f} | {votes:.4f} | {build} |"
+    yield ""
+
+
 def main() -> None:
     """Measures every size that was asked for, and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most-rows", type=int, default=SETTINGS[-1][0], help="leaves larger sizes out")
     parser.add_argument("--least-rows", type=int, default=0, help="leaves smaller sizes out")
     parser.add_argument("--queries", type=int, default=100, help="of each kind that are timed")
+    parser.add_argument("--audited", type=int, default=2500, help="of each kind that are compared with exact search")
+    parser.add_argument("--no-peers", dest="peers", action="store_false", help="leaves approximate engines out")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="for rows in a file: 5 GB")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -291,8 +523,10 @@ def main() -> None:
     lines += [CONDITIONS, ""]
     for rows, dim, audited in SETTINGS:
         if options.least_rows <= rows <= options.most_rows:
-            lines += report(rows, dim, audited, options)
-            options.out.write_text("\n".join(lines))
+            for line in report(rows, dim, min(audited, options.audited), options):
+                lines.append(line)
+                options.out.write_text("\n".join(lines))  # what is known so far: a run may be stopped
+    plot(options.out)
     print("\n".join(lines))
 
 

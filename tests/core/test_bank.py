@@ -636,3 +636,19 @@ def test_a_change_that_needs_too_much_memory_is_refused_before_it_happens(storag
     assert len(bank) == 4
     with pytest.raises(AdaNPCError, match="max_memory must be at least 1, got 0"):
         MemoryBank(4, 2, max_memory=0)
+
+
+def test_few_rows_are_looked_up_as_many_are() -> None:
+    bank = MemoryBank(4, 3)
+    bank.apply(
+        Append(torch.randn(60, 4, generator=torch.Generator().manual_seed(1)), torch.zeros(60, dtype=torch.int64))
+    )
+    bank.apply(Veto((5, 9), who="anna", why="blurred"))
+    bank.apply(Delete((30,)))
+    bank.apply(Relabel((7,), 1, who="anna", why="a cat"))  # which moves it to another slot
+    ids = torch.tensor([7, 5, 9, 5, 0, 59, 7])
+    many = torch.cat([ids, torch.arange(20)])
+    assert torch.equal(bank.contents.slots_of(ids), bank.contents.slots_of(many)[:7])
+    assert torch.equal(bank.rows(ids), bank.rows(many)[:7])
+    with pytest.raises(RowError, match="row 30 is not in the bank: it has left"):
+        bank.rows(torch.tensor([0, 30]))

@@ -591,3 +591,21 @@ index = index.put(torch.arange(2, 4), torch.arange(2, 4), index.encode(torch.eye
 assert index.search(torch.eye(4), 1).ids.flatten().tolist() == [0, 1, 2, 3]
 print("the parent goes on")
 """
+
+
+@pytest.mark.parametrize("block", [None, 64])
+def test_rows_are_found_by_their_ids(block: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if block is not None:
+        monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    index = ExactIndex(3)
+    rows = index.encode(unit(torch.randn(150, 3, generator=torch.Generator().manual_seed(0))))
+    slots = torch.arange(150)
+    group = torch.ones(150, dtype=torch.uint8)
+    index = index.put(slots, 2 * slots, rows, group)
+    assert index.find([0, 298, 140, 7, 300, -1, 140]) == [0, 149, 70, -1, -1, -1, 70]
+    older = index.hide(torch.tensor([70, 90]))
+    first = {name: column[:2] for name, column in rows.items()}
+    newer = older.put(torch.tensor([70, 150]), torch.tensor([180, 299]), first, group[:2])  # a row that moved
+    assert older.find([140, 180]) == [-1, -1]
+    assert newer.find([140, 180, 299, 298]) == [-1, 70, 150, 149]
+    assert ExactIndex(3).find([0]) == [-1]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from typing import Any
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from adanpc.errors import AdaNPCError
 from adanpc.index import kernels
-from adanpc.index.kernels import LANES, HeadAndBits, Nibbles
+from adanpc.index.codes import Coder
+from adanpc.index.kernels import LANES, Codes, HeadAndBits, Hunt, Nibbles, Queries
 
 Array = np.ndarray[Any, Any]
 COMPILED = [path for path in kernels.paths() if path != "numpy"]
@@ -149,6 +151,223 @@ def test_bounds_of_rows_are_what_a_loop_computes(path: str) -> None:
         assert upper == pytest.approx(bound, rel=1e-5, abs=1e-4)
 
 
+def on_grid(random: np.random.Generator, count: int, dim: int, dtype: Any) -> Array:
+    """Rows of about length one, subnormal numbers of 16 bits included."""
+    rows = random.standard_normal((count, dim)) / np.sqrt(dim)
+    rows[:, ::3] *= 2.0**-12
+    snapped: Array = np.rint(rows * 2**24) / 2**24
+    return snapped.astype(dtype)
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("dim", [1, 7, 16, 33, 512])
+def test_scores_are_exact(path: str, dtype: Any, dim: int) -> None:
+    random = np.random.default_rng(dim)
+    blocks = [on_grid(random, 5, dim, dtype), on_grid(random, 5, dim, dtype), on_grid(random, 2, dim, dtype)]
+    queries = on_grid(random, 3, dim, np.float64)
+    slots = np.array([0, 11, 4, 5, 5, 9])
+    owners = np.array([0, 2, 1, 1, 0, 2])
+    expected = []
+    for slot, owner in zip(slots, owners, strict=True):
+        row = [Fraction(float(value)) for value in blocks[slot // 5][slot % 5]]
+        total = sum(value * Fraction(float(other)) for value, other in zip(row, queries[owner], strict=True))
+        expected.append(float(total))
+    assert kernels.score_rows(path, blocks, 5, slots, owners, queries).tolist() == expected
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("flaw", ["before", "after", "query", "width", "owners", "no blocks"])
+def test_scores_of_what_does_not_fit_are_refused(path: str, flaw: str) -> None:
+    blocks: list[Any] = [np.zeros((5, 8), np.float16), np.zeros((2, 8), np.float16)]
+    slots = np.array([0, 6])
+    owners = np.array([0, 1])
+    if flaw == "before":
+        slots[0] = -1
+    elif flaw == "after":
+        slots[1] = 7
+    elif flaw == "query":
+        owners[0] = 2
+    elif flaw == "width":
+        blocks[0] = blocks[0].astype(np.float64)
+    elif flaw == "owners":
+        owners = owners[:1]
+    else:
+        blocks = [np.zeros((5, 8), np.float16), None]
+    with pytest.raises((ValueError, TypeError)):
+        kernels.score_rows(path, blocks, 5, slots, owners, np.zeros((2, 8)))
+
+
+class Tiles(NamedTuple):
+    """Codes and queries for a hunt."""
+
+    codes: Codes
+    queries: Queries
+    groups: Array
+    slots: int
+    units: Array  # (B, 2, width)
+    heads: Array  # (B, pairs * 2)
+
+
+def drawn_tiles(random: np.random.Generator, tiles: int, width: int, queries: int) -> Tiles:
+    pairs = 3
+    units = random.integers(-127, 128, (queries, 2, width)).astype(np.int8)
+    heads = random.integers(-300, 301, (queries, pairs, 2)).astype(np.int16)
+    numbers = random.random((queries, 6)).astype(np.float32)
+    numbers[:, [0, 2]] *= 1e-3
+    return Tiles(
+        Codes(
+            random.integers(-127, 128, (tiles, pairs, LANES, 2)).astype(np.int8),
+            random.random((tiles, 3, LANES)).astype(np.float32),
+            random.integers(0, 256, (tiles * LANES, width)).astype(np.uint8),
+            random.random((tiles * LANES, 2)).astype(np.float32),
+        ),
+        Queries(
+            kernels.side_by_side(units.reshape(queries, 2, -1, 4).swapaxes(1, 2)),
+            kernels.side_by_side(heads),
+            random.standard_normal((queries, 2 + tiles // 2)).astype(np.float32),
+            numbers,
+        ),
+        random.integers(0, 3, LANES + tiles * LANES).astype(np.uint8),
+        LANES + tiles * LANES - int(random.integers(0, LANES)),
+        units,
+        heads.reshape(queries, -1),
+    )
+
+
+def hunted(path: str, given: Tiles, room: int, stride: int = 1) -> Hunt:
+    count = len(given.queries.numbers)
+    hunt = Hunt(
+        np.array([[4, -1], [3, 0], [2, 1]]),
+        np.full((count, 3, 4), -np.inf, np.float32),
+        np.full((count, 3), -np.inf, np.float32),
+        np.zeros((count, 3), np.int64),
+        np.zeros((count, 3, room), np.int64),
+        np.zeros((count, 3, room), np.float32),
+    )
+    tiles = len(given.codes.head)
+    kernels.hunt_tiles(
+        path, given.codes, tiles, 1, 2, given.groups, given.slots, given.queries, hunt, stride=stride, caution=1.5
+    )
+    return hunt
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_all_paths_hunt_to_the_same_bits(data: st.DataObject) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    given = drawn_tiles(
+        random, data.draw(st.integers(1, 9)), data.draw(st.sampled_from([64, 128])), data.draw(st.integers(1, 18))
+    )
+    room = data.draw(st.sampled_from([1, 9, 500]))
+    stride = data.draw(st.sampled_from([1, 2]))
+    expected = hunted(COMPILED[0], given, room, stride)
+    for path in COMPILED[1:]:
+        found = hunted(path, given, room, stride)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.tobytes() == theirs.tobytes(), path
+
+
+@pytest.mark.parametrize("path", COMPILED)
+def test_a_hunt_is_what_a_loop_finds(path: str) -> None:
+    random = np.random.default_rng(3)
+    given = drawn_tiles(random, 5, 64, 11)
+    hunt = hunted(path, given, 200)
+    for query, numbers in enumerate(given.queries.numbers.astype(float)):
+        head_step, head_slack, step, shift, spread, rounding = numbers
+        upper = np.zeros(given.slots - LANES)
+        width = np.zeros(given.slots - LANES)
+        for row in range(given.slots - LANES):
+            tile, lane = divmod(row, LANES)
+            nibbles = given.codes.nibbles[row].astype(int)
+            total = ((nibbles & 15) * given.units[query, 0]).sum() + ((nibbles >> 4) * given.units[query, 1]).sum()
+            head = (given.codes.head[tile, :, lane].reshape(-1).astype(int) * given.heads[query]).sum()
+            scale = float(given.codes.weights[tile, 0, lane])
+            weight, left_out = given.codes.factors[row].astype(float)
+            width[row] = left_out * spread + scale * head_slack + rounding
+            middle = scale * head * head_step + float(given.queries.centers[query, (1 + tile) // 2])
+            upper[row] = middle + weight * (total * step - shift) + width[row]
+        shown = given.groups[LANES : given.slots]
+        for which, usable in enumerate([shown >= 0, shown != 0, shown == 1]):
+            k = int(hunt.wanted[which, 0])
+            floor = np.sort((upper - 1.5 * width)[usable])[-k]
+            assert hunt.floor[query, which] == pytest.approx(floor, abs=1e-3)
+            listed = hunt.slots[query, which, : hunt.counts[query, which]]
+            expected = LANES + (usable & (upper >= hunt.floor[query, which])).nonzero()[0]
+            assert listed.tolist() == expected.tolist()
+            assert hunt.upper[query, which, : len(listed)] == pytest.approx(upper[listed - LANES], abs=1e-3)
+
+
+@pytest.mark.parametrize("path", COMPILED)
+def test_a_sample_looks_at_some_tiles_and_lists_nobody(path: str) -> None:
+    given = drawn_tiles(np.random.default_rng(4), 6, 64, 9)
+    hunt = hunted(path, given, 1, stride=3)
+    assert not hunt.counts.any()
+    every_third = given._replace(
+        codes=Codes(
+            *[
+                np.concatenate([part[: len(part) // 6], part[len(part) // 2 :][: len(part) // 6]])
+                for part in given.codes
+            ]
+        ),
+        groups=np.concatenate([given.groups[: 2 * LANES], given.groups[4 * LANES : 5 * LANES]]),
+        slots=3 * LANES,
+        queries=given.queries._replace(centers=np.ascontiguousarray(given.queries.centers[:, [0, 2]])),
+    )
+    expected = hunted(path, every_third, 500)
+    assert hunt.floor.tolist() == expected.floor.tolist()
+
+
+FLAWS = [
+    "head", "weights", "nibbles", "factors", "groups", "query nibbles", "query heads", "centers", "numbers", "wanted",
+    "nobody wanted", "best", "floor", "counts", "slots", "upper", "tiles", "no queries",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_a_hunt_in_what_does_not_fit_is_refused(path: str, flaw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = drawn_tiles(np.random.default_rng(5), 2, 64, 9)
+    compiled = kernels._compiled
+
+    class Altered:
+        @staticmethod
+        def hunt_tiles(name: str, sampling: bool, *arguments: Any) -> None:
+            codes = list(arguments[:4])
+            tiles, first, span, stride, groups, slots = arguments[4:10]
+            queries = list(arguments[10:14])
+            count, width, caution = arguments[14:17]
+            hunt = list(arguments[17:23])
+            room = arguments[23]
+            if flaw in Codes._fields:
+                place = Codes._fields.index(flaw)
+                codes[place] = codes[place][:-1]
+            elif flaw == "groups":
+                groups = groups[: slots - 1]
+            elif flaw in ("query nibbles", "query heads", "centers", "numbers"):
+                place = ["query nibbles", "query heads", "centers", "numbers"].index(flaw)
+                queries[place] = queries[place][:-1]
+            elif flaw == "nobody wanted":
+                hunt[0][0, 0] = 0
+            elif flaw == "wanted":
+                hunt[0][0, 0] = 5
+            elif flaw in Hunt._fields:
+                place = Hunt._fields.index(flaw)
+                hunt[place] = hunt[place][:-1]
+            elif flaw == "tiles":
+                tiles = 0
+            else:
+                count = 0
+            compiled.hunt_tiles(
+                name, sampling, *codes, tiles, first, span, stride, groups, slots, *queries, count, width, caution,
+                *hunt, room,
+            )  # fmt: skip
+
+    monkeypatch.setattr(kernels, "_compiled", Altered)
+    with pytest.raises(ValueError, match="does not fit"):
+        hunted(path, given, 50)
+
+
 @pytest.mark.parametrize("path", COMPILED)
 @pytest.mark.parametrize("flaw", ["head", "bits", "weights", "centers", "base", "upper", "tiles", "first", "span"])
 def test_a_scan_of_what_does_not_fit_is_refused(path: str, flaw: str) -> None:
@@ -196,6 +415,86 @@ def test_bounds_of_what_does_not_fit_are_refused(path: str, flaw: str) -> None:
             base = base[:3]
     with pytest.raises(ValueError, match="does not fit"):
         kernels.bound_rows(path, codes, slots, 2, query, base, upper)
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("dim", [3, 100, 256, 300, 640])
+def test_a_kernel_encodes_as_numpy_does(path: str, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(dim)
+    rows = random.standard_normal((300, dim)) / np.sqrt(dim)
+    coder = Coder(rows, seed=1)
+    center = 0.1 * random.standard_normal(coder.padded) / np.sqrt(dim)
+    rows = np.concatenate([rows[:7], np.zeros((1, dim)), np.eye(dim)[:1]])
+    monkeypatch.setenv(kernels.VARIABLE, path)
+    for ours, theirs in zip(coder.split(rows), coder._split(rows), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-14)
+    made = coder.encode(rows, center)
+    expected = coder._encoded(rows, center)
+    np.testing.assert_allclose(made.tails, expected.tails, atol=1e-14)
+    np.testing.assert_allclose(made.weights, expected.weights, rtol=1e-6)
+    np.testing.assert_allclose(made.factors, expected.factors, rtol=1e-6)
+    assert made.longest == pytest.approx(expected.longest)
+    # A number that lies between two codes, but for rounding, may have either.
+    assert (made.head != expected.head).mean() < 0.01
+    assert (made.nibbles != expected.nibbles).mean() < 0.01
+    assert (made.bits != expected.bits).mean() < 0.01
+
+
+@pytest.mark.parametrize("dim", [100, 300])
+def test_all_paths_encode_to_the_same_bits(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(dim)
+    rows = random.standard_normal((40, dim)) / np.sqrt(dim)
+    coder = Coder(rows, seed=1)
+    rows[3] = np.nan  # as a slot may hold that was never written
+    rows[4] = 1e308
+    made = []
+    for path in COMPILED:
+        monkeypatch.setenv(kernels.VARIABLE, path)
+        made.append(coder.encode(rows[:16], np.zeros(coder.padded)))
+    for others in made[1:]:
+        for name in ("head", "bits", "nibbles"):
+            assert getattr(others, name).tobytes() == getattr(made[0], name).tobytes()
+        for name in ("weights", "factors", "tails"):
+            np.testing.assert_array_equal(getattr(others, name), getattr(made[0], name))
+
+
+ENCODER_FLAWS = ["rows", "directions", "scales", "rotation", "center", "signs", "head", "tails", "split heads"]
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("flaw", ENCODER_FLAWS)
+def test_rows_that_do_not_fit_are_not_encoded(path: str, flaw: str) -> None:
+    frame = kernels.Frame(np.zeros((64, 100)), np.ones(64), np.zeros((128, 128)), np.zeros(0), np.zeros(0), np.zeros(0))
+    made = [np.zeros(shape, kind) for shape, kind in [
+        ((2, 64), np.int8), ((2, 4), np.uint32), ((2, 3), np.float32), ((2, 64), np.uint8), ((2, 2), np.float32),
+        (2, np.float64),
+    ]]  # fmt: skip
+    split = [np.zeros((2, 64)), np.zeros((2, 128))]
+    rows = np.zeros((2, 100))
+    center = np.zeros(128)
+    signs = 128
+    if flaw == "rows":
+        rows = rows.reshape(-1)[:-1]
+    elif flaw == "directions":
+        frame = frame._replace(directions=frame.directions[:-1])
+    elif flaw == "scales":
+        frame = frame._replace(scales=frame.scales[:0])
+    elif flaw == "rotation":
+        frame = frame._replace(dense=frame.dense[:-1])
+    elif flaw == "center":
+        center = center[:-1]
+    elif flaw == "signs":
+        signs = 160
+    elif flaw == "head":
+        made[0] = made[0][:-1]
+    else:
+        place = ["split heads", "tails"].index(flaw)
+        split[place] = split[place][:-1]
+    with pytest.raises(ValueError, match="does not fit"):
+        kernels._compiled.encode_rows(path, 100, 128, rows, *frame, *split, center, signs, 0.3, 0.1, *made)
+    if flaw not in ("center", "signs", "head"):
+        with pytest.raises(ValueError, match="does not fit"):
+            kernels._compiled.split_rows(path, 100, 128, rows, *frame, *split)
 
 
 def test_an_unknown_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from adanpc.index import (
     ProgressiveIndex,
     blocks,
     codes,
+    hunt,
     index_for,
     kernels,
     progressive,
@@ -140,6 +141,8 @@ def test_whatever_happens_the_answers_are_those_of_exact_search(data: st.DataObj
     with pytest.MonkeyPatch.context() as monkeypatch:
         make_eager(monkeypatch)
         monkeypatch.setenv(kernels.VARIABLE, data.draw(st.sampled_from(kernels.paths())))
+        monkeypatch.setattr(progressive, "SEVERAL", data.draw(st.sampled_from([1, 8])))
+        monkeypatch.setattr(progressive, "TOGETHER", data.draw(st.sampled_from([2, 64])))
         generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
         dim = data.draw(st.sampled_from([1, 3, 70, 130]))
         life = Life(dim, certified=data.draw(st.booleans()))
@@ -176,7 +179,9 @@ def test_rows_in_many_dimensions(dim: int, kind: str, monkeypatch: pytest.Monkey
     fast, plain = both(dim, rows)
     queries = torch.cat([drawn_rows(kind, 6, dim, generator), rows[:3]])
     for k in (1, 50):
-        assert same(fast.search(queries, k), plain.search(queries, k))
+        expected = plain.search(queries, k)
+        assert same(fast.search(queries, k), expected)
+        assert same(fast.search(queries[:7], k), [column[:7] for column in expected])  # one by one
 
 
 def spread_rows(count: int, dim: int, seed: int) -> Tensor:
@@ -191,20 +196,116 @@ def spread_rows(count: int, dim: int, seed: int) -> Tensor:
 
 def test_most_rows_are_never_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     scored: list[int] = []
-    ranked = single.ranked
+    exact = single.exact
 
-    def counting(index: ExactIndex, query: Any, candidates: Any, k: int, excluded: Any) -> Any:
-        scored.append(len(candidates))
-        return ranked(index, query, candidates, k, excluded)
+    def counting(index: ExactIndex, slots: Any, query: Any) -> Any:
+        scored.append(len(slots))
+        return exact(index, slots, query)
 
-    monkeypatch.setattr(single, "ranked", counting)
     rows = spread_rows(20000, 512, 1)
     fast, plain = both(512, rows)
-    queries = spread_rows(20, 512, 2)
-    assert same(fast.search(queries, 50), plain.search(queries, 50))
-    looked_at = scored[:20]  # by the progressive search; exact search asks, too
-    assert max(looked_at) < 2000
-    assert sum(looked_at) / 20 < 500
+    queries = spread_rows(7, 512, 2)
+    expected = plain.search(queries, 50)
+    monkeypatch.setattr(single, "exact", counting)
+    assert same(fast.search(queries, 50), expected)
+    assert max(scored) < 2000
+    assert sum(scored) / 7 < 600
+
+
+COMPILED = [path for path in kernels.paths() if path != "numpy"]
+
+
+def counting_scores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts from now on how many rows a batch scores at once."""
+    scored: list[int] = []
+    scores = single.scores
+
+    def counting(index: ExactIndex, slots: Any, owners: Any, queries: Any) -> Any:
+        scored.append(len(slots))
+        return scores(index, slots, owners, queries)
+
+    monkeypatch.setattr(single, "scores", counting)
+    return scored
+
+
+@pytest.mark.parametrize("path", COMPILED)
+def test_queries_that_share_a_pass_look_at_few_rows_and_are_certain(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernels.VARIABLE, path)
+    rows = spread_rows(17000, 128, 1)
+    fast, plain = both(128, rows)
+    queries = spread_rows(20, 128, 2)
+    expected = plain.search(queries, 10)
+    scored = counting_scores(monkeypatch)
+    monkeypatch.setattr(progressive, "_Bounds", None)  # which would search them one by one
+    assert same(fast.search(queries, 10), expected)
+    assert scored[0] / 20 < 600
+
+
+@pytest.mark.skipif(not COMPILED, reason="there are no kernels")
+@pytest.mark.parametrize("flaw", ["a guess that is too high", "no room"])
+def test_what_a_pass_cannot_be_certain_of_is_searched_again(
+    flaw: str, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progressive, "SEVERAL", 1)
+    rows = drawn_rows("clustered", 300, 70, torch.Generator().manual_seed(3))
+    if flaw == "a guess that is too high":
+        monkeypatch.setattr(hunt, "CAUTION", -50.0)
+    else:
+        monkeypatch.setattr(hunt, "ROOM", 1)
+    fast, plain = both(70, rows)
+    searched_again: list[int] = []
+    nearest = ProgressiveIndex._nearest
+
+    def counting(index: ProgressiveIndex, *arguments: Any) -> Any:
+        searched_again.append(1)
+        return nearest(index, *arguments)
+
+    monkeypatch.setattr(ProgressiveIndex, "_nearest", counting)
+    queries = drawn_rows("clustered", 9, 70, torch.Generator().manual_seed(4))
+    assert same(fast.search(queries, 20), plain.search(queries, 20))
+    assert searched_again
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_that_share_queries_find_the_same(threads: int, eager: None) -> None:
+    rows = drawn_rows("clustered", 300, 70, torch.Generator().manual_seed(6))
+    fast, plain = both(70, rows)
+    queries = drawn_rows("clustered", 37, 70, torch.Generator().manual_seed(7))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert same(fast.search(queries, 7), plain.search(queries, 7))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("storage", ["float32", "int8"])
+def test_queries_share_a_pass_over_rows_of_other_storages(
+    storage: str, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = drawn_rows("clustered", 300, 70, torch.Generator().manual_seed(6))
+    plain = ExactIndex(70, storage)
+    fast = ProgressiveIndex(70, storage)
+    slots = torch.arange(300)
+    group = torch.ones(300, dtype=torch.uint8)
+    columns = plain.encode(rows)
+    plain = plain.put(slots, slots, columns, group)
+    fast = fast.put(slots, slots, columns, group)
+    queries = drawn_rows("clustered", 9, 70, torch.Generator().manual_seed(7))
+    assert same(fast.search(queries, 7), plain.search(queries, 7))
+
+
+@pytest.mark.skipif(not COMPILED, reason="there are no kernels")
+def test_many_equal_rows_are_not_all_scored_for_a_batch(eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progressive, "SEVERAL", 1)
+    monkeypatch.setattr(hunt, "CROWD", 0)
+    rows = drawn_rows("copies", 300, 70, torch.Generator().manual_seed(5))
+    fast, plain = both(70, rows)
+    scored = counting_scores(monkeypatch)
+    exclude = torch.arange(10)[:, None]
+    for excluded in (None, exclude):
+        assert same(fast.search(rows[:10], 3, exclude=excluded), plain.search(rows[:10], 3, exclude=excluded))
+    assert scored == [0, 0]  # they were ranked without their copies
 
 
 def test_errors_are_as_likely_as_the_bound_says() -> None:
@@ -472,7 +573,12 @@ def test_its_size_counts_rows_codes_and_what_makes_them(eager: None) -> None:
     centers = (2 + 1) * 128 * 8
     made = in_tiles + in_rows + centers + codes.bytes_of_coder(128)
     assert fast.nbytes == 64 * (2 * 128 + 8 + 8 + 1) + made
-    assert fast.memory(64) == {"rows": 64 * 256, "beside rows": 64 * 17, "codes": made, "a search": 64 * 8}
+    assert fast.memory(64) == {
+        "rows": 64 * 256,
+        "beside rows": 64 * 17,
+        "codes": made,
+        "a search": 64 * 8 + 64 * 4097 * 12,
+    }
     assert few.memory(20) == {"rows": 20 * 256, "beside rows": 20 * 17}
     assert few.memory(64) == fast.memory(64), "codes that are still to be made are counted"
     assert repr(fast) == "<ProgressiveIndex of 64 rows: dim=128, storage='progressive'>"

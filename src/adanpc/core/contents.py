@@ -32,10 +32,11 @@ from adanpc.errors import AdaNPCError, EmptyBankError, LabelError, RowError
 from adanpc.index import STORAGE, Found, Index, check_features, unit
 from adanpc.index.blocks import Blocks
 from adanpc.index.grid import Columns, tensor_of
-from adanpc.index.protocol import FILE, Accounting
+from adanpc.index.protocol import FILE, Accounting, Finding
 
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # the most dimensions, classes and neighbors
+FEW = 16  # rows that are looked up one by one
 MOST_PADDED = 4096  # results have k columns, however few rows there are, up to this k
 BESIDE_ROWS = (  # the tensors of a state that have no value for each row
     "source_mean", "stream_total", "stream", *(PREFIX_OF_TRANSFORM + name for name in TRANSFORM)
@@ -197,6 +198,10 @@ class Contents:
 
     def slots_of(self, ids: Tensor) -> Tensor:
         """The slots (n,) of these rows; a RowError names the first that is not held."""
+        if len(ids) <= FEW and isinstance(self.index, Finding) and self.index.device.type == "cpu":
+            found = self._few_slots(ids.tolist(), self.index)
+            if -1 not in found:
+                return torch.tensor(found, dtype=torch.int64)
         slots = self.held_slots()
         known = self.index.ids(slots)
         position = torch.searchsorted(known, ids)
@@ -209,6 +214,12 @@ class Contents:
                 fate = "it has left"
             raise RowError(f"row {row} is not in the bank: {fate}")
         return slots[position]
+
+    def _few_slots(self, ids: list[int], index: Finding) -> list[int]:
+        """The slots of these rows, without all ids being sorted; -1 for those that are not held."""
+        active = [row for row in ids if row not in self.vetoed]
+        found = dict(zip(active, index.find(active), strict=True))
+        return [found.get(row, self.vetoed.get(row, -1)) for row in ids]
 
     def rows(self, ids: Tensor) -> Tensor:
         """The stored unit rows of these ids, (n, D) float32."""

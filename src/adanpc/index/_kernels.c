@@ -14,16 +14,23 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define X86 1
+#include <cpuid.h>
 #include <immintrin.h>
-#define AVX2 __attribute__((target("avx2")))
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx512vpopcntdq")))
+#define AVX2 __attribute__((target("avx2,f16c")))
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx512vpopcntdq,prefer-vector-width=512")))
 #else
 #define X86 0
+#endif
+#if defined(__GNUC__)
+#define ALWAYS __attribute__((always_inline))  /* into callers that may use more of the processor */
+#else
+#define ALWAYS
 #endif
 
 #define LANES 16  /* rows of a tile: number r of each stands side by side with number r of the others */
 #define PLANES 4  /* bits of a query's coordinate beside a row's single bit */
 #define AHEAD 4   /* rows that are asked from memory before they are needed */
+#define SIDE 8    /* queries that are multiplied with a tile side by side */
 
 enum path { PLAIN, WITH_AVX2, WITH_AVX512, PATHS };
 static const char *const PATH_NAMES[PATHS] = {"plain", "avx2", "avx512"};
@@ -113,6 +120,41 @@ static void rows_plain(const struct rows *s) {
         }
         s->upper[number] = row_bound(s, number, 256 * high + low);
     }
+}
+
+/* What exact scores of rows need: every product is a multiple of 2**-48 and every sum below 2, so that float64 adds
+   without rounding, in any order. */
+struct score {
+    const void *row;
+    const double *query;
+    Py_ssize_t dim;
+};
+
+/* A 16-bit float as a float. Not by way of a denormal float, which may be set to be zero. */
+static inline float wide(uint16_t half) {
+    uint32_t magnitude = half & 0x7FFF, sign = (uint32_t)(half & 0x8000) << 16, bits;
+    float value;
+    if (magnitude < 0x0400) {
+        value = (float)magnitude * 0x1p-24f;
+        return sign ? -value : value;
+    }
+    bits = sign | ((magnitude << 13) + (magnitude < 0x7C00 ? 112u << 23 : 224u << 23));
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static double half_plain(const struct score *s) {
+    const uint16_t *row = s->row;
+    double sum = 0;
+    for (Py_ssize_t place = 0; place < s->dim; place++) sum += (double)wide(row[place]) * s->query[place];
+    return sum;
+}
+
+static double single_plain(const struct score *s) {
+    const float *row = s->row;
+    double sum = 0;
+    for (Py_ssize_t place = 0; place < s->dim; place++) sum += (double)row[place] * s->query[place];
+    return sum;
 }
 
 #if X86
@@ -264,6 +306,67 @@ AVX512 static void rows_avx512(const struct rows *s) {
     }
 }
 
+AVX2 static double half_avx2(const struct score *s) {
+    const uint16_t *row = s->row;
+    Py_ssize_t place = 0;
+    __m256d first = _mm256_setzero_pd(), second = first;
+    for (; place + 8 <= s->dim; place += 8) {
+        __m256 wide = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(row + place)));
+        __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(wide));
+        __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(wide, 1));
+        first = _mm256_add_pd(first, _mm256_mul_pd(low, _mm256_loadu_pd(s->query + place)));
+        second = _mm256_add_pd(second, _mm256_mul_pd(high, _mm256_loadu_pd(s->query + place + 4)));
+    }
+    double parts[4];
+    _mm256_storeu_pd(parts, _mm256_add_pd(first, second));
+    struct score rest = {row + place, s->query + place, s->dim - place};
+    return parts[0] + parts[1] + parts[2] + parts[3] + half_plain(&rest);
+}
+
+AVX2 static double single_avx2(const struct score *s) {
+    const float *row = s->row;
+    Py_ssize_t place = 0;
+    __m256d first = _mm256_setzero_pd(), second = first;
+    for (; place + 8 <= s->dim; place += 8) {
+        __m256d low = _mm256_cvtps_pd(_mm_loadu_ps(row + place));
+        __m256d high = _mm256_cvtps_pd(_mm_loadu_ps(row + place + 4));
+        first = _mm256_add_pd(first, _mm256_mul_pd(low, _mm256_loadu_pd(s->query + place)));
+        second = _mm256_add_pd(second, _mm256_mul_pd(high, _mm256_loadu_pd(s->query + place + 4)));
+    }
+    double parts[4];
+    _mm256_storeu_pd(parts, _mm256_add_pd(first, second));
+    struct score rest = {row + place, s->query + place, s->dim - place};
+    return parts[0] + parts[1] + parts[2] + parts[3] + single_plain(&rest);
+}
+
+/* Adds the products of sixteen coordinates, which are exact, as the sums are. */
+AVX512 static inline void add_products(__m512 row, const double *query, __m512d *first, __m512d *second) {
+    __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(row));
+    __m512d high = _mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(row), 1)));
+    *first = _mm512_fmadd_pd(low, _mm512_loadu_pd(query), *first);
+    *second = _mm512_fmadd_pd(high, _mm512_loadu_pd(query + 8), *second);
+}
+
+AVX512 static double half_avx512(const struct score *s) {
+    const uint16_t *row = s->row;
+    Py_ssize_t place = 0;
+    __m512d first = _mm512_setzero_pd(), second = first;
+    for (; place + 16 <= s->dim; place += 16)
+        add_products(_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(row + place))), s->query + place, &first, &second);
+    struct score rest = {row + place, s->query + place, s->dim - place};
+    return _mm512_reduce_add_pd(_mm512_add_pd(first, second)) + half_plain(&rest);
+}
+
+AVX512 static double single_avx512(const struct score *s) {
+    const float *row = s->row;
+    Py_ssize_t place = 0;
+    __m512d first = _mm512_setzero_pd(), second = first;
+    for (; place + 16 <= s->dim; place += 16)
+        add_products(_mm512_loadu_ps(row + place), s->query + place, &first, &second);
+    struct score rest = {row + place, s->query + place, s->dim - place};
+    return _mm512_reduce_add_pd(_mm512_add_pd(first, second)) + single_plain(&rest);
+}
+
 #endif
 
 static void (*const SCANS[PATHS])(const struct scan *) = {
@@ -279,10 +382,507 @@ static void (*const ROWS[PATHS])(const struct rows *) = {
 #endif
 };
 
+static double (*const HALVES[PATHS])(const struct score *) = {
+    half_plain,
+#if X86
+    half_avx2, half_avx512,
+#endif
+};
+static double (*const SINGLES[PATHS])(const struct score *) = {
+    single_plain,
+#if X86
+    single_avx2, single_avx512,
+#endif
+};
+/* SIDE queries as they are multiplied with tiles. */
+struct side {
+    const int8_t *nibbles;  /* (width / 4, SIDE, 2, 4): four coordinates beside low nibbles, then four beside high ones */
+    const int16_t *heads;   /* (pairs, SIDE, 2) */
+};
+
+/* A tile of rows as it is multiplied with queries. */
+struct tile {
+    const uint8_t *nibbles;  /* (LANES, width) */
+    const int8_t *head;      /* (pairs, LANES, 2) */
+    Py_ssize_t width, pairs;
+    void *room;              /* for nibbles and heads in another order */
+};
+
+/* Whole sums of the products of a tile and SIDE queries, each (SIDE, LANES). */
+struct sums {
+    int32_t nibbles[SIDE * LANES], heads[SIDE * LANES];
+};
+
+static void arrange_plain(const struct tile *t) { (void)t; }
+
+static void multiply_plain(const struct tile *t, const struct side *s, struct sums *sums) {
+    memset(sums, 0, sizeof *sums);
+    for (int query = 0; query < SIDE; query++)
+        for (int lane = 0; lane < LANES; lane++) {
+            const uint8_t *row = t->nibbles + lane * t->width;
+            int32_t sum = 0, head = 0;
+            for (Py_ssize_t place = 0; place < t->width; place++) {
+                const int8_t *both = s->nibbles + (place / 4 * SIDE + query) * 8 + place % 4;
+                sum += (row[place] & 15) * both[0] + (row[place] >> 4) * both[4];
+            }
+            for (Py_ssize_t pair = 0; pair < t->pairs; pair++) {
+                const int8_t *two = t->head + (pair * LANES + lane) * 2;
+                const int16_t *their = s->heads + (pair * SIDE + query) * 2;
+                head += two[0] * their[0] + two[1] * their[1];
+            }
+            sums->nibbles[query * LANES + lane] = sum;
+            sums->heads[query * LANES + lane] = head;
+        }
+}
+
+#if X86
+
+/* Row by row becomes four coordinates of each row side by side; heads become 16 bits wide. */
+AVX2 static void arrange_avx2(const struct tile *t) {
+    int32_t *nibbles = t->room;
+    for (Py_ssize_t word = 0; word < t->width / 4; word++)
+        for (int lane = 0; lane < LANES; lane++)
+            memcpy(nibbles + word * LANES + lane, t->nibbles + lane * t->width + 4 * word, 4);
+    __m256i *heads = (__m256i *)(nibbles + t->width / 4 * LANES);
+    for (Py_ssize_t half = 0; half < 2 * t->pairs; half++)
+        heads[half] = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(t->head + half * LANES)));
+}
+
+AVX2 static void multiply_avx2(const struct tile *t, const struct side *s, struct sums *sums) {
+    const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    const __m256i *nibbles = t->room, *heads = nibbles + t->width / 4 * 2;
+    for (int half = 0; half < 2; half++)
+        for (int query = 0; query < SIDE; query++) {
+            __m256i sum = _mm256_setzero_si256(), head = sum;
+            for (Py_ssize_t word = 0; word < t->width / 4; word++) {
+                int32_t both[2];
+                memcpy(both, s->nibbles + (word * SIDE + query) * 8, 8);
+                __m256i row = nibbles[2 * word + half];
+                __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(row, nibble), _mm256_set1_epi32(both[0]));
+                row = _mm256_and_si256(_mm256_srli_epi16(row, 4), nibble);
+                low = _mm256_add_epi16(low, _mm256_maddubs_epi16(row, _mm256_set1_epi32(both[1])));
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(low, ones));
+            }
+            for (Py_ssize_t pair = 0; pair < t->pairs; pair++) {
+                int32_t two;
+                memcpy(&two, s->heads + (pair * SIDE + query) * 2, 4);
+                head = _mm256_add_epi32(head, _mm256_madd_epi16(heads[2 * pair + half], _mm256_set1_epi32(two)));
+            }
+            _mm256_storeu_si256((__m256i *)(sums->nibbles + query * LANES + half * 8), sum);
+            _mm256_storeu_si256((__m256i *)(sums->heads + query * LANES + half * 8), head);
+        }
+}
+
+/* Sixteen rows of sixteen numbers become sixteen columns. */
+AVX512 static inline void transpose(__m512i *r) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xDD);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xDD);
+    }
+    for (int i = 0; i < 8; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xDD);
+    }
+}
+
+AVX512 static void arrange_avx512(const struct tile *t) {
+    __m512i *nibbles = t->room;
+    for (Py_ssize_t place = 0; place < t->width; place += 64) {
+        __m512i rows[LANES];
+        for (int lane = 0; lane < LANES; lane++) rows[lane] = _mm512_loadu_si512(t->nibbles + lane * t->width + place);
+        transpose(rows);
+        for (int word = 0; word < 16; word++) nibbles[place / 4 + word] = rows[word];
+    }
+    __m512i *heads = nibbles + t->width / 4;
+    for (Py_ssize_t pair = 0; pair < t->pairs; pair++)
+        heads[pair] = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(t->head + pair * LANES * 2)));
+}
+
+/* By name and not in arrays, so that all sums stay in registers. */
+#define EACH(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
+#define ZERO(n) __m512i low##n = _mm512_setzero_si512(), high##n = low##n;
+/* In assembler: of the intrinsics for these two, GCC 12 makes two copies of every sum in every round. */
+#define MULTIPLY_ADD(how, sum, rows, query) \
+    __asm__(how " %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(rows), "m"(query));
+#define NIBBLE_PRODUCTS(n)                              \
+    MULTIPLY_ADD("vpdpbusd", low##n, first, both[2 * n]) \
+    MULTIPLY_ADD("vpdpbusd", high##n, second, both[2 * n + 1])
+#define KEEP_NIBBLES(n)                                                                       \
+    _mm512_storeu_si512(sums->nibbles + n * LANES, _mm512_add_epi32(low##n, high##n));        \
+    low##n = _mm512_setzero_si512();
+#define HEAD_PRODUCTS(n) MULTIPLY_ADD("vpdpwssd", low##n, head, two[n])
+#define KEEP_HEADS(n) _mm512_storeu_si512(sums->heads + n * LANES, low##n);
+typedef int32_t __attribute__((may_alias)) word;  /* several coordinates at once */
+
+AVX512 static void multiply_avx512(const struct tile *t, const struct side *s, struct sums *sums) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    const __m512i *nibbles = t->room, *heads = nibbles + t->width / 4;
+    const word *both = (const word *)s->nibbles, *two = (const word *)s->heads;
+    EACH(ZERO)
+    for (Py_ssize_t place = 0; place < t->width / 4; place++, both += 2 * SIDE) {
+        const __m512i first = _mm512_and_si512(nibbles[place], nibble);
+        const __m512i second = _mm512_and_si512(_mm512_srli_epi16(nibbles[place], 4), nibble);
+        EACH(NIBBLE_PRODUCTS)
+    }
+    EACH(KEEP_NIBBLES)
+    for (Py_ssize_t pair = 0; pair < t->pairs; pair++, two += SIDE) {
+        const __m512i head = heads[pair];
+        EACH(HEAD_PRODUCTS)
+    }
+    EACH(KEEP_HEADS)
+}
+
+#endif
+
+static void (*const ARRANGE[PATHS])(const struct tile *) = {
+    arrange_plain,
+#if X86
+    arrange_avx2, arrange_avx512,
+#endif
+};
+static void (*const MULTIPLY[PATHS])(const struct tile *, const struct side *, struct sums *) = {
+    multiply_plain,
+#if X86
+    multiply_avx2, multiply_avx512,
+#endif
+};
+
+enum { HEAD_STEP, HEAD_SLACK, STEP, SHIFT, SPREAD, ROUNDING, NUMBERS };
+
+/* A search of one query among the rows of a group. */
+struct hunt {
+    int group;       /* 0 for all rows that are not hidden, negative for all */
+    Py_ssize_t k;    /* rows that are wanted */
+    float *best;     /* (k,) a heap, the least first: what rows probably reach */
+    float *floor;    /* rows that cannot reach it are left out */
+    int64_t *slots;  /* (room,) of candidates */
+    float *upper;    /* (room,) their bounds */
+    int64_t *count;  /* how many, or -1 if there is no room for them */
+};
+
+/* A pass over a block of codes for many queries. */
+struct pass {
+    int path, sampling;
+    const int8_t *head;      /* (tiles, pairs, LANES, 2) */
+    const float *weights;    /* (tiles, 3, LANES) */
+    const uint8_t *nibbles;  /* (rows, width) */
+    const float *factors;    /* (rows, 2) */
+    const uint8_t *groups;   /* of all slots */
+    Py_ssize_t tiles, first, span, stride, slots, rows, width, pairs, queries, wanted, spans, room;
+    const int8_t *query_nibbles;  /* (sides, width / 4, SIDE, 2, 4) */
+    const int16_t *query_heads;   /* (sides, pairs, SIDE, 2) */
+    const float *centers;         /* (queries, spans) */
+    const float *numbers;         /* (queries, NUMBERS) */
+    float caution;                /* how far below its upper bound a row probably is, in halves of its range */
+    struct hunt *hunts;           /* (queries, wanted) */
+    void *memory;                 /* for a tile */
+};
+
+/* Puts a value in place of the least of a heap. */
+static void replace_least(float *heap, Py_ssize_t count, float value) {
+    Py_ssize_t place = 0;
+    for (;;) {
+        Py_ssize_t child = 2 * place + 1;
+        if (child >= count) break;
+        if (child + 1 < count && heap[child + 1] < heap[child]) child++;
+        if (heap[child] >= value) break;
+        heap[place] = heap[child];
+        place = child;
+    }
+    heap[place] = value;
+}
+
+/* Drops candidates that cannot reach the floor any more. */
+static void thin_out(struct hunt *h) {
+    int64_t kept = 0;
+    for (int64_t number = 0; number < *h->count; number++) {
+        if (!(h->upper[number] >= *h->floor)) continue;
+        h->slots[kept] = h->slots[number];
+        h->upper[kept++] = h->upper[number];
+    }
+    *h->count = kept;
+}
+
+/* Takes in a row that reaches the floor. */
+static void take_in(const struct pass *p, struct hunt *h, int64_t slot, float upper, float width) {
+    float reached = upper - width * p->caution;
+    if (reached > h->best[0]) {
+        replace_least(h->best, h->k, reached);
+        if (h->best[0] > *h->floor) *h->floor = h->best[0];
+    }
+    if (p->sampling || *h->count < 0) return;
+    if (*h->count == p->room) thin_out(h);
+    if (*h->count == p->room) {
+        *h->count = -1;
+        return;
+    }
+    h->slots[*h->count] = slot;
+    h->upper[*h->count] = upper;
+    ++*h->count;
+}
+
+/* The bounds of a tile's rows for one query, and what lies between their middle and them. */
+ALWAYS static inline void bound_tile(const struct pass *p, Py_ssize_t tile, const float *factors, Py_ssize_t query,
+                              const int32_t *nibbles, const int32_t *heads, float *upper, float *width) {
+    const float *n = p->numbers + query * NUMBERS, *scale = p->weights + tile * 3 * LANES;
+    const float center = p->centers[query * p->spans + (p->first + tile) / p->span];
+    for (int lane = 0; lane < LANES; lane++) {
+        float weight = factors[lane], left_out = factors[LANES + lane];
+        float middle = scale[lane] * ((float)heads[lane] * n[HEAD_STEP]) + center;
+        float estimate = weight * ((float)nibbles[lane] * n[STEP] - n[SHIFT]);
+        width[lane] = (left_out * n[SPREAD] + scale[lane] * n[HEAD_SLACK]) + n[ROUNDING];
+        upper[lane] = (middle + estimate) + width[lane];
+    }
+}
+
+/* Looks at one tile for SIDE queries, or as many as are left. */
+ALWAYS static inline void look_at(const struct pass *p, Py_ssize_t tile, const float *factors, Py_ssize_t first_query,
+                           const struct sums *sums) {
+    const Py_ssize_t first = (p->first + tile) * LANES;
+    const Py_ssize_t count = p->slots - first < LANES ? p->slots - first : LANES;
+    const Py_ssize_t queries = p->queries - first_query < SIDE ? p->queries - first_query : SIDE;
+    for (Py_ssize_t number = 0; number < queries; number++) {
+        float upper[LANES], width[LANES];
+        const Py_ssize_t query = first_query + number;
+        bound_tile(p, tile, factors, query, sums->nibbles + number * LANES, sums->heads + number * LANES, upper, width);
+        for (Py_ssize_t which = 0; which < p->wanted; which++) {
+            struct hunt *h = p->hunts + query * p->wanted + which;
+            const float floor = *h->floor;
+            int reached = 0;
+            for (int lane = 0; lane < LANES; lane++) reached |= upper[lane] >= floor;
+            if (!reached) continue;
+            for (Py_ssize_t lane = 0; lane < count; lane++) {
+                if (!(upper[lane] >= *h->floor)) continue;
+                const uint8_t group = p->groups[first + lane];
+                if (h->group > 0 ? group != h->group : h->group == 0 && group == 0) continue;
+                take_in(p, h, first + lane, upper[lane], width[lane]);
+            }
+        }
+    }
+}
+
+ALWAYS static inline void go_through(const struct pass *p) {
+    const Py_ssize_t sides = (p->queries + SIDE - 1) / SIDE;
+    for (Py_ssize_t tile = 0; tile < p->tiles; tile += p->stride) {
+        float factors[2 * LANES];
+        struct tile t = {p->nibbles + tile * LANES * p->width, p->head + tile * p->pairs * LANES * 2, p->width, p->pairs,
+                         p->memory};
+        for (int lane = 0; lane < LANES; lane++) {
+            factors[lane] = p->factors[(tile * LANES + lane) * 2];
+            factors[LANES + lane] = p->factors[(tile * LANES + lane) * 2 + 1];
+        }
+        ARRANGE[p->path](&t);
+        for (Py_ssize_t side = 0; side < sides; side++) {
+            struct side s = {p->query_nibbles + side * p->width * 2 * SIDE, p->query_heads + side * p->pairs * 2 * SIDE};
+            struct sums sums;
+            MULTIPLY[p->path](&t, &s, &sums);
+            look_at(p, tile, factors, side * SIDE, &sums);
+        }
+    }
+    for (Py_ssize_t number = 0; number < p->queries * p->wanted; number++)
+        if (!p->sampling && *p->hunts[number].count > 0) thin_out(p->hunts + number);
+}
+
+#if X86
+AVX512 static void pass_avx512(const struct pass *p) { go_through(p); }
+AVX2 static void pass_avx2(const struct pass *p) { go_through(p); }
+#endif
+static void pass_plain(const struct pass *p) { go_through(p); }
+
+static void (*const PASSES[PATHS])(const struct pass *) = {
+    pass_plain,
+#if X86
+    pass_avx2, pass_avx512,
+#endif
+};
+
+/* How rows become codes; see adanpc/index/codes.py, whose arithmetic this is. Sums are of eight parts each, in an order
+   that no path changes. */
+struct encoder {
+    const double *rows, *directions, *scales;   /* (n, dim), (heads, dim), (heads,) */
+    const double *dense;                        /* (padded, padded), or NULL */
+    const double *signs, *lefts, *rights;       /* (2, padded), (2, side, side), (2, 64, 64) */
+    const double *center;                       /* (padded,) */
+    Py_ssize_t count, dim, padded, heads, signed_part;
+    double nibble_step, useful;
+    double *split_heads;  /* (n, heads) */
+    double *tails;        /* (n, padded) */
+    int8_t *head;         /* (n, heads); NULL if rows are split only */
+    uint32_t *bits;       /* (n, signed_part / 32) */
+    float *weights;       /* (n, 3) */
+    uint8_t *nibbles;     /* (n, padded / 2) */
+    float *factors;       /* (n, 2) */
+    double *lengths;      /* (n,) */
+    double *room;         /* (padded,) */
+};
+
+ALWAYS static inline double in_order(const double *parts) {
+    return ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+}
+
+ALWAYS static inline double product(const double *left, const double *right, Py_ssize_t count) {
+    double parts[8] = {0};
+    Py_ssize_t place = 0;
+    for (; place + 8 <= count; place += 8)
+        for (int part = 0; part < 8; part++) parts[part] += left[place + part] * right[place + part];
+    for (int part = 0; place < count; place++, part++) parts[part] += left[place] * right[place];
+    return in_order(parts);
+}
+
+/* Writes factors (count,) times the rows of a matrix (count, stride), columns from the first on, 64 of them. */
+ALWAYS static inline void combine_rows(const double *factors, Py_ssize_t count, const double *matrix, Py_ssize_t stride,
+                                       double *sums) {
+    double parts[64] = {0};
+    for (Py_ssize_t row = 0; row < count; row++)
+        for (int column = 0; column < 64; column++) parts[column] += factors[row] * matrix[row * stride + column];
+    memcpy(sums, parts, sizeof parts);
+}
+
+ALWAYS static inline void turn(const struct encoder *e, double *tail, double *other) {
+    if (e->dense) {
+        memcpy(other, tail, e->padded * sizeof *tail);
+        for (Py_ssize_t column = 0; column < e->padded; column += 64)
+            combine_rows(other, e->padded, e->dense + column, e->padded, tail + column);
+        return;
+    }
+    const Py_ssize_t side = e->padded / 64;
+    for (int round = 0; round < 2; round++) {
+        const double *signs = e->signs + round * e->padded, *left = e->lefts + round * side * side;
+        for (Py_ssize_t place = 0; place < e->padded; place++) tail[place] *= signs[place];
+        for (Py_ssize_t row = 0; row < side; row++)
+            combine_rows(tail + row * 64, 64, e->rights + round * 64 * 64, 64, other + row * 64);
+        for (Py_ssize_t row = 0; row < side; row++) {
+            double turned[64];
+            combine_rows(left + row * side, side, other, 64, turned);
+            for (int column = 0; column < 64; column++) tail[column * side + row] = turned[column];
+        }
+    }
+}
+
+/* F and G of a code, from |z|^2, <y, z> and |y|^2. */
+ALWAYS static inline void weigh(const struct encoder *e, double square, double along, double code_square, float *pair) {
+    double weight = 0, left_out = sqrt(square * (double)e->padded);
+    if (along > e->useful * sqrt(square * code_square)) {
+        weight = square / along;
+        left_out = weight * weight * code_square - square;
+        left_out = sqrt(left_out > 0 ? left_out : 0);
+    }
+    pair[0] = (float)weight, pair[1] = (float)(left_out * (1 + 1e-6));
+}
+
+ALWAYS static inline void encode_head(const struct encoder *e, Py_ssize_t number, const double *head) {
+    double most = 0;
+    for (Py_ssize_t place = 0; place < e->heads; place++) {
+        double size = fabs(head[place] / e->scales[place]);
+        if (size > most) most = size;
+    }
+    const float scale = (float)(most / 127 > 1e-30 ? most / 127 : 1e-30);
+    e->weights[3 * number] = scale;
+    for (Py_ssize_t place = 0; place < e->heads; place++) {
+        double unit = rint(head[place] / ((double)scale * e->scales[place]));
+        e->head[number * e->heads + place] = fabs(unit) <= 127 ? (int8_t)unit : 0;  /* not of what was never written */
+    }
+}
+
+ALWAYS static inline void encode_tail(const struct encoder *e, Py_ssize_t number, const double *tail, double *centered) {
+    double sizes[8] = {0}, along[8] = {0}, squares[8] = {0};
+    const Py_ssize_t width = e->padded / 2;
+    uint32_t *bits = e->bits + number * e->signed_part / 32;
+    uint8_t *nibbles = e->nibbles + number * width;
+    for (Py_ssize_t place = 0; place < e->padded; place++) centered[place] = tail[place] - e->center[place];
+    const double square = product(centered, centered, e->padded);
+    for (Py_ssize_t place = 0; place < e->signed_part; place += 8)
+        for (int part = 0; part < 8; part++) sizes[part] += fabs(centered[place + part]);
+    for (Py_ssize_t word = 0; word < e->signed_part / 32; word++) {
+        uint32_t all = 0;
+        for (int bit = 0; bit < 32; bit++) all |= (uint32_t)(centered[word * 32 + bit] > 0) << bit;
+        bits[word] = all;
+    }
+    weigh(e, square, in_order(sizes), (double)e->signed_part, e->weights + 3 * number + 1);
+    const double deviation = sqrt(square / (double)e->padded);
+    const double step = e->nibble_step * (deviation > 1e-30 ? deviation : 1e-30);
+    for (Py_ssize_t place = 0; place < e->padded; place += 8)
+        for (int part = 0; part < 8; part++) {
+            double level = floor(centered[place + part] / step) + 8;
+            level = level > 0 ? level : 0;  /* and where there is no number */
+            level = level < 15 ? level : 15;
+            const uint8_t nibble = (uint8_t)(int)level;
+            if (place < width) nibbles[place + part] = nibble;
+            else nibbles[place + part - width] |= (uint8_t)(nibble << 4);
+            along[part] += (level - 7.5) * centered[place + part];
+            squares[part] += (level - 7.5) * (level - 7.5);
+        }
+    weigh(e, square, in_order(along), in_order(squares), e->factors + 2 * number);
+    e->lengths[number] = (double)e->factors[2 * number] * sqrt(in_order(squares));
+}
+
+/* The head of a row, and its turned tail. */
+ALWAYS static inline void split(const struct encoder *e, const double *row, double *head, double *tail) {
+    double *other = e->room;
+    for (Py_ssize_t place = 0; place < e->heads; place++) head[place] = product(row, e->directions + place * e->dim, e->dim);
+    memset(tail, 0, e->padded * sizeof *tail);
+    Py_ssize_t place = 0;
+    for (; place + 64 <= e->dim; place += 64) {
+        combine_rows(head, e->heads, e->directions + place, e->dim, other);
+        for (int column = 0; column < 64; column++) tail[place + column] = row[place + column] - other[column];
+    }
+    for (; place < e->dim; place++) {
+        double sum = 0;
+        for (Py_ssize_t direction = 0; direction < e->heads; direction++)
+            sum += head[direction] * e->directions[direction * e->dim + place];
+        tail[place] = row[place] - sum;
+    }
+    turn(e, tail, other);
+}
+
+ALWAYS static inline void encode_all(const struct encoder *e) {
+    for (Py_ssize_t number = 0; number < e->count; number++) {
+        double *split_head = e->split_heads + number * e->heads, *tail = e->tails + number * e->padded;
+        split(e, e->rows + number * e->dim, split_head, tail);
+        if (!e->head) continue;
+        encode_head(e, number, split_head);
+        encode_tail(e, number, tail, e->room);
+    }
+}
+
+static void encode_plain(const struct encoder *e) { encode_all(e); }
+#if X86
+AVX2 static void encode_avx2(const struct encoder *e) { encode_all(e); }
+AVX512 static void encode_avx512(const struct encoder *e) { encode_all(e); }
+#endif
+
+static void (*const ENCODERS[PATHS])(const struct encoder *) = {
+    encode_plain,
+#if X86
+    encode_avx2, encode_avx512,
+#endif
+};
+
+#if X86
+/* Whether the processor converts 16-bit floats: not every compiler knows this feature by name. */
+static int has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+#endif
+
 static int runs_here(int path) {
 #if X86
     __builtin_cpu_init();
-    if (path == WITH_AVX2) return __builtin_cpu_supports("avx2");
+    if (path == WITH_AVX2) return __builtin_cpu_supports("avx2") && has_f16c();
     if (path == WITH_AVX512)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
             && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")
@@ -309,6 +909,9 @@ static int path_of(const char *name) {
     PyErr_Format(PyExc_ValueError, "no kernels '%s' run on this machine", name);
     return -1;
 }
+
+/* Arguments are never nested in tuples: Python makes room to release as many buffers as there are outer arguments, and
+   writes beyond it if inner ones are more. */
 
 /* Whether a buffer has exactly, or at least, so many bytes; else an exception says that shapes do not fit. */
 static int fits(int right, const char *what) {
@@ -383,7 +986,230 @@ static PyObject *bound_rows(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Buffers of a sequence of objects, each of at least one byte a unit; NULL with an exception. */
+static Py_buffer *buffers_of(PyObject *blocks, Py_ssize_t *count) {
+    *count = PySequence_Size(blocks);
+    if (*count < 0) return NULL;
+    Py_buffer *found = PyMem_Calloc(*count + 1, sizeof *found);
+    if (!found) return (Py_buffer *)PyErr_NoMemory();
+    for (Py_ssize_t number = 0; number < *count; number++) {
+        PyObject *block = PySequence_GetItem(blocks, number);
+        int failed = !block || PyObject_GetBuffer(block, found + number, PyBUF_SIMPLE) < 0;
+        Py_XDECREF(block);
+        if (!failed) continue;
+        while (number--) PyBuffer_Release(found + number);
+        PyMem_Free(found);
+        return NULL;
+    }
+    return found;
+}
+
+static PyObject *score_rows(PyObject *self, PyObject *args) {
+    const char *name;
+    PyObject *list;
+    Py_buffer slots, owners, queries, similarity;
+    Py_ssize_t size, dim, width, blocks;
+    if (!PyArg_ParseTuple(args, "sOnnny*y*y*w*", &name, &list, &size, &dim, &width, &slots, &owners, &queries, &similarity))
+        return NULL;
+    Py_buffer *rows = NULL;
+    int path = path_of(name);
+    const int64_t *places = slots.buf, *who = owners.buf;
+    const Py_ssize_t count = slots.len / 8;
+    int right = path >= 0 && fits(size > 0 && dim > 0 && (width == 2 || width == 4), "the rows")
+        && fits(owners.len == slots.len && similarity.len == slots.len, "what is written")
+        && (rows = buffers_of(list, &blocks)) != NULL;
+    for (Py_ssize_t number = 0; right && number < count; number++) {
+        const int64_t block = places[number] / size;
+        right = fits(places[number] >= 0 && block < blocks && rows[block].len / (dim * width) > places[number] % size, "the slots")
+            && fits(who[number] >= 0 && queries.len / (8 * dim) > who[number], "the queries");
+    }
+    if (right) {
+        double (*const score)(const struct score *) = width == 2 ? HALVES[path] : SINGLES[path];
+        double *written = similarity.buf;
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t number = 0; number < count; number++) {
+            const char *row = (const char *)rows[places[number] / size].buf + places[number] % size * dim * width;
+            struct score s = {row, (const double *)queries.buf + who[number] * dim, dim};
+#if X86
+            if (number + AHEAD < count) {
+                const int64_t later = places[number + AHEAD];
+                const char *next = (const char *)rows[later / size].buf + later % size * dim * width;
+                for (Py_ssize_t place = 0; place < dim * width; place += 64) _mm_prefetch(next + place, _MM_HINT_T0);
+            }
+#endif
+            written[number] = score(&s);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    if (rows) {
+        for (Py_ssize_t number = 0; number < blocks; number++) PyBuffer_Release(rows + number);
+        PyMem_Free(rows);
+    }
+    Py_buffer *all[] = {&slots, &owners, &queries, &similarity};
+    for (int number = 0; number < 4; number++) PyBuffer_Release(all[number]);
+    if (!right) return NULL;
+    Py_RETURN_NONE;
+}
+
+enum { HEAD, WEIGHTS, NIBBLES, FACTORS, GROUPS, QUERY_NIBBLES, QUERY_HEADS, CENTERS, QUERY_NUMBERS, WANTED, BEST, FLOORS,
+       COUNTS, CANDIDATES, BOUNDS, BUFFERS };
+
+/* Whether all buffers of a pass have the sizes that follow from the numbers of queries and tiles. */
+static int pass_fits(const struct pass *p, const Py_buffer *b, Py_ssize_t most) {
+    const Py_ssize_t tiles = p->tiles, queries = p->queries, hunts = queries * p->wanted;
+    const Py_ssize_t sides = (queries + SIDE - 1) / SIDE;
+    const int64_t *wanted = b[WANTED].buf;
+    for (Py_ssize_t number = 0; number < p->wanted; number++)
+        if (!fits(wanted[2 * number] > 0 && wanted[2 * number] <= most, "what is wanted")) return 0;
+    return fits(tiles > 0 && p->first >= 0 && p->span > 0 && p->stride > 0 && p->room > 0, "the tiles")
+        && fits(p->slots > (p->first + tiles - 1) * LANES && p->slots <= b[GROUPS].len, "groups")
+        && fits(p->width > 0 && p->width % 64 == 0 && b[QUERY_NIBBLES].len == sides * p->width * 2 * SIDE
+                && b[QUERY_HEADS].len == sides * p->pairs * 4 * SIDE && b[QUERY_NUMBERS].len == queries * NUMBERS * 4,
+                "the queries")
+        && fits(b[CENTERS].len == queries * p->spans * 4 && (p->first + tiles - 1) / p->span < p->spans, "centers")
+        && fits(b[HEAD].len >= tiles * p->pairs * LANES * 2, "head") && fits(b[WEIGHTS].len >= tiles * 3 * LANES * 4, "weights")
+        && fits(p->rows >= tiles * LANES, "nibbles") && fits(b[FACTORS].len / 8 >= p->rows, "factors")
+        && fits(b[BEST].len == hunts * most * 4 && b[FLOORS].len == hunts * 4 && b[COUNTS].len == hunts * 8
+                && b[CANDIDATES].len == hunts * p->room * 8 && b[BOUNDS].len == hunts * p->room * 4, "what is written");
+}
+
+static PyObject *hunt_tiles(PyObject *self, PyObject *args) {
+    const char *name;
+    Py_buffer b[BUFFERS];
+    struct pass p;
+    Py_ssize_t most = 0;
+    memset(&p, 0, sizeof p);
+    if (!PyArg_ParseTuple(args, "siy*y*y*y*nnnny*ny*y*y*y*nnfy*w*w*w*w*w*n", &name, &p.sampling, b + HEAD,
+                          b + WEIGHTS, b + NIBBLES, b + FACTORS, &p.tiles, &p.first, &p.span, &p.stride, b + GROUPS,
+                          &p.slots, b + QUERY_NIBBLES, b + QUERY_HEADS, b + CENTERS, b + QUERY_NUMBERS, &p.queries,
+                          &p.width, &p.caution, b + WANTED, b + BEST, b + FLOORS, b + COUNTS, b + CANDIDATES,
+                          b + BOUNDS, &p.room))
+        return NULL;
+    p.path = path_of(name);
+    int right = p.path >= 0 && fits(p.queries > 0 && p.width > 0, "the queries");
+    if (right) {
+        const Py_ssize_t sides = (p.queries + SIDE - 1) / SIDE;
+        p.wanted = b[WANTED].len / 16;
+        p.pairs = b[QUERY_HEADS].len / (4 * SIDE * sides);
+        p.spans = b[CENTERS].len / (4 * p.queries);
+        p.rows = b[NIBBLES].len / p.width;
+        if (p.wanted) most = b[BEST].len / (4 * p.queries * p.wanted);
+        right = pass_fits(&p, b, most);
+    }
+    char *memory = NULL;
+    if (right) {
+        p.hunts = PyMem_Calloc(p.queries * p.wanted + 1, sizeof *p.hunts);
+        memory = PyMem_Calloc(1, (p.width / 4 + p.pairs) * LANES * 4 + 64);
+        if (!p.hunts || !memory) PyErr_NoMemory();
+        right = p.hunts && memory;
+    }
+    if (right) {
+        const int64_t *wanted = b[WANTED].buf;
+        for (Py_ssize_t number = 0; number < p.queries * p.wanted; number++) {
+            const Py_ssize_t which = number % p.wanted;
+            p.hunts[number] = (struct hunt){
+                .group = (int)wanted[2 * which + 1], .k = (Py_ssize_t)wanted[2 * which],
+                .best = (float *)b[BEST].buf + number * most, .floor = (float *)b[FLOORS].buf + number,
+                .slots = (int64_t *)b[CANDIDATES].buf + number * p.room, .upper = (float *)b[BOUNDS].buf + number * p.room,
+                .count = (int64_t *)b[COUNTS].buf + number,
+            };
+        }
+        p.head = b[HEAD].buf, p.weights = b[WEIGHTS].buf, p.nibbles = b[NIBBLES].buf, p.factors = b[FACTORS].buf;
+        p.groups = b[GROUPS].buf, p.query_nibbles = b[QUERY_NIBBLES].buf, p.query_heads = b[QUERY_HEADS].buf;
+        p.centers = b[CENTERS].buf, p.numbers = b[QUERY_NUMBERS].buf;
+        p.memory = memory + (64 - (uintptr_t)memory % 64) % 64;  /* vectors begin with a line of the cache */
+        Py_BEGIN_ALLOW_THREADS
+        PASSES[p.path](&p);
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_Free(p.hunts);
+    PyMem_Free(memory);
+    for (int number = 0; number < BUFFERS; number++) PyBuffer_Release(b + number);
+    if (!right) return NULL;
+    Py_RETURN_NONE;
+}
+
+enum { ROWS_GIVEN, DIRECTIONS, SCALES, DENSE, SIGNS, LEFTS, RIGHTS, SPLIT_HEADS, TAILS, SPLIT_BUFFERS,
+       CENTER = SPLIT_BUFFERS, CODED_HEAD, CODED_BITS, CODED_WEIGHTS, CODED_NIBBLES, CODED_FACTORS, LENGTHS,
+       ENCODER_BUFFERS };
+
+/* Takes over what rows are split by, if it fits. */
+static int prepare_encoder(struct encoder *e, const Py_buffer *b) {
+    const Py_ssize_t padded = e->padded, heads = b[SCALES].len / 8, side = padded / 64;
+    if (!fits(e->dim > 0 && e->dim <= padded && padded % 128 == 0 && b[ROWS_GIVEN].len % (8 * e->dim) == 0, "the rows")
+        || !fits(heads > 0 && b[DIRECTIONS].len == heads * e->dim * 8, "the directions")
+        || !fits(b[DENSE].len == padded * padded * 8
+                     || (b[DENSE].len == 0 && b[SIGNS].len == 16 * padded && b[LEFTS].len == 16 * side * side
+                         && b[RIGHTS].len == 16 * 64 * 64),
+                 "the rotation"))
+        return 0;
+    e->count = b[ROWS_GIVEN].len / (8 * e->dim), e->heads = heads;
+    if (!fits(b[SPLIT_HEADS].len == e->count * heads * 8 && b[TAILS].len == e->count * padded * 8, "what is written")) return 0;
+    e->rows = b[ROWS_GIVEN].buf, e->directions = b[DIRECTIONS].buf, e->scales = b[SCALES].buf;
+    e->dense = b[DENSE].len ? b[DENSE].buf : NULL;
+    e->signs = b[SIGNS].buf, e->lefts = b[LEFTS].buf, e->rights = b[RIGHTS].buf;
+    e->split_heads = b[SPLIT_HEADS].buf, e->tails = b[TAILS].buf;
+    e->room = PyMem_Calloc(padded, sizeof(double));
+    if (!e->room) PyErr_NoMemory();
+    return e->room != NULL;
+}
+
+static PyObject *encoded(int path, int right, struct encoder *e, Py_buffer *b, int buffers) {
+    if (right) {
+        Py_BEGIN_ALLOW_THREADS
+        ENCODERS[path](e);
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_Free(e->room);
+    for (int number = 0; number < buffers; number++) PyBuffer_Release(b + number);
+    if (!right) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *split_rows(PyObject *self, PyObject *args) {
+    const char *name;
+    Py_buffer b[SPLIT_BUFFERS];
+    struct encoder e;
+    memset(&e, 0, sizeof e);
+    if (!PyArg_ParseTuple(args, "snny*y*y*y*y*y*y*w*w*", &name, &e.dim, &e.padded, b, b + 1, b + 2, b + 3, b + 4, b + 5,
+                          b + 6, b + 7, b + 8))
+        return NULL;
+    const int path = path_of(name);
+    const int right = path >= 0 && prepare_encoder(&e, b);
+    return encoded(path, right, &e, b, SPLIT_BUFFERS);
+}
+
+static PyObject *encode_rows(PyObject *self, PyObject *args) {
+    const char *name;
+    Py_buffer b[ENCODER_BUFFERS];
+    struct encoder e;
+    memset(&e, 0, sizeof e);
+    if (!PyArg_ParseTuple(args, "snny*y*y*y*y*y*y*w*w*y*nddw*w*w*w*w*w*", &name, &e.dim, &e.padded, b, b + 1, b + 2, b + 3,
+                          b + 4, b + 5, b + 6, b + 7, b + 8, b + 9, &e.signed_part, &e.nibble_step, &e.useful, b + 10,
+                          b + 11, b + 12, b + 13, b + 14, b + 15))
+        return NULL;
+    const int path = path_of(name);
+    const Py_ssize_t part = e.signed_part;
+    int right = path >= 0 && prepare_encoder(&e, b);
+    if (right) {
+        const Py_ssize_t n = e.count;
+        right = fits(b[CENTER].len == e.padded * 8, "the center")
+            && fits(part > 0 && part % 32 == 0 && part <= e.padded, "the signs")
+            && fits(b[CODED_HEAD].len == n * e.heads && b[CODED_BITS].len == n * part / 8 && b[CODED_WEIGHTS].len == n * 12
+                    && b[CODED_NIBBLES].len == n * e.padded / 2 && b[CODED_FACTORS].len == n * 8 && b[LENGTHS].len == n * 8,
+                    "what is written");
+        e.center = b[CENTER].buf, e.head = b[CODED_HEAD].buf, e.bits = b[CODED_BITS].buf;
+        e.weights = b[CODED_WEIGHTS].buf, e.nibbles = b[CODED_NIBBLES].buf, e.factors = b[CODED_FACTORS].buf;
+        e.lengths = b[LENGTHS].buf;
+    }
+    return encoded(path, right, &e, b, ENCODER_BUFFERS);
+}
+
 static PyMethodDef METHODS[] = {
+    {"split_rows", split_rows, METH_VARARGS, "See adanpc.index.kernels.split_rows."},
+    {"encode_rows", encode_rows, METH_VARARGS, "See adanpc.index.kernels.encode_rows."},
+    {"score_rows", score_rows, METH_VARARGS, "See adanpc.index.kernels.score_rows."},
+    {"hunt_tiles", hunt_tiles, METH_VARARGS, "See adanpc.index.kernels.hunt_tiles."},
     {"paths", paths, METH_NOARGS, "The names of the kernels that run on this machine, the fastest first."},
     {"scan_tiles", scan_tiles, METH_VARARGS, "See adanpc.index.kernels.scan_tiles."},
     {"bound_rows", bound_rows, METH_VARARGS, "See adanpc.index.kernels.bound_rows."},

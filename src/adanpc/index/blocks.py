@@ -43,6 +43,7 @@ class Blocks:
         device: where they are kept.
         folders: where columns are kept that shall be in files instead, by name. A file has no name and is gone with
             the process. What is read of it stays in memory as long as nothing else needs that.
+        block: slots of a full block; by default as many as make 128 MiB.
     """
 
     def __init__(
@@ -50,13 +51,14 @@ class Blocks:
         kinds: Mapping[str, Kind],
         device: torch.device,
         folders: Mapping[str, str | os.PathLike[str]] | None = None,
+        block: int | None = None,
     ) -> None:
         self.kinds = dict(kinds)
         self.device = device
         self.folders = {name: Path(folder) for name, folder in (folders or {}).items()}
         self._process = os.getpid()
         self.slot_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in kinds.values())
-        self.block = max(1, BLOCK_BYTES // (self.slot_bytes * TILE)) * TILE  # slots of every block but the last
+        self.block = block or max(1, BLOCK_BYTES // (self.slot_bytes * TILE)) * TILE  # slots of all but the last
         self.columns: dict[str, list[Tensor]] = {name: [] for name in kinds}
         self._supplied = 0  # slots for which memory was asked for ahead
         self._supply_beyond = 0  # when more slots than this are in use, more is asked for

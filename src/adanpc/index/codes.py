@@ -15,7 +15,17 @@ from typing import NamedTuple
 import numpy
 
 from adanpc.index.grid import Array
-from adanpc.index.kernels import PLANES, HeadAndBits, Nibbles
+from adanpc.index.kernels import (
+    PLANES,
+    Frame,
+    HeadAndBits,
+    Nibbles,
+    Queries,
+    chosen,
+    encode_rows,
+    side_by_side,
+    split_rows,
+)
 
 HEAD = 64  # directions of a head
 BIT_STEPS = 7  # of a query's coordinate on either side of zero beside a row's single bit
@@ -28,6 +38,9 @@ SLACK = 2.0**-18  # for the float32 arithmetic of bounds
 USEFUL = 0.1  # the least cosine of a tail and its code for which the code says anything
 SAMPLE = 4096  # rows to which directions are fitted
 ROUNDS = 4  # of the iteration that finds them
+NOTHING = numpy.zeros(0)
+SINGLES = 16  # rows up to which a kernel encodes them: it multiplies no faster than BLAS, but is a single call
+SPLIT = 64  # rows up to which a kernel splits them: no faster than BLAS, but it wakes no threads
 
 
 def padded_length(dim: int) -> int:
@@ -47,7 +60,7 @@ def bytes_of_coder(dim: int) -> int:
     rotation = padded**2
     if padded > DENSE:
         rotation = 2 * (padded + (padded // 64) ** 2 + 64**2)
-    return 8 * (HEAD * dim + HEAD + number_of_signs(dim) + rotation)
+    return 8 * (HEAD * dim + HEAD + padded + rotation)
 
 
 class Coded(NamedTuple):
@@ -58,6 +71,7 @@ class Coded(NamedTuple):
     weights: Array  # (n, 3) float32: scale of the head, F and G of the signs
     nibbles: Array  # (n, width) uint8
     factors: Array  # (n, 2) float32: F and G of the nibbles
+    longest: float  # the greatest length of F times the nibbles
     tails: Array  # (n, padded) float64: turned, before a center was subtracted
 
 
@@ -78,10 +92,18 @@ class Coder:
         energy = numpy.square(rows @ self.directions.T).mean(0)
         self.scales = numpy.maximum(numpy.sqrt(energy), 1 / sqrt(dim))  # (HEAD,)
         self._rotation = _Rotation(self.padded, random)
-        self._dither = random.random(self.signs)
+        self._dither = random.random(self.padded)
+        self._frame = Frame(self.directions, self.scales, *self._rotation.parts())
 
     def split(self, rows: Array) -> tuple[Array, Array]:
         """The heads (n, HEAD) of rows (n, D) and their turned tails (n, padded), all float64."""
+        path = chosen()
+        if path != "numpy" and len(rows) <= SPLIT:
+            return split_rows(path, rows, self._frame, self.padded)
+        return self._split(rows)
+
+    def _split(self, rows: Array) -> tuple[Array, Array]:
+        """``split`` in NumPy."""
         heads = rows @ self.directions.T
         tails = numpy.zeros((len(rows), self.padded))
         numpy.subtract(rows, heads @ self.directions, out=tails[:, : rows.shape[1]])
@@ -89,7 +111,15 @@ class Coder:
 
     def encode(self, rows: Array, center: Array) -> Coded:
         """The codes of rows (n, D) float64, with this center (padded,) subtracted from their turned tails."""
-        heads, tails = self.split(rows)
+        path = chosen()
+        if path == "numpy" or len(rows) > SINGLES:
+            return self._encoded(rows, center)
+        made, tails = encode_rows(path, rows, self._frame, center, self.signs, NIBBLE_STEP, USEFUL)
+        return Coded(*made[:5], longest=_longest(made.lengths), tails=tails)
+
+    def _encoded(self, rows: Array, center: Array) -> Coded:
+        """``encode`` in NumPy."""
+        heads, tails = self._split(rows)
         scale = numpy.maximum(numpy.abs(heads / self.scales).max(1) / 127, 1e-30).astype(numpy.float32)
         head = numpy.rint(heads / (scale[:, None] * self.scales)).astype(numpy.int8)
         centered = tails - center
@@ -101,13 +131,16 @@ class Coder:
         levels = numpy.clip(numpy.floor(centered / step[:, None]) + 8, 0, 15)
         first, second = numpy.split(levels.astype(numpy.uint8), 2, axis=1)
         levels -= 7.5
-        factors = _weights(square, numpy.vecdot(levels, centered), numpy.vecdot(levels, levels), self.padded)
+        code_square = numpy.vecdot(levels, levels)
+        factors = _weights(square, numpy.vecdot(levels, centered), code_square, self.padded)
+        lengths = factors[:, 0] * numpy.sqrt(code_square)
         return Coded(
             head=head,
             bits=bits,
             weights=numpy.column_stack([scale, weights]),
             nibbles=first | second << 4,
             factors=factors,
+            longest=_longest(lengths),
             tails=tails,
         )
 
@@ -141,7 +174,7 @@ class Coder:
         signed = tail[: self.signs]
         step = max(numpy.abs(signed).max(), 1e-30) / BIT_STEPS
         # Rounded up or down at random, by chances that keep the mean: the sum of the errors is sub-Gaussian.
-        units = numpy.floor(signed / step + self._dither).astype(numpy.int8)
+        units = numpy.floor(signed / step + self._dither[: self.signs]).astype(numpy.int8)
         planes = numpy.unpackbits(units.view(numpy.uint8)[:, None], axis=1, bitorder="little")[:, :PLANES]  # (signs, 4)
         words = numpy.packbits(planes.T, axis=1, bitorder="little").view(numpy.uint32)  # (4, words)
         return HeadAndBits(
@@ -172,6 +205,54 @@ class Coder:
             spread=width,
             rounding=7.5 * self.padded * step / 2,
         )
+
+    def prepare_many(self, queries: Array, centers: Array, longest: float) -> Queries:
+        """What a pass for many queries (B, D) float64 compares with codes.
+
+        Args:
+            queries: of length one.
+            centers: (spans, padded) that were subtracted from tails.
+            longest: of the codes of all rows, see ``Coded``.
+        """
+        heads, tails = self.split(queries)
+        length, deviation = self._spread(tails)
+        whole_heads, head_numbers = self._heads(heads)
+        step = numpy.maximum(numpy.abs(tails).max(1), 1e-30) / 127
+        # Rounded by chance, as beside the signs.
+        units = numpy.floor(tails / step[:, None] + self._dither).astype(numpy.int8)
+        shift = 7.5 * step * units.sum(1, dtype=numpy.int64)
+        width = numpy.minimum(length, SIGMAS * deviation)
+        rounding = 1.0001 * SIGMAS * longest * step / 2 + SLACK
+        numbers = numpy.column_stack([head_numbers, step, shift, width, rounding])
+        at_centers = numpy.vecdot(centers, tails[:, None]) + SLACK  # in this thread, as in ``prepare``
+        quarters = units.reshape(len(units), 2, -1, 4).swapaxes(1, 2)  # (B, width / 4, 2, 4)
+        return Queries(
+            nibbles=side_by_side(quarters),
+            heads=side_by_side(whole_heads),
+            centers=at_centers.astype(numpy.float32),
+            numbers=numbers.astype(numpy.float32),
+        )
+
+    def _spread(self, tails: Array) -> tuple[Array, Array]:
+        """The lengths (B,) of tails (B, padded), and the standard deviation of their products with what codes omit."""
+        length = numpy.sqrt(numpy.vecdot(tails, tails)) * (1 + 1e-9)
+        return length, length / sqrt(self.padded - 1)
+
+    def _heads(self, heads: Array) -> tuple[Array, Array]:
+        """For the scan: the heads of queries (B, HEAD) in 16 bits, and their step and slack."""
+        scaled = heads * self.scales
+        step = numpy.maximum(numpy.abs(scaled).max(1), 1e-30) / 32000
+        rounded = numpy.rint(scaled / step[:, None])
+        # Half a unit of a row's byte in each direction, and what the rounding of the query makes of 127 units.
+        lost = numpy.abs(scaled - rounded * step[:, None]).sum(1)
+        slack = 0.5 * numpy.abs(scaled).sum(1) + 127 * lost
+        numbers = numpy.column_stack([step, slack * 1.0001])
+        return rounded.astype(numpy.int16).reshape(len(heads), -1, 2), numbers.astype(numpy.float32)
+
+
+def _longest(lengths: Array) -> float:
+    """The greatest of these lengths (n,), but for those of rows that were never written."""
+    return float(numpy.max(lengths, initial=0, where=numpy.isfinite(lengths)))
 
 
 def _weights(square: Array, along: Array, code_square: Array | float, padded: int) -> Array:
@@ -218,6 +299,13 @@ class _Rotation:
             signs = random.integers(0, 2, size) * 2.0 - 1
             self._rounds.append((signs, _haar(size // 64, random), _haar(64, random)))
 
+    def parts(self) -> tuple[Array, Array, Array, Array]:
+        """The dense rotation, and signs, left and right sides of the rounds; empty what there is not."""
+        if self._dense is not None:
+            return self._dense, NOTHING, NOTHING, NOTHING
+        signs, lefts, rights = (numpy.stack(parts) for parts in zip(*self._rounds, strict=True))
+        return NOTHING, signs, lefts, rights
+
     def turned(self, rows: Array) -> Array:
         """Rows (n, size) after the rotation."""
         if self._dense is not None:
@@ -233,5 +321,5 @@ class _Rotation:
 def _haar(size: int, random: numpy.random.Generator) -> Array:
     """A rotation (size, size) drawn from all of them, each as likely as another."""
     factor, triangle = numpy.linalg.qr(random.standard_normal((size, size)))
-    rotation: Array = factor * numpy.sign(numpy.diag(triangle))
+    rotation: Array = numpy.ascontiguousarray(factor * numpy.sign(numpy.diag(triangle)))
     return rotation

@@ -193,6 +193,32 @@ class ExactIndex:
         """The ids (n,) of the rows in these slots."""
         return self.blocks.take(slots, "id")["id"]
 
+    def find(self, ids: Sequence[int]) -> list[int]:
+        """The slots of the rows under these ids; -1 where no row under it can be found."""
+        arrays = self.blocks.arrays()["id"]
+        groups = array_if_on_cpu(self._groups)
+        return [self._slot_of(row, arrays, groups) for row in ids]
+
+    def _slot_of(self, row: int, arrays: list[Any], groups: Any) -> int:
+        """The slot of one row, or -1."""
+        size = self.blocks.block
+        low = 0
+        high = self._used
+        while low < high:  # as if ids rose from slot to slot, which they do until a slot is used again
+            middle = (low + high) // 2
+            if arrays[middle // size][middle % size] < row:
+                low = middle + 1
+            else:
+                high = middle
+        if low < self._used and arrays[low // size][low % size] == row and groups[low]:
+            return low
+        for number, array in enumerate(arrays):
+            same = array[: max(0, self._used - number * size)] == row
+            for place in same.nonzero()[0].tolist():
+                if groups[number * size + place]:
+                    return number * size + int(place)
+        return -1
+
     def rows(self, slots: Tensor) -> Tensor:
         """The rows in these slots, (n, D) float32."""
         return decode(self.state(slots)).float()
@@ -235,6 +261,25 @@ class ExactIndex:
             return None
         groups = array_if_on_cpu(self._groups)[: self._used]
         return groups != 0 if group is None else groups == group
+
+    @property
+    def groups(self) -> Array:
+        """The group of each slot in use (slots,), 0 where the row is hidden: of an index in main memory."""
+        return self._groups.numpy()[: self._used]
+
+    def count_of(self, group: int | None) -> int:
+        """How many rows of a group can be found, or of all."""
+        if group is None:
+            return self.count
+        return int(numpy.count_nonzero(self.groups == group))
+
+    def group_code(self, group: int | None) -> int:
+        """A group as kernels take it: 0 for all rows that are not hidden, -1 for all if none is."""
+        if group is not None:
+            return group
+        if self._hidden:
+            return 0
+        return -1
 
     def shows(self, slots: Array) -> Array:
         """Whether each of these slots (n,), which may not be in use, holds a row that can be found."""

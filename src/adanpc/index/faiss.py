@@ -90,6 +90,10 @@ class ApproximateIndex:
         """The ids (n,) of the rows in these slots."""
         return self._exact.ids(slots)
 
+    def find(self, ids: Sequence[int]) -> list[int]:
+        """The slots of the rows under these ids; -1 where no row under it can be found."""
+        return self._exact.find(ids)
+
     def rows(self, slots: Tensor) -> Tensor:
         """The rows in these slots, (n, D) float32."""
         return self._exact.rows(slots)

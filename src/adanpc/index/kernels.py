@@ -17,6 +17,7 @@ from adanpc import require
 from adanpc.index.grid import Array
 
 LANES = 16  # rows of a tile, whose codes stand side by side
+SIDE = 8  # queries that are multiplied with a tile side by side
 PLANES = 4  # bits of a query's coordinate beside the single bit of a row
 PLANE_WEIGHTS = (1, 2, 4, -8)  # of those bits, in two's complement
 PIECE = 64  # tiles, or rows, that NumPy looks at together: what the cache holds
@@ -159,3 +160,173 @@ def _bound_rows(codes: dict[str, Array], query: Nibbles, base: Array) -> Array:
         width = left_out * spread + weight * rounding
         upper: Array = (base + estimate) + width
     return upper
+
+
+class Codes(NamedTuple):
+    """The codes of a block of tiles that ``hunt_tiles`` reads; see ``scan_tiles`` and ``bound_rows``."""
+
+    head: Array
+    weights: Array
+    nibbles: Array
+    factors: Array
+
+
+class Queries(NamedTuple):
+    """B queries, as ``hunt_tiles`` takes them: a coordinate has one byte, and SIDE queries stand side by side."""
+
+    nibbles: Array  # (sides, width / 4, SIDE, 2, 4) int8: what is beside low nibbles, then beside high ones
+    heads: Array  # (sides, pairs, SIDE, 2) int16
+    centers: Array  # (B, spans) float32
+    numbers: Array  # (B, 6) float32: head_step, head_slack, step, shift, spread, and rounding and slack together
+
+
+class Hunt(NamedTuple):
+    """What is known of the searches of B queries for W things each, altered from block to block."""
+
+    wanted: Array  # (W, 2) int64: how many rows, and of which group; 0 for all that are not hidden, -1 for all
+    best: Array  # (B, W, K) float32: heaps of what rows probably reach, the least first; -inf where there are fewer
+    floor: Array  # (B, W) float32: rows that cannot reach it are left out
+    counts: Array  # (B, W) int64: how many candidates there are; -1 if more than there is room for
+    slots: Array  # (B, W, room) int64: of the candidates
+    upper: Array  # (B, W, room) float32: their bounds
+
+
+def side_by_side(queries: Array) -> Array:
+    """Queries (B, n, …) as (sides, n, SIDE, …), zeros where there is none."""
+    count = len(queries)
+    sides = -(-count // SIDE)
+    padded = numpy.zeros((sides * SIDE, *queries.shape[1:]), queries.dtype)
+    padded[:count] = queries
+    grouped = padded.reshape(sides, SIDE, *queries.shape[1:])
+    return numpy.ascontiguousarray(grouped.swapaxes(1, 2))
+
+
+def hunt_tiles(
+    path: str,
+    codes: Codes,
+    tiles: int,
+    first: int,
+    span: int,
+    groups: Array,
+    slots: int,
+    queries: Queries,
+    hunt: Hunt,
+    *,
+    stride: int,
+    caution: float,
+) -> None:
+    """Finds all rows of a block of tiles whose bound reaches the floor of a search, and raises the floor as it goes.
+
+    Bounds are of head and nibbles, as in ``bound_rows``, but of a query in one byte a coordinate, and of all rows: many
+    queries share what is read. What a row probably reaches lies below its upper bound by ``caution`` halves of its
+    range; the k-th highest of that becomes the floor. Whether it was too high is for the caller to find out. There is
+    no NumPy for this: ``scan_tiles`` and ``bound_rows`` lead to the same answers, query by query.
+
+    Args:
+        path: one of ``paths()`` but for numpy.
+        codes: of the block.
+        tiles: how many of them.
+        first: number of the first tile of the block among all.
+        span: tiles that share a center.
+        groups: of all slots, (n,) uint8.
+        slots: in use; others are not looked at.
+        queries: what is compared with the codes.
+        hunt: altered.
+        stride: more than 1 to look at one of so many tiles alone, and to note no candidates: for a guess at the floor.
+        caution: see above.
+    """
+    width = codes.nibbles.shape[1]
+    _compiled.hunt_tiles(
+        path, stride > 1, *codes, tiles, first, span, stride, groups, slots, *queries, len(queries.numbers), width,
+        caution, *hunt, hunt.slots.shape[2],
+    )  # fmt: skip
+
+
+def score_rows(path: str, blocks: list[Array], size: int, slots: Array, owners: Array, queries: Array) -> Array:
+    """The exact similarities (n,) float64 of rows on the grid and queries.
+
+    Args:
+        path: one of ``paths()`` but for numpy, which needs no kernel for it.
+        blocks: of rows (m, D), float16 or float32.
+        size: rows of every block but the last.
+        slots: (n,) int64, of rows.
+        owners: (n,) int64, the query that each is compared with.
+        queries: (B, D) float64.
+    """
+    slots = numpy.ascontiguousarray(slots, numpy.int64)
+    owners = numpy.ascontiguousarray(owners, numpy.int64)
+    similarity = numpy.empty(len(slots))
+    _compiled.score_rows(path, blocks, size, queries.shape[1], blocks[0].itemsize, slots, owners, queries, similarity)
+    return similarity
+
+
+class Frame(NamedTuple):
+    """By what rows are turned before they are encoded, float64; a rotation is dense or two rounds of small ones."""
+
+    directions: Array  # (HEAD, D)
+    scales: Array  # (HEAD,)
+    dense: Array  # (padded, padded), or empty
+    signs: Array  # (2, padded), or empty
+    lefts: Array  # (2, padded / 64, padded / 64), or empty
+    rights: Array  # (2, 64, 64), or empty
+
+
+class Encoded(NamedTuple):
+    """The codes of n rows, as ``codes.Coded`` has them."""
+
+    head: Array  # (n, HEAD) int8
+    bits: Array  # (n, words) uint32
+    weights: Array  # (n, 3) float32
+    nibbles: Array  # (n, width) uint8
+    factors: Array  # (n, 2) float32
+    lengths: Array  # (n,) float64: of F times the nibbles
+
+
+def split_rows(path: str, rows: Array, frame: Frame, padded: int) -> tuple[Array, Array]:
+    """The heads (n, HEAD) of rows (n, D) and their turned tails (n, padded), all float64; in this thread alone.
+
+    Args:
+        path: one of ``paths()`` but for numpy, where ``codes.Coder`` does it.
+        rows: to be split.
+        frame: by what they are turned.
+        padded: length of a tail.
+    """
+    count, dim = rows.shape
+    heads = numpy.empty((count, len(frame.scales)))
+    tails = numpy.empty((count, padded))
+    _compiled.split_rows(path, dim, padded, rows, *frame, heads, tails)
+    return heads, tails
+
+
+def encode_rows(
+    path: str, rows: Array, frame: Frame, center: Array, signs: int, nibble_step: float, useful: float
+) -> tuple[Encoded, Array]:
+    """The codes and turned tails (n, padded) of rows (n, D) float64, as ``codes.Coder.encode`` makes them.
+
+    Sums are rounded in another order than NumPy rounds them.
+
+    Args:
+        path: one of ``paths()`` but for numpy, where ``codes.Coder`` does it.
+        rows: to be encoded.
+        frame: by what they are turned.
+        center: (padded,) that is subtracted from their tails.
+        signs: how many signs of a tail there are.
+        nibble_step: see ``codes.NIBBLE_STEP``.
+        useful: see ``codes.USEFUL``.
+    """
+    count, dim = rows.shape
+    padded = len(center)
+    made = Encoded(
+        numpy.empty((count, len(frame.scales)), numpy.int8),
+        numpy.empty((count, signs // 32), numpy.uint32),
+        numpy.empty((count, 3), numpy.float32),
+        numpy.empty((count, padded // 2), numpy.uint8),
+        numpy.empty((count, 2), numpy.float32),
+        numpy.empty(count),
+    )
+    heads = numpy.empty((count, len(frame.scales)))
+    tails = numpy.empty((count, padded))
+    _compiled.encode_rows(
+        path, dim, padded, rows, *frame, heads, tails, center, signs, nibble_step, useful, *made
+    )  # fmt: skip
+    return made, tails

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from adanpc import require
 from adanpc.errors import AdaNPCError
-from adanpc.index import single
+from adanpc.index import hunt, single
 from adanpc.index.blocks import Blocks, Kind
-from adanpc.index.codes import HEAD, SAMPLE, WIDEST, Coder, bytes_of_coder, number_of_signs, padded_length
+from adanpc.index.codes import HEAD, SAMPLE, WIDEST, Coded, Coder, bytes_of_coder, number_of_signs, padded_length
 from adanpc.index.exact import ExactIndex
 from adanpc.index.grid import Array, Columns, decode
 from adanpc.index.kernels import LANES, HeadAndBits, Nibbles, bound_rows, chosen, scan_tiles
@@ -33,6 +33,8 @@ SHARE = 400  # and at least one in so many
 SAMPLED = 16384  # bounds from which the one is guessed that so many rows reach
 SPARE = 14  # rows scored beyond the wanted number to find what the k-th nearest must reach
 BOUNDS = 8  # bytes of what a search writes of a slot
+SEVERAL = 8  # queries from which on they share a pass over four bits of each row: fewer are faster one by one
+TOGETHER = 64  # queries that share such a pass, at most
 MANY = 8  # one in so many rows may be wanted; if more are, every row is scored
 
 
@@ -120,7 +122,7 @@ class ProgressiveIndex:
         codes = self._codes.nbytes(slots)
         if codes:
             parts["codes"] = codes
-            parts["a search"] = slots * BOUNDS
+            parts["a search"] = slots * BOUNDS + hunt.bytes_of_candidates(slots) * TOGETHER
         return parts
 
     def encode(self, rows: Tensor) -> Columns:
@@ -134,6 +136,10 @@ class ProgressiveIndex:
     def ids(self, slots: Tensor) -> Tensor:
         """The ids (n,) of the rows in these slots."""
         return self._exact.ids(slots)
+
+    def find(self, ids: Sequence[int]) -> list[int]:
+        """The slots of the rows under these ids; -1 where no row under it can be found."""
+        return self._exact.find(ids)
 
     def rows(self, slots: Tensor) -> Tensor:
         """The rows in these slots, (n, D) float32."""
@@ -173,18 +179,60 @@ class ProgressiveIndex:
         coder = self._codes.coder
         if coder is None or not len(queries):
             return self._exact.search_groups(queries, wanted, exclude=exclude)
-        found: list[list[Found]] = [[] for _ in wanted]
-        for number, query in enumerate(queries.numpy()):
-            excluded = single.NOBODY
+        parts = []
+        for start in range(0, len(queries), TOGETHER):
+            part = slice(start, start + TOGETHER)
+            excluded = None
             if exclude is not None:
-                excluded = exclude[number].numpy()
-            bounds = _Bounds(self._codes, coder, query.astype(numpy.float64), self.slots, certified=self.certified)
-            answers = [self._nearest(bounds, query, min(k, self.slots), group, excluded) for k, group in wanted]
+                excluded = exclude[part].numpy()
+            parts.append(self._search_some(coder, queries[part].numpy(), wanted, excluded))
+        return [one_after_another(pieces) for pieces in zip(*parts, strict=True)]
+
+    def _search_some(
+        self, coder: Coder, queries: Array, wanted: Sequence[Wanted], exclude: Array | None
+    ) -> list[Found]:
+        """``search_groups`` for as many queries (B, D) as are searched together."""
+        precise = queries.astype(numpy.float64)
+        answers = self._from_one_pass(coder, precise, wanted, exclude)
+        for number in range(len(queries)):
+            open_questions = [place for place, answer in enumerate(answers) if not answer.certain[number]]
+            if not open_questions:
+                continue
+            bounds = _Bounds(self._codes, coder, precise[number], self.slots, certified=self.certified)
+            for place in open_questions:
+                k, group = wanted[place]
+                excluded = _excluded_from(exclude, number)
+                one = self._nearest(bounds, queries[number], min(k, self.slots), group, excluded)
+                for column, value in zip(answers[place].found, one, strict=True):
+                    column[number] = value[0]
+        found = [answer.found for answer in answers]
+        for number in range(len(queries)):
             if self._auditor.is_due():
-                answers = self._audited(answers, query, wanted, excluded)
-            for answer, parts in zip(answers, found, strict=True):
-                parts.append(answer)
-        return [one_after_another(parts) for parts in found]
+                self._audit(found, number, queries[number], wanted, _excluded_from(exclude, number))
+        return found
+
+    def _from_one_pass(
+        self, coder: Coder, queries: Array, wanted: Sequence[Wanted], exclude: Array | None
+    ) -> list[_Answers]:
+        """What one pass over all codes finds for each thing that is wanted, and for which queries that is certain."""
+        spare = 0
+        if exclude is not None:
+            spare = exclude.shape[1]
+        answers: list[_Answers] = []
+        searches: dict[int, hunt.Search] = {}
+        for number, (k, group) in enumerate(wanted):
+            answers.append(_nothing_certain(len(queries), min(k, self.slots)))
+            if (k + spare) * MANY <= self._exact.count_of(group) and not self.certified:
+                searches[number] = hunt.Search(min(k, self.slots), self._exact.group_code(group), spare)
+        path = chosen()
+        if not searches or path == "numpy" or len(queries) < SEVERAL:
+            return answers
+        prepared = coder.prepare_many(queries, self._codes.centers(self.slots), self._codes.longest)
+        one_pass = hunt.Pass(path, self._codes.blocks(self.slots), SPAN // LANES, self._exact.groups, self.slots)
+        hunted = one_pass.candidates(prepared, list(searches.values()))
+        for place, (number, search) in enumerate(searches.items()):
+            answers[number] = _Answers(*hunt.nearest(self._exact, queries, hunted, place, search, exclude))
+        return answers
 
     def _nearest(self, bounds: _Bounds, query: Array, k: int, group: int | None, excluded: Array) -> Found:
         """The k nearest rows of one query (D,)."""
@@ -199,15 +247,17 @@ class ProgressiveIndex:
         candidates = bounds.reaching(reach, usable)
         return single.ranked(self._exact, query, candidates, k, excluded)
 
-    def _audited(self, answers: list[Found], query: Array, wanted: Sequence[Wanted], excluded: Array) -> list[Found]:
-        """What exact search finds for one query (D,), noted with whether these answers are the same."""
+    def _audit(self, found: list[Found], number: int, query: Array, wanted: Sequence[Wanted], excluded: Array) -> None:
+        """Notes whether exact search finds the same for one query (D,) of a batch; what it finds is the answer."""
         exclude = torch.from_numpy(excluded[None])
         exact = self._exact.search_groups(torch.from_numpy(query[None]), wanted, exclude=exclude)
-        same = all(torch.equal(ours.ids, theirs.ids) for ours, theirs in zip(answers, exact, strict=True))
+        same = all(torch.equal(ours.ids[number], theirs.ids[0]) for ours, theirs in zip(found, exact, strict=True))
         self._auditor.note(same)
         if not same:
             logger.warning("a progressive search missed a neighbor: %s; certified=True never does", self.audit)
-        return exact
+        for ours, theirs in zip(found, exact, strict=True):
+            for column, value in zip(ours, theirs, strict=True):
+                column[number] = value[0]
 
     def _reach(self, bounds: _Bounds, query: Array, usable: Array | None, wanted: int) -> float:
         """A similarity that so many rows have: the least exact one of those that seem nearest."""
@@ -218,6 +268,28 @@ class ProgressiveIndex:
             near = near[numpy.argpartition(tighter, -some)[-some:]]
         similarity = single.exact(self._exact, near, query.astype(numpy.float64))
         return float(numpy.partition(similarity, -wanted)[-wanted])
+
+
+class _Answers(NamedTuple):
+    """What was found for B queries, and for which of them it is certain."""
+
+    found: Found
+    certain: Array  # (B,) bool
+
+
+def _nothing_certain(queries: int, k: int) -> _Answers:
+    """Room for what so many queries find."""
+    nobody = torch.full((queries, k), -1)
+    found = Found(nobody, nobody.clone(), torch.full((queries, k), -torch.inf, dtype=torch.float64))
+    return _Answers(found, numpy.zeros(queries, bool))
+
+
+def _excluded_from(exclude: Array | None, number: int) -> Array:
+    """The ids that are excluded from what one of the queries finds."""
+    if exclude is None:
+        return single.NOBODY
+    excluded: Array = exclude[number]
+    return excluded
 
 
 class Audit(NamedTuple):
@@ -330,6 +402,7 @@ class _Codes:
 
     def __init__(self, dim: int) -> None:
         self.coder: Coder | None = None
+        self.longest = 0.0  # of all codes, see ``Coded``
         self._dim = dim
         self._slots = 0  # that any version has had
         padded = padded_length(dim)
@@ -339,8 +412,8 @@ class _Codes:
             "weights": ((3, LANES), torch.float32),
         }
         row: dict[str, Kind] = {"nibbles": ((padded // 2,), torch.uint8), "factors": ((2,), torch.float32)}
-        self._tiles = Blocks(tile, torch.device("cpu"))
         self._rows = Blocks(row, torch.device("cpu"))
+        self._tiles = Blocks(tile, torch.device("cpu"), block=self._rows.block // LANES)  # of the same rows
         self._centers: Array = numpy.zeros((0, padded))  # with room for more
         self._spans = 0
         self._sum: Array = numpy.zeros(padded)  # of the tails in the newest span
@@ -412,10 +485,15 @@ class _Codes:
         rows = decode(exact.blocks.read(slots, *exact.encoded)).astype(numpy.float64)
         with numpy.errstate(all="ignore"):  # slots that were never written hold anything
             coded = coder.encode(rows, self._centers[span])
+        self.longest = max(self.longest, coded.longest)
         if span == self._spans - 1:
-            shown = exact.shows(slots)  # what is hidden may never have been written
+            # What is hidden may never have been written.
+            shown = exact.shows(slots)
             self._sum += coded.tails[shown].sum(0)
             self._summed += int(numpy.count_nonzero(shown))
+        if len(slots) == 1:
+            self._store_one(coded, int(slots[0]))
+            return
         tiles, lanes = numpy.divmod(slots, LANES)
         for block in numpy.unique(tiles // self._tiles.block):
             there = tiles // self._tiles.block == block
@@ -426,9 +504,27 @@ class _Codes:
             arrays["weights"][offsets, :, lanes[there]] = coded.weights[there]
         self._rows.write(torch.from_numpy(slots), {"nibbles": coded.nibbles, "factors": coded.factors})
 
+    def _store_one(self, coded: Coded, slot: int) -> None:
+        """Writes the codes of one row, without lists of places."""
+        tile, lane = divmod(slot, LANES)
+        block, offset = divmod(tile, self._tiles.block)
+        tiles = self._tiles.arrays()
+        tiles["head"][block][offset, :, lane] = coded.head.reshape(-1, 2)
+        tiles["bits"][block][offset, :, lane] = coded.bits[0]
+        tiles["weights"][block][offset, :, lane] = coded.weights[0]
+        rows = self._rows.arrays()
+        block, offset = divmod(slot, self._rows.block)
+        rows["nibbles"][block][offset] = coded.nibbles[0]
+        rows["factors"][block][offset] = coded.factors[0]
+
     def centers(self, slots: int) -> Array:
         """The centers (spans, padded) of so many slots."""
         return self._centers[: -(-slots // SPAN)]
+
+    def blocks(self, slots: int) -> list[hunt.Block]:
+        """The codes of so many slots, block by block."""
+        tiles = -(-slots // LANES)
+        return list(hunt.blocks_of(self._tiles.arrays(), self._rows.arrays(), self._tiles.block, tiles))
 
     def scan(self, query: HeadAndBits, slots: int) -> tuple[Array, Array]:
         """What each row is known to reach without its tail, and its upper bound (slots,); overwritten by the next."""

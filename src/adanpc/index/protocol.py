@@ -110,4 +110,12 @@ class Accounting(Protocol):
         """Bytes that so many slots need, by what they are for; those under ``FILE`` are on a disk."""
 
 
+@runtime_checkable
+class Finding(Protocol):
+    """An index that finds rows by their ids; of others, a bank sorts all ids to find one."""
+
+    def find(self, ids: Sequence[int]) -> list[int]:
+        """The slots of the rows under these ids; -1 where no row under it can be found."""
+
+
 FILE = "rows in a file"

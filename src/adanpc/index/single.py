@@ -11,6 +11,7 @@ from torch import Tensor
 
 from adanpc.index.blocks import TILE
 from adanpc.index.grid import Array, decode
+from adanpc.index.kernels import chosen, score_rows
 from adanpc.index.protocol import Found, Wanted, one_after_another
 from adanpc.index.scan import COORDINATES, scan
 
@@ -121,12 +122,28 @@ def _only(usable: Array | None, bounds: Array) -> Array:
 
 def exact(index: ExactIndex, slots: Array, query: Array) -> Array:
     """The similarities of the rows in these slots (n,) to one query (D,), both float64."""
+    path = chosen()
+    if path != "numpy" and index.blocks.device.type == "cpu" and "fine" not in index.encoded:
+        owners = numpy.zeros(len(slots), numpy.int64)
+        return score_rows(path, index.blocks.arrays()["row"], index.blocks.block, slots, owners, query[None])
     similarity = numpy.empty(len(slots))
     size = max(1, COORDINATES // index.dim)
     for start in range(0, len(slots), size):
         part = slice(start, start + size)
         rows = decode(index.blocks.read(slots[part], *index.encoded))
         numpy.vecdot(rows.astype(numpy.float64), query, out=similarity[part])
+    return similarity
+
+
+def scores(index: ExactIndex, slots: Array, owners: Array, queries: Array) -> Array:
+    """The similarities (n,) of the rows in these slots (n,), each to its own of the queries (B, D), float64."""
+    path = chosen()
+    if path != "numpy" and "fine" not in index.encoded:
+        return score_rows(path, index.blocks.arrays()["row"], index.blocks.block, slots, owners, queries)
+    similarity = numpy.empty(len(slots))
+    for number in numpy.unique(owners):
+        own = owners == number
+        similarity[own] = exact(index, slots[own], queries[number])
     return similarity
 
 
