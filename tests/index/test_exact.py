@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adanpc.errors import AdaNPCError, FeatureError
-from adanpc.index import STORAGE, ExactIndex, batch, blocks, check_features, exact, grid, single, unit
+from adanpc.index import STORAGE, ExactIndex, batch, blocks, check_features, exact, grid, kernels, single, unit
 from adanpc.index import scan as scans
 from adanpc.index.grid import Columns, decode, encode
 from adanpc.testing import check_index
@@ -189,8 +190,15 @@ def test_copies_of_a_row_are_scored_only_as_often_as_they_can_be_found(
             scored += slots.size
         return read(held, slots, *names)
 
+    def counted_scores(*given: Any) -> grid.Array:
+        nonlocal scored
+        slots = given[3]
+        scored += slots.size
+        return kernels.score_rows(*given)
+
     monkeypatch.setattr(blocks.Blocks, "take", counted_take)
     monkeypatch.setattr(blocks.Blocks, "read", counted_read)
+    monkeypatch.setattr(single, "score_rows", counted_scores)
     found = index.search(unit(features[:1]).repeat(batch, 1), 7, exclude=ids[:2].repeat(batch, 1))
     copies = sorted(ids[2:5000].tolist())
     assert found.ids.tolist() == [copies[:7]] * batch

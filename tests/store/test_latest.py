@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load, save
 from services import filled, queries
 
 from adanpc.store import latest as module
@@ -59,6 +61,37 @@ def test_a_file_with_any_byte_altered_is_not_read(tmp_path: Path) -> None:
     for length in (0, 5, 31, 32, len(data) - 1):
         path.write_bytes(data[:length])
         assert read_latest(tmp_path, SETTINGS) is None
+
+
+def forged(folder: Path, changed: dict[str, torch.Tensor | None]) -> Path:
+    """A file with some tensors changed or left out, and a true seal, which anybody can make."""
+    write_latest(folder, made())
+    path = folder / FILE
+    tensors: dict[str, torch.Tensor | None] = {**load(path.read_bytes()[module.SEAL :]), **changed}
+    data = save({name: tensor for name, tensor in tensors.items() if tensor is not None})
+    path.write_bytes(hashlib.sha256(data).digest() + data)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"numbers": None},
+        {"next": torch.zeros(5)},
+        {"answers": torch.zeros(9, dtype=torch.uint8)},
+        {"picture_sizes": torch.zeros(2, 2)},
+        {"picture_sizes": torch.zeros(2, dtype=torch.int64)},
+        {"features": torch.zeros(3, 1)},
+        {"times": torch.zeros(3)},
+    ],
+    ids=str,
+)
+def test_forged_files_are_not_read(tmp_path: Path, changed: dict[str, torch.Tensor | None]) -> None:
+    assert read_latest(forged(tmp_path, changed), SETTINGS) is None
+
+
+def test_a_forged_file_that_changes_nothing_is_read(tmp_path: Path) -> None:
+    assert read_latest(forged(tmp_path, {}), SETTINGS) is not None
 
 
 def test_those_of_another_bank_are_not_read(tmp_path: Path) -> None:

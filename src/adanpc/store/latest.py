@@ -7,7 +7,7 @@ file of them is not read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -80,12 +81,21 @@ def read_latest(folder: Location, settings: BankSettings) -> Latest | None:
 
 
 def _parsed(data: bytes, settings: BankSettings) -> Latest | None:
-    """The queries in bytes that are as they were written; None if they were written for another bank."""
-    tensors = load(data)
-    answers = decode_answer(tensors["answers"].numpy().tobytes())
-    features = tensors["features"]
-    if (features.shape[1], answers.probs.shape[1]) != (settings.dim, settings.classes):
+    """The queries in bytes; None if they were written for another bank, or by somebody else.
+
+    The seal says that bytes are as they were written, not by whom: anybody can make a true one.
+    """
+    try:
+        latest = _unpacked(load(data))
+    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError):
         return None
+    if not _fits(latest, settings):
+        return None
+    return latest
+
+
+def _unpacked(tensors: Mapping[str, Tensor]) -> Latest:
+    """What the tensors of a file say."""
     together = tensors["pictures"].numpy().tobytes()
     pictures: list[bytes | None] = []
     begin = 0
@@ -96,7 +106,31 @@ def _parsed(data: bytes, settings: BankSettings) -> Latest | None:
         pictures.append(together[begin : begin + size])
         begin += size
     next_number, ended = tensors["next"].tolist()
-    return Latest(tensors["numbers"], features, tensors["times"], answers, pictures, next_number, bool(ended))
+    answers = decode_answer(tensors["answers"].numpy().tobytes())
+    return Latest(
+        tensors["numbers"], tensors["features"], tensors["times"], answers, pictures, next_number, bool(ended)
+    )
+
+
+def _fits(latest: Latest, settings: BankSettings) -> bool:
+    """Whether everything is of as many queries, and of a bank with these settings."""
+    count = len(latest.pictures)
+    answers = latest.answers
+    near = answers.neighbors
+    voters = (count, *near.ids.shape[1:2])
+    expected = (
+        (latest.numbers, torch.int64, (count,)),
+        (latest.features, torch.float32, (count, settings.dim)),
+        (latest.times, torch.float64, (count,)),
+        (answers.probs, torch.float32, (count, settings.classes)),
+        (answers.joined, torch.int64, (count,)),
+        (answers.weights, torch.float32, voters),
+        (near.ids, torch.int64, voters),
+        (near.labels, torch.int64, voters),
+        (near.similarity, near.similarity.dtype, voters),
+    )
+    alike = all(column.dtype == kind and column.shape == shape for column, kind, shape in expected)
+    return alike and len(voters) == 2 and bool(answers.probs.isfinite().all())
 
 
 def latest_of(

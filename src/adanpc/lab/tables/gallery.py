@@ -12,9 +12,9 @@ import torch
 
 from adanpc.lab.data.domain import DataError, Domain, some, split
 from adanpc.lab.show.exhibit import Gallery, Picture, Question
+from adanpc.lab.sweep.explain import Explain
 from adanpc.lab.sweep.subjects import Extent, Frozen, Trained
 from adanpc.lab.sweep.task import Task
-from adanpc.lab.sweep.witness import Witness
 from adanpc.lab.tables.scale import Scale
 from adanpc.lab.tables.table import BENCHMARKS, Benchmark, Parts, Results, Table
 
@@ -23,13 +23,13 @@ EACH = 4  # right and wrong answers of each target
 SHOWN = 8  # neighbors
 
 
-def witness(benchmark: Benchmark, scale: Scale, target: str) -> Witness:
+def witness(benchmark: Benchmark, scale: Scale, target: str) -> Explain:
     """Photos through a published encoder; digits through one that is trained."""
     if not benchmark.photos:
-        return Witness(Trained(scale.spec(benchmark.data, (target,), "erm")), EACH)
+        return Explain(Trained(scale.spec(benchmark.data, (target,), "erm")), EACH)
     subject = Frozen(benchmark.data, (target,), scale.encoder or ENCODER, head="untrained")
     extent = Extent(scale.images, scale.images, recalled=1)  # a gallery looks at no source images but neighbors
-    return Witness(subject, EACH, extent=extent)
+    return Explain(subject, EACH, extent=extent)
 
 
 def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
@@ -89,7 +89,7 @@ class Images:
         task: whose record is shown.
     """
 
-    def __init__(self, benchmark: Benchmark, results: Results, target: str, task: Witness) -> None:
+    def __init__(self, benchmark: Benchmark, results: Results, target: str, task: Explain) -> None:
         data = results.workspace.data(benchmark.data, 0)
         limit = task.subject.spec.images if isinstance(task.subject, Trained) else None
         self.classes = data.classes

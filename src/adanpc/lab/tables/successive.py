@@ -21,7 +21,7 @@ IN_CHARTS = ("knn", "adanpc-bn")  # beside the methods that the paper has
 ALL_IMAGES_BATCH = 32
 
 
-class Way(NamedTuple):
+class Passage(NamedTuple):
     """How a method is led through the domains."""
 
     method: str
@@ -29,21 +29,21 @@ class Way(NamedTuple):
     extent: Extent
 
 
-def task_for(benchmark: Benchmark, scale: Scale, way: Way, seed: int) -> Adapt:
+def task_for(benchmark: Benchmark, scale: Scale, passage: Passage, seed: int) -> Adapt:
     """A method that is led through all domains but the first, on which its model was trained."""
-    algorithm = "rotation" if ADAPTERS[way.method].needs_rotation_head else "erm"
+    algorithm = "rotation" if ADAPTERS[passage.method].needs_rotation_head else "erm"
     subject = Trained(scale.spec(benchmark.data, benchmark.domains[1:], algorithm, seed))
-    own = settings(way.method, benchmark.data)
-    return Adapt(subject, way.method, way.batch, "successive", own, way.extent, seed)
+    own = settings(passage.method, benchmark.data)
+    return Adapt(subject, passage.method, passage.batch, "successive", own, passage.extent, seed)
 
 
-def _limited(method: str, batch: int, scale: Scale) -> Way:
-    return Way(method, batch, limited(method, scale))
+def _limited(method: str, batch: int, scale: Scale) -> Passage:
+    return Passage(method, batch, limited(method, scale))
 
 
-def _on_all_images() -> list[Way]:
+def _on_all_images() -> list[Passage]:
     """Methods that see features are fast enough to meet every image."""
-    return [Way(name, ALL_IMAGES_BATCH, ALL) for name, method in ADAPTERS.items() if method.sees == "features"]
+    return [Passage(name, ALL_IMAGES_BATCH, ALL) for name, method in ADAPTERS.items() if method.sees == "features"]
 
 
 def _batches(method: str) -> tuple[int, ...]:
@@ -53,10 +53,10 @@ def _batches(method: str) -> tuple[int, ...]:
 
 def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
     """Every method on some images, one by one, in pairs and in batches; methods that see features on all."""
-    ways = [_limited(method, batch, scale) for method in ADAPTERS for batch in _batches(method)]
-    ways += _on_all_images()
-    wanted = [way for way in ways if scale.wants(way.method)]
-    return [task_for(benchmark, scale, way, seed) for seed in range(scale.seeds) for way in wanted]
+    passages = [_limited(method, batch, scale) for method in ADAPTERS for batch in _batches(method)]
+    passages += _on_all_images()
+    wanted = [passage for passage in passages if scale.wants(passage.method)]
+    return [task_for(benchmark, scale, passage, seed) for seed in range(scale.seeds) for passage in wanted]
 
 
 def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
@@ -74,8 +74,8 @@ def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
     return (*on_all, *charts, *parts), remarks(f"reval-{benchmark.data}")
 
 
-def _sheets(benchmark: Benchmark, results: Results, ways: Sequence[Way], title: str) -> tuple[Sheet, Sheet]:
-    """What is met, and what is left of the source; one row for each way."""
+def _sheets(benchmark: Benchmark, results: Results, passages: Sequence[Passage], title: str) -> tuple[Sheet, Sheet]:
+    """What is met, and what is left of the source; one row for each passage."""
     first, *others = benchmark.domains
     table = f"reval-{benchmark.data}"
     columns = ("before", *others)
@@ -84,13 +84,13 @@ def _sheets(benchmark: Benchmark, results: Results, ways: Sequence[Way], title: 
         paper_columns = paper.columns(table)[:-1]  # the last is an average
     met: list[Row] = []
     source: list[Row] = []
-    for way in ways:
-        tasks = [task_for(benchmark, results.scale, way, seed) for seed in range(results.scale.seeds)]
+    for passage in passages:
+        tasks = [task_for(benchmark, results.scale, passage, seed) for seed in range(results.scale.seeds)]
         records = results.all_of(tasks)
         reason = results.reason(tasks[0])
-        label = _label(way, results.scale)
+        label = _label(passage, results.scale)
         if records:
-            theirs = [printed(table, "all", ADAPTERS[way.method].in_paper, column) for column in paper_columns]
+            theirs = [printed(table, "all", ADAPTERS[passage.method].in_paper, column) for column in paper_columns]
             met.append((label, tuple(Cell(ours) for ours in _met(records, others))))
             source.append((label, tuple(map(Cell, _source(records, others), theirs))))
         elif reason:
@@ -101,11 +101,11 @@ def _sheets(benchmark: Benchmark, results: Results, ways: Sequence[Way], title: 
     )
 
 
-def _label(way: Way, scale: Scale) -> str:
+def _label(passage: Passage, scale: Scale) -> str:
     """The method; where several stand in one sheet that meet different numbers of images, these too."""
-    if is_slow(way.method):
-        return f"{way.method}, {how_many(way.method, scale)}, batches of {way.batch}"
-    return way.method
+    if is_slow(passage.method):
+        return f"{passage.method}, {how_many(passage.method, scale)}, batches of {passage.batch}"
+    return passage.method
 
 
 def _met(records: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Value | None]:

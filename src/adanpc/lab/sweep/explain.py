@@ -16,7 +16,7 @@ from adanpc.lab.sweep.task import STARTING, Task, Train
 
 
 @dataclass(frozen=True)
-class Witness(Task):
+class Explain(Task):
     """Some right and some wrong answers of a vote, each with its neighbors, before and after a removal.
 
     The expert of a wrong answer removes those of its neighbors that are of the class wrongly given, the nearest first,
