@@ -41,6 +41,7 @@ NOISE_OF_SEVERAL_DOMAINS = 0.5
 NOISE_OF_ONE_DOMAIN = 1.0
 CLEARLY = 0.02  # the share of answers by which the root must lose to be left out: two standard errors of TRIED rows
 ENOUGH = 1000  # rows, if it is to lose by so much
+SURELY = 2  # standard deviations by which damping must lose to be left out
 
 
 def suitable_parts(features: Tensor, labels: Tensor, domains: Tensor, classes: int) -> Parts:
@@ -55,7 +56,7 @@ def suitable_parts(features: Tensor, labels: Tensor, domains: Tensor, classes: i
     root = _root_suits(with_root, without_root, len(problem.features))
     damped = with_root if root else without_root
     undamped = problem.answered_right(Parts(root=root))
-    parts = Parts(root=root, damped=_lead(damped, undamped) >= -1)
+    parts = Parts(root=root, damped=_lead(damped, undamped) >= -SURELY)
     return parts._replace(amplified=_amplification_suits(features, labels, domains, classes, parts))
 
 
