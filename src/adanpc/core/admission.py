@@ -43,9 +43,11 @@ class Admission:
             limit = require.number(name, getattr(self, name))
             if limit < 0:
                 raise AdaNPCError(f"{name} must be at least 0, got {limit:g}")
-            if name != "max_entropy" and limit != inf and not limit.is_integer():
-                raise AdaNPCError(f"{name} must be a whole number, since rows are counted, got {limit:g}")
             object.__setattr__(self, name, limit)
+        for name in ("class_quota", "max_copies"):
+            limit = getattr(self, name)
+            if limit != inf and not limit.is_integer():
+                raise AdaNPCError(f"{name} must be a whole number, since rows are counted, got {limit:g}")
 
     def __and__(self, other: Admission) -> Admission:
         return Admission(
@@ -65,7 +67,8 @@ class Admission:
         if self.max_entropy < inf:
             joins &= prediction.entropy <= self.max_entropy
         if self.class_quota < inf:
-            joins &= admitted.gather(1, prediction.labels[:, None])[:, 0] < self.class_quota
+            of_predicted_class = admitted.gather(1, prediction.labels[:, None])[:, 0]
+            joins &= of_predicted_class < self.class_quota
         if self.max_copies < inf:
             joins &= (prediction.neighbors.similarity >= COPY_SIMILARITY).sum(1) < self.max_copies
         return joins

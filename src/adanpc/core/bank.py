@@ -463,14 +463,14 @@ class MemoryBank:
     def _veto(self, contents: Contents, ledger: Ledger, change: Veto) -> Contents:
         slots = self._slots(contents, change.ids)
         judgments = _judged(contents, slots, "veto", change)
-        newly = [row for row in dict.fromkeys(change.ids) if row not in contents.vetoed]
-        silenced = self._slots(contents, newly)
-        table = contents.table_of(silenced, *DECIDING)
+        newly_vetoed = [row for row in dict.fromkeys(change.ids) if row not in contents.vetoed]
+        their_slots = self._slots(contents, newly_vetoed)
+        table = contents.table_of(their_slots, *DECIDING)
         ledger.leave_queue(table)
-        vetoed = {**contents.vetoed, **dict(zip(newly, silenced.tolist(), strict=True))}
+        vetoed = {**contents.vetoed, **dict(zip(newly_vetoed, their_slots.tolist(), strict=True))}
         return with_fields(
             contents,
-            index=contents.index.hide(silenced),
+            index=contents.index.hide(their_slots),
             vetoed=vetoed,
             judgments=judgments,
             admitted=_recounted(contents.admitted, table, -1),
@@ -620,8 +620,9 @@ class MemoryBank:
             active = table["state"] == ACTIVE
             group[~active] = 0
             voting = _active(table)
-            silenced = zip(table["id"][~active].tolist(), slots[~active].tolist(), strict=True)
-            vetoed = {**vetoed, **dict(silenced)}
+            silenced_ids = table["id"][~active].tolist()
+            their_slots = slots[~active].tolist()
+            vetoed = {**vetoed, **dict(zip(silenced_ids, their_slots, strict=True))}
         return with_fields(
             contents,
             index=contents.index.put(slots, table["id"], table, group),

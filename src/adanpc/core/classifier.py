@@ -160,8 +160,9 @@ class AdaNPC:
         when: float | None = None,
     ) -> range:
         """Appends labeled rows (n, D) of the source, or of an expert; their ids."""
+        # Not checked by type: an Append says that it holds tensors, and ``apply`` makes them of arrays and lists, too.
         columns: dict[str, Any] = {"features": features, "labels": labels, "domain": domain, "keys": keys}
-        return self.apply(Append(origin=origin, who=who, why=why, when=when, **columns))  # which makes tensors of them
+        return self.apply(Append(origin=origin, who=who, why=why, when=when, **columns))
 
     def apply(self, change: Change, *, log: Callable[[Change], object] | None = None) -> range:
         """Carries out one change, whole or not at all; the ids that it gave to the rows it appended.
@@ -268,7 +269,7 @@ def _differing(before: Columns, present: Columns) -> Tensor:
 
 
 def _differing_histories(before: Contents, present: Contents, rows: list[int]) -> dict[int, tuple[Judgment, ...]]:
-    """What people had decided about those of these rows on which they have decided otherwise since."""
+    """The earlier histories of those rows whose history has changed since."""
     histories = {}
     for row in rows:
         history = before.judgments.get(row, ())

@@ -45,33 +45,33 @@ class Eviction:
     def overflow(self, protected: Collection[int]) -> list[int]:
         """The ids of the rows that leave until the capacity is kept, protected ones only if no others are left."""
         leaving: list[int] = []
-        kept: list[tuple[int, int]] = []
-        while self._count + len(kept) > self.capacity:
-            if not self._count:
-                row, _ = kept.pop(0)
+        set_aside: list[tuple[int, int]] = []  # protected rows whose turn had come
+        while self._count + len(set_aside) > self.capacity:
+            if not self._count:  # only protected rows are left: the first in turn leaves
+                row, _ = set_aside.pop(0)
                 leaving.append(row)
                 continue
             row, label = self._pop()
             if row in protected:
-                kept.append((row, label))
+                set_aside.append((row, label))
             else:
                 leaving.append(row)
-        for row, label in kept:
+        for row, label in set_aside:
             self.add(row, label)
         return leaving
 
     def discard(self, row: int, label: int) -> None:
         """Forgets a row that may no longer vote or is no longer held."""
-        name = self._heap_of(label)
-        heap = [entry for entry in self._heaps[name] if entry[1] != row]
+        key = self._heap_of(label)
+        heap = [(rank, other, of_class) for rank, other, of_class in self._heaps[key] if other != row]
         heapify(heap)
-        self._heaps[name] = heap
+        self._heaps[key] = heap
         self._count -= 1
 
     def copy(self) -> Eviction:
         """An independent queue of the same rows."""
         other = Eviction(self.policy, self.capacity, self.seed)
-        other._heaps = {name: heap.copy() for name, heap in self._heaps.items()}
+        other._heaps = {key: heap.copy() for key, heap in self._heaps.items()}
         other._count = self._count
         return other
 
@@ -80,7 +80,7 @@ class Eviction:
 
     def _pop(self) -> tuple[int, int]:
         """The id and label of the row that leaves next."""
-        largest = min(self._heaps, key=lambda name: (-len(self._heaps[name]), name))
+        largest = min(self._heaps, key=lambda key: (-len(self._heaps[key]), key))
         _, row, label = heappop(self._heaps[largest])
         self._count -= 1
         return row, label
@@ -90,6 +90,6 @@ def random_rank(row: int, seed: int) -> int:
     """A fixed pseudo-random 64-bit number for each id: the id-th output of SplitMix64 with this seed."""
     mask = (1 << 64) - 1
     value = (seed + (row + 1) * 0x9E3779B97F4A7C15) & mask
-    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & mask
-    value = (value ^ value >> 27) * 0x94D049BB133111EB & mask
-    return value ^ value >> 31
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & mask
+    return value ^ (value >> 31)

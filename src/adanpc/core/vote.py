@@ -94,19 +94,17 @@ def _by_rank(similarity: Tensor) -> Tensor:
 
 
 def _classwise(neighbors: Neighbors, classes: int, temperature: float, per_class: int) -> tuple[Tensor, Tensor]:
-    """``vote`` by the class-wise rule. All sums are of exact similarities, and so exact."""
+    """``vote`` by the class-wise rule. Sums of exact similarities are exact, so no answer depends on their order."""
     similarity = neighbors.similarity.double()
     present = similarity > -torch.inf
-    absent = ~present
-    labels = neighbors.labels.masked_fill(absent, classes)  # absent neighbors get a class of their own, dropped below
+    labels = neighbors.labels.masked_fill(~present, classes)  # absent neighbors get a class of their own, dropped below
     rank = _rank_in_class(similarity, labels)
     counted = (rank < per_class) & present  # (B, K)
-    ignored = ~counted
     no_votes = similarity.new_zeros(len(similarity), classes + 1)
-    sums = no_votes.scatter_add(1, labels, similarity.masked_fill(ignored, 0))[:, :classes]
+    sums = no_votes.scatter_add(1, labels, similarity.masked_fill(~counted, 0))[:, :classes]
     counts = no_votes.scatter_add(1, labels, counted.double())[:, :classes]
     # Rows that were not found are at most as similar as the farthest that was.
-    farthest = similarity.masked_fill(absent, torch.inf).amin(1, keepdim=True)  # (B, 1)
+    farthest = similarity.masked_fill(~present, torch.inf).amin(1, keepdim=True)  # (B, 1)
     missing = per_class - counts  # (B, C)
     evidence = (sums + missing * farthest) / per_class
     probs = (evidence / temperature).softmax(1)
@@ -114,7 +112,7 @@ def _classwise(neighbors: Neighbors, classes: int, temperature: float, per_class
     shares = probs / counts.clamp(min=1)
     nothing = shares.new_zeros(len(shares), 1)  # the share of those that are absent
     share_of_label = torch.cat([shares, nothing], 1).gather(1, labels)  # (B, K)
-    return probs, share_of_label.masked_fill(ignored, 0)
+    return probs, share_of_label.masked_fill(~counted, 0)
 
 
 def _rank_in_class(similarity: Tensor, labels: Tensor) -> Tensor:
@@ -130,6 +128,7 @@ def _rank_in_class(similarity: Tensor, labels: Tensor) -> Tensor:
     begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     columns = torch.arange(labels.shape[1], device=labels.device)
     places = columns.expand_as(labels)
-    first = torch.where(begins, places, 0).cummax(1).values  # where the neighbor's class begins
+    # The running maximum carries the start of a run to all its members: 0 0 2 0 of the classes 3 3 5 5 becomes 0 0 2 2.
+    run_start = torch.where(begins, places, 0).cummax(1).values
     ranks = torch.empty_like(places)
-    return ranks.scatter_(1, order, places - first)
+    return ranks.scatter_(1, order, places - run_start)

@@ -28,10 +28,10 @@ class ROID(Adapter):
         Prior Correction, WACV 2024.
 
     Differs from the published code:
-        The prior multiplies probabilities, as Bayes' rule requires; there it multiplies logits, see
-        ``ROIDPublished``. Views are those of
-        ``CoTTA``. Where all rows are alike, as in a batch of one, they weigh 1; there NaN. The loss is divided by the
-        rows of this batch, not by the usual number. On ImageNet theirs uses SGD at 2.5e-4.
+        The prior multiplies probabilities, as Bayes' rule requires; in the published code it multiplies logits, see
+        ``ROIDPublished``. Views are those of ``CoTTA``. Where all rows are alike, as in a batch of one, they weigh 1;
+        in the published code they weigh NaN. The loss is divided by the rows of this batch, not by the usual number.
+        On ImageNet the published code uses SGD at 2.5e-4.
 
     Args:
         lr: of Adam.
@@ -82,7 +82,7 @@ class ROID(Adapter):
         viewed = kept
         if int(kept.sum()) <= 1:
             viewed = torch.ones_like(kept)  # a single row may have no statistics of its own: view its whole batch
-        views = self.model(view(batch[viewed]))[kept[viewed]]
+        views = self.model(view(batch[viewed]))[kept[viewed]]  # of the rows viewed, those that are learned from
         losses = likelihood_ratio(logits[kept]) + symmetric_cross_entropy(views, logits[kept])
         loss = (weights[kept] * losses).sum() / len(batch)
         descend(loss, self.optimizers["adam"])
