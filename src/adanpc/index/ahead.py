@@ -17,7 +17,7 @@ from typing import Any
 
 from adanpc.index.grid import Array
 
-PIECE = 2 << 20  # bytes that are asked for at once: those of a huge page
+PIECE = 2 << 20  # bytes requested at once: the size of a huge page
 POPULATE = 23  # MADV_POPULATE_WRITE supplies pages and leaves what they hold as it is; Linux 5.14 and newer have it
 
 

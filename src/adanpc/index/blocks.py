@@ -58,10 +58,11 @@ class Blocks:
         self.folders = {name: Path(folder) for name, folder in (folders or {}).items()}
         self._process = os.getpid()
         self.slot_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in kinds.values())
-        self.block = block or max(1, BLOCK_BYTES // (self.slot_bytes * TILE)) * TILE  # slots of all but the last
+        tiles = max(1, BLOCK_BYTES // (self.slot_bytes * TILE))
+        self.block = block or tiles * TILE  # slots of all but the last
         self.columns: dict[str, list[Tensor]] = {name: [] for name in kinds}
-        self._supplied = 0  # slots for which memory was asked for ahead
-        self._supply_beyond = 0  # when more slots than this are in use, more is asked for
+        self._supplied = 0  # slots whose memory was requested ahead of use
+        self._supply_beyond = 0  # once more slots than this are in use, memory for more is requested
         self._known_arrays: tuple[dict[str, list[Tensor]], dict[str, list[Any]]] = ({}, {})  # and what they are made of
 
     @property

@@ -56,7 +56,10 @@ def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
     passages = [_limited(method, batch, scale) for method in ADAPTERS for batch in _batches(method)]
     passages += _on_all_images()
     wanted = [passage for passage in passages if scale.wants(passage.method)]
-    return [task_for(benchmark, scale, passage, seed) for seed in range(scale.seeds) for passage in wanted]
+    tasks: list[Task] = []
+    for seed in range(scale.seeds):
+        tasks += [task_for(benchmark, scale, passage, seed) for passage in wanted]
+    return tasks
 
 
 def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
