@@ -53,6 +53,7 @@ class Augmented:
 
 def cropped(image: Tensor) -> Tensor:
     """Returns a random part of an image (C, H, W): uniform in area, in the log of its aspect ratio, and in position."""
+    # The same rule as torchvision's RandomResizedCrop, with torch's global generator.
     height, width = image.shape[-2:]
     for _ in range(CROP_TRIES):
         area = height * width * _uniform(LEAST_AREA, MOST_AREA)

@@ -102,6 +102,7 @@ def build(
     model_state: State | None = None
     if weights is not None:
         state = read(Path(weights))
+        # The names tell whether a source model was saved, or an encoder was published.
         if all(key.startswith(SOURCE_MODEL_PREFIXES) for key in state):
             model_state = state
         else:

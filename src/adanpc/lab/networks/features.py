@@ -46,7 +46,7 @@ def features(
     origin = {
         "format": FORMAT,
         "version": VERSION,
-        "model": fingerprint(nn.ModuleList([model.encoder, model.norm])),
+        "model": fingerprint(nn.ModuleList([model.encoder, model.norm])),  # the head does not affect features
         "domain": domain.digest(),
         "rows": len(domain),
     }

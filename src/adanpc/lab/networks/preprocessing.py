@@ -82,6 +82,7 @@ class Preprocessing:
         """Returns the images at ``size`` x ``size``."""
         if self.size is None:
             return images
+        # Sizes and offsets are rounded as in torchvision's Resize and CenterCrop.
         height, width = images.shape[-2:]
         shorter = min(height, width)
         side = floor(self.size / self.crop)

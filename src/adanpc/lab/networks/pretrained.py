@@ -43,6 +43,7 @@ def timm_encoder(name: str, classes: int, channels: int, pretrained: bool, state
     if model.num_classes == classes:
         classifier = model.get_classifier()
     model.reset_classifier(0)
+    # Some models have further layers before their classifier, which decide the dimension of the features.
     dim = getattr(model, "head_hidden_size", model.num_features)
     head = nn.Linear(dim, classes) if classifier is None else _linear(name, classifier, dim)
     model.register_forward_pre_hook(_channels_last)

@@ -80,7 +80,7 @@ def split_of_bank(bank: MemoryBank, k: int, probes: int = 1000, seed: int = 0) -
     source = bank.search(points, neighbors, source=True)
     target = bank.search(points, neighbors, source=False, exclude=itself)
     nearest_of_all = bank.search(points, k, exclude=itself).ids
-    known = _estimate(source, target, points, n_s, n_u - 1, bank.classes)
+    known = _estimate(source, target, points, n_s, n_u - 1, bank.classes)  # n_u - 1, since a probe excludes itself
     k_s, k_u = best_split(k, n_s, n_u, known)
     are_target = (nearest_of_all >= 0) & ~_is_source(bank, nearest_of_all)
     joint = float(are_target.sum(1).double().mean())
@@ -176,8 +176,9 @@ def _dimension(near: Neighbors) -> float:
     distances = _distances(near)
     inner = distances[:, :-1]
     outermost = distances[:, -1:]
-    ratios = (outermost / inner)[inner > SAME_ROW]
+    ratios = (outermost / inner)[inner > SAME_ROW]  # a row that repeats the probe is at distance 0
     inverse = float(ratios.log().sum()) / max(len(ratios), 1)
+    # In high dimensions all neighbors are about equally far away, and the estimate of 1 / d comes close to 0.
     if inverse * LARGEST_DIM < 1:
         raise AdaNPCError(
             f"target rows must have a dimension of at most {LARGEST_DIM}, but all their neighbors are equally far away"
@@ -209,6 +210,7 @@ def _squared_gap(one: Tensor, other: Tensor, votes: int) -> Tensor:
         votes: the number of votes behind each share.
     """
     by_chance = _variance(one, votes) + _variance(other, votes)
+    # Half of it: with two classes the shares of both differ by the same amount, which should count once.
     return ((one - other).square().sum(1) - by_chance) / 2
 
 

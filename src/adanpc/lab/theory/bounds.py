@@ -140,7 +140,7 @@ def best_split(k: int, n_s: int, n_u: int, known: Assumptions) -> tuple[int, int
     """
     if not 1 <= k <= n_s + n_u:
         raise AdaNPCError(f"k must be from 1 to {n_s + n_u}, the number of rows, got {k}")
-    least = max(0, k - n_s)
+    least = max(0, k - n_s)  # if there are fewer than k source rows, target rows must make up the rest
     most = min(k, n_u)
     k_u = min(range(least, most + 1), key=lambda count: vote_error(k - count, count, n_s, n_u, known))
     return k - k_u, k_u
@@ -232,6 +232,7 @@ class Problem:
         """Draws points (count, 2d) of the source."""
         angles = draw.uniform(0, 2 * pi, (count, self.dim))
         if self.overlap < 1:
+            # The uniform density has half of its mass on the target's half, of which the source has this share.
             in_other_half = draw.uniform(size=count) >= self.overlap / 2
             angles[:, -1] = angles[:, -1] / 2 + pi * in_other_half
         return _points(angles)
@@ -240,12 +241,12 @@ class Problem:
         """Draws points (count, 2d) of the target."""
         angles = draw.uniform(0, 2 * pi, (count, self.dim))
         if self.overlap < 1:
-            angles[:, -1] /= 2
+            angles[:, -1] /= 2  # from 0 to pi, where the sine is positive
         return _points(angles)
 
     def target_probability(self, points: Array) -> Array:
         """Returns eta_U, the probability (n,) of class 1 at points (n, 2d) of the target."""
-        cosine = np.clip(points[:, 0] * sqrt(self.dim), -1, 1)
+        cosine = np.clip(points[:, 0] * sqrt(self.dim), -1, 1)  # rounding may go beyond
         probability: Array = 0.5 + self.amplitude * np.sign(cosine) * np.abs(cosine) ** self.power
         return probability
 

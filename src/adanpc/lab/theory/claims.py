@@ -81,6 +81,7 @@ def _judge_difference(difference: float, error: float | None) -> int:
 def _judge_tighter(group: Group) -> int:
     """Judges whether the bound with target rows is below the one without; both are the same for every seed."""
     first = group[0]
+    # An error of 0: the bounds are exact, so that every difference counts.
     return _judge_difference(bound("2")(first) - bound("3 half")(first), error=0.0)
 
 

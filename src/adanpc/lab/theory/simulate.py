@@ -95,13 +95,14 @@ def plan(scale: str) -> list[dict[str, Any]]:
         settings.append({"sweep": "n_s", "k": _odd_logarithm(n_s), "n_s": n_s, "n_u": N_U})
     for n_u in size.n_u:
         settings.append({"sweep": "n_u", "k": K, "n_s": N_S, "n_u": n_u})
-    return [
-        {**setting, "problem": {"dim": dim, **shift}, "queries": size.queries, "seed": seed}
-        for dim in size.dims
-        for shift in SHIFTS.values()
-        for setting in settings
-        for seed in range(size.seeds)
-    ]
+    entries = []
+    for dim in size.dims:
+        for shift in SHIFTS.values():
+            problem = {"dim": dim, **shift}
+            for setting in settings:
+                for seed in range(size.seeds):
+                    entries.append({**setting, "problem": dict(problem), "queries": size.queries, "seed": seed})
+    return entries
 
 
 def _odd_logarithm(count: int) -> int:
@@ -150,7 +151,7 @@ def simulate(problem: Problem, k: int, n_s: int, n_u: int, queries: int, seed: i
     pseudo_labels = _majority(scene.search(scene.target, k, source=True).labels)
     answers = _answers(scene, near, pseudo_labels, {"split": (k_s, k_u), "half": (half_s, half_u)})
     excess = {vote: problem.excess(scene.queries, answer) for vote, answer in answers.items()}
-    margins = np.abs(2 * problem.target_probability(scene.queries) - 1)
+    margins = np.abs(2 * problem.target_probability(scene.queries) - 1)  # what a wrong answer adds to the error
     pseudo_bias = None
     if n_u > 0:
         pseudo_bias = float(np.mean(np.abs(pseudo_labels - problem.target_probability(scene.target))))
@@ -258,6 +259,7 @@ class _Scene:
 
     def errors_at_voters(self, near: Neighbors) -> tuple[float, float]:
         """Returns the error of the source vote and the Bayes error on Omega: at a random neighbor of each query."""
+        # Omega is the distribution of one of the k nearest source rows of a query; see proposition_1().
         k = near.ids.shape[1]
         place = self._stream(CHOSEN_NEIGHBORS).integers(0, k, (len(near.ids), 1))
         ids = near.ids.gather(1, torch.from_numpy(place))[:, 0]

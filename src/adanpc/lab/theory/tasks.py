@@ -79,11 +79,11 @@ class SplitOfBank(Task):
         bank = MemoryBank(scene.source.model.dim, scene.source.model.classes)
         classifier = core.AdaNPC(bank, k=self.k)
         classifier.learn(scene.source.features, scene.source.labels)
-        classifier.step(stream.take(range(len(stream))))
+        classifier.step(stream.take(range(len(stream))))  # in one batch, since the batch size does not matter
         split = split_of_bank(bank, self.k)
         queries = held_out.take(range(len(held_out)))
         accuracy = {"joint": _accuracy(classifier, queries, held_out.labels)}
-        if split.k_s > 0 and split.k_u > 0:
+        if split.k_s > 0 and split.k_u > 0:  # a vote by a fixed split needs both kinds
             split_vote = core.AdaNPC(bank, k_source=split.k_s, k_target=split.k_u)
             accuracy["split"] = _accuracy(split_vote, queries, held_out.labels)
         return {**asdict(split), "accuracy": accuracy, "queries": len(held_out)}
