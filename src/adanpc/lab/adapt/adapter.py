@@ -117,14 +117,14 @@ class Adapter(nn.Module, ABC):
     def __init__(self, source: Source) -> None:
         super().__init__()
         if torch.is_inference_mode_enabled():
-            raise AdaNPCError("an adapter made inside torch.inference_mode() could never learn: create it outside")
+            raise AdaNPCError("an adapter created inside torch.inference_mode() could never learn: create it outside")
         self.model = deepcopy(source.model).eval().requires_grad_(False)
         self.optimizers: dict[str, Optimizer] = {}
         self.banks: dict[str, MemoryBank] = {}
         # Set by methods that answer with the bank called "bank": the latest answer with its neighbors. Not saved.
         self.latest: Prediction | None = None
         self.reset_every: int | None = None  # samples between two automatic resets; None never resets
-        self._since_reset = 0  # samples answered since the last automatic reset
+        self._since_reset = 0  # samples since the last reset
         self._start: Snapshot | None = None  # what ``reset`` returns to
 
     # What a method implements ----------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class Cache:
         """All rows (n, width); rows of the same class are not necessarily next to each other."""
         return self.room[: len(self)]
 
-    def add(self, row: Tensor, label: int, height: float) -> None:
+    def add(self, row: Tensor, label: int, row_entropy: float) -> None:
         """Offers a row (width,) with its class and entropy.
 
         If its class is full, it displaces the row of highest entropy of the class, unless its own is as high.
@@ -58,17 +58,17 @@ class Cache:
             self._make_room(row)
             places.append(len(self))
             self.labels.append(label)
-            self.entropies.append(height)
+            self.entropies.append(row_entropy)
         else:
             highest = max(self.entropies[place] for place in places)
-            if height >= highest:
+            if row_entropy >= highest:
                 return
             # Of several rows with the highest entropy the latest goes. The new row takes its place in the room, and
             # comes last in the order of arrival.
             place = next(place for place in reversed(places) if self.entropies[place] == highest)
             places.remove(place)
             places.append(place)
-            self.entropies[place] = height
+            self.entropies[place] = row_entropy
         self.room[places[-1]] = row
 
     def counts(self) -> Tensor:
@@ -122,7 +122,7 @@ class TDA(ZeroShot):
         sharpness: how fast the weight of a cached feature falls with its distance from the query.
     """
 
-    # From the smallest to the largest value that the published code uses for any data set.
+    # The range of the published values, which were searched for each data set.
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight": (1.0, 2.0, 4.0), "sharpness": (5.0, 7.0, 8.0)}
 
     def __init__(
@@ -151,34 +151,34 @@ class TDA(ZeroShot):
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
         """Returns the probabilities (B, C) of features (B, D); each enters the caches before it is answered."""
-        rows, logits = self.look(batch)
-        heights = entropy(logits).tolist()
+        rows, logits = self.rows_and_logits(batch)
+        entropies = entropy(logits).tolist()
         answers = []
-        for row, own_logits, height in zip(rows, logits, heights, strict=True):
-            self.keep(row, own_logits, height)
-            answers.append(own_logits + self.affirmed(row, self.positive) - self.denied(row))
+        for row, own_logits, row_entropy in zip(rows, logits, entropies, strict=True):
+            self.keep(row, own_logits, row_entropy)
+            answers.append(own_logits + self.positive_logits(row, self.positive) - self.negative_logits(row))
         return torch.stack(answers).softmax(1)
 
-    def keep(self, row: Tensor, logits: Tensor, height: float) -> None:
+    def keep(self, row: Tensor, logits: Tensor, row_entropy: float) -> None:
         """Offers a unit row (D,), given its logits (C,) and their entropy, to both caches."""
         label = int(logits.argmax())
-        self.positive.add(row, label, height)
-        relative_entropy = height / self.largest_entropy
+        self.positive.add(row, label, row_entropy)
+        relative_entropy = row_entropy / self.largest_entropy
         if 0.2 < relative_entropy < 0.5:
             probs = logits.softmax(0)
             denies = (probs > 0.03) & (probs < 1)
-            self.negative.add(torch.cat([row, denies.to(row)]), label, height)
+            self.negative.add(torch.cat([row, denies.to(row)]), label, row_entropy)
 
-    def affirmed(self, row: Tensor, cache: Cache) -> Tensor:
+    def positive_logits(self, row: Tensor, cache: Cache) -> Tensor:
         """Returns what a positive cache adds to the logits (C,) of a unit row (D,)."""
         weights = (-self.sharpness * (1 - cache.rows @ row)).exp()
         labels = torch.tensor(cache.labels, device=row.device)
         return self.weight * weights.new_zeros(self.model.classes).index_add(0, labels, weights)
 
-    def denied(self, row: Tensor) -> Tensor:
+    def negative_logits(self, row: Tensor) -> Tensor:
         """Returns what the negative cache subtracts from the logits (C,) of a unit row (D,)."""
         if len(self.negative) == 0:
-            return torch.zeros_like(row[:1])
+            return torch.zeros_like(row[:1])  # (1,), which broadcasts
         features, denies = self.negative.rows.split([self.model.dim, self.model.classes], 1)
         weights: Tensor = (features @ row - 1).exp()
         subtracted: Tensor = 0.117 * weights @ denies
@@ -252,15 +252,15 @@ class BoostAdapter(TDA):
 
     def _answer(self, image: Tensor) -> Tensor:
         """Returns the probabilities (1, C) of an image (1, …)."""
-        rows, logits = self.look(self.model.features(self._views(image)))
-        heights = entropy(logits)
-        self.keep(rows[0], logits[0], float(heights[0]))
+        rows, logits = self.rows_and_logits(self.model.features(self._views(image)))
+        entropies = entropy(logits)
+        self.keep(rows[0], logits[0], float(entropies[0]))  # the first view is the image itself
         cache = deepcopy(self.positive)
         cache.keep += self.room
-        most_confident = heights.argsort()[: len(rows) // 10]
+        most_confident = entropies.argsort()[: len(rows) // 10]
         for view in most_confident.tolist():
-            cache.add(rows[view], int(logits[view].argmax()), float(heights[view]))
-        answer = logits[0] + self.affirmed(rows[0], cache) - self.denied(rows[0])
+            cache.add(rows[view], int(logits[view].argmax()), float(entropies[view]))
+        answer = logits[0] + self.positive_logits(rows[0], cache) - self.negative_logits(rows[0])
         return answer.softmax(0)[None]
 
     def _views(self, image: Tensor) -> Tensor:
@@ -309,12 +309,12 @@ class DMN(ZeroShot):
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
         """Returns the probabilities (B, C) of features (B, D); each is kept before it is answered."""
-        rows, logits = self.look(batch)
+        rows, logits = self.rows_and_logits(batch)
         labels = logits.argmax(1).tolist()
-        heights = entropy(logits).tolist()
+        entropies = entropy(logits).tolist()
         answers = []
-        for row, own_logits, label, height in zip(rows, logits, labels, heights, strict=True):
-            self.kept.add(row, label, height)
+        for row, own_logits, label, row_entropy in zip(rows, logits, labels, entropies, strict=True):
+            self.kept.add(row, label, row_entropy)
             answers.append((own_logits.softmax(0) + self._by_stream(row)) / 2)
         return torch.stack(answers)
 

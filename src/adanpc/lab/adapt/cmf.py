@@ -51,7 +51,7 @@ class CMF(ROID):
         self.variance = 0.0  # the filter's uncertainty about the hidden weights
 
     def moving(self) -> set[str]:
-        """Returns what ROID moves, and the hidden weights."""
+        """Returns the names of what ROID changes, and of the hidden weights."""
         return super().moving() | {f"hidden.{place}" for place in range(len(self.hidden))}
 
     def extra(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class CMF(ROID):
         """Puts the variance back."""
         self.variance = extra["variance"]
 
-    def settle(self) -> None:
+    def average_weights(self) -> None:
         """Makes one step of the filter, and moves the trained weights toward the hidden ones."""
         # Predict: the hidden weights drift back to the source, and become less certain.
         approach(self.hidden, self.anchor, self.return_rate)

@@ -80,6 +80,7 @@ class Combined(Adapter, ABC):
             features = self.model.features(batch)
             self.mover.learn(batch, self.model.head(features))
         self.batches += 1
+        # The mover has just learned from the batch, but these features are from before: one pass serves both.
         return self.classifier.step(features.detach()).probs.to(batch.dtype)
 
     def _refresh_source_rows(self) -> None:

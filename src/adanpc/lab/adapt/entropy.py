@@ -131,7 +131,7 @@ class EntropyDescent(Adapter, ABC):
         """Returns the probabilities (B, C) as they were before the last step on the batch."""
         for _ in range(self.steps):
             with torch.enable_grad():
-                logits = self.look(batch)
+                logits = self.classify(batch)
                 self.learn(batch, logits)
         return logits.detach().softmax(1)
 
@@ -139,15 +139,15 @@ class EntropyDescent(Adapter, ABC):
         """Returns the value (B,) to minimize for logits (B, C): by default the entropy of their softmax."""
         return entropy(logits)
 
-    def look(self, batch: Tensor) -> Tensor:
+    def classify(self, batch: Tensor) -> Tensor:
         """Returns the current model's logits (B, C) for images or features, whichever the method sees."""
-        classify = self.model if self.sees == "images" else self.model.head
-        logits: Tensor = classify(batch)
+        module = self.model if self.sees == "images" else self.model.head
+        logits: Tensor = module(batch)
         return logits
 
     def descend(self, loss: Tensor) -> None:
         """Makes one step of the optimizer on a loss ()."""
-        self.move(self.gradients(loss))
+        self.apply_gradients(self.gradients(loss))
 
     def gradients(self, loss: Tensor) -> tuple[Tensor, ...]:
         """Returns the gradient of a loss () for each trained parameter; zero where the loss does not depend on it."""
@@ -156,7 +156,7 @@ class EntropyDescent(Adapter, ABC):
             raise AdaNPCError(f"{type(self).__name__}: the loss is {value}: reset, and use a smaller learning rate")
         return torch.autograd.grad(loss, self.trained, allow_unused=True, materialize_grads=True)
 
-    def move(self, gradients: Sequence[Tensor]) -> None:
+    def apply_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Makes one step of the optimizer with these gradients of the trained parameters."""
         for parameter, gradient in zip(self.trained, gradients, strict=True):
             parameter.grad = gradient

@@ -78,11 +78,11 @@ class Selection(nn.Module):
             selected &= cosine.abs() < self.similarity
         if not selected.any():
             return None
-        self.follow(probs[selected].mean(0))
+        self.update_average(probs[selected].mean(0))
         weight = (self.margin - uncertainty.detach()).exp()  # a constant: only the entropy itself has a gradient
         return (weight * uncertainty)[selected].mean()
 
-    def follow(self, mean: Tensor) -> None:
+    def update_average(self, mean: Tensor) -> None:
         """Moves the average answer (C,) a tenth of the way to a new mean; the first mean becomes the average."""
         if self.average.any():
             mean = self.average.lerp(mean, 0.1)
@@ -191,12 +191,13 @@ class EATA(ETA):
         if source.images is None or len(source.labels) == 0:
             raise AdaNPCError("EATA looks at source images: give Source(images=…), or use ETA, which needs none")
         rows = source.mixed(samples)
+        # Batches of nearly equal size, because each counts the same in the mean.
         batches = rows.tensor_split(ceil(len(rows) / FISHER_BATCH))
         means = [torch.zeros_like(parameter) for parameter in self.trained]
         for batch in batches:
             images = source.images(batch).to(self.model.device)
             with torch.enable_grad():
-                logits = self.look(images)
+                logits = self.classify(images)
                 gradients = self.gradients(cross_entropy(logits, logits.argmax(1)))
             for mean, gradient in zip(means, gradients, strict=True):
                 mean += gradient.square() / len(batches)

@@ -70,10 +70,10 @@ class OGA(ZeroShot):
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
         """Returns the probabilities (B, C) of features (B, D), all of which are kept first."""
-        rows, logits = self.look(batch)
+        rows, logits = self.rows_and_logits(batch)
         labels = logits.argmax(1).tolist()
-        for row, label, height in zip(rows, labels, entropy(logits).tolist(), strict=True):
-            self.kept.add(row, label, height)
+        for row, label, row_entropy in zip(rows, labels, entropy(logits).tolist(), strict=True):
+            self.kept.add(row, label, row_entropy)
         self._estimate()
         tempered = (self.temperature * self._log_likelihoods(rows)).log_softmax(1)
         return (logits.log_softmax(1) + tempered).softmax(1)
@@ -92,6 +92,7 @@ class OGA(ZeroShot):
         means = sums[several] / self.divisors(counts)[several, None]
         self.centers[several] = means.to(self.centers.dtype)
         if bool((counts >= 3).any()):
+            # The center of a class with a single feature is its direction, so the mean deviation need not be zero.
             deviations = rows - self.centers[labels].double()
             self.precision.copy_(inverse_covariance(deviations - deviations.mean(0)))
 
@@ -169,7 +170,7 @@ class StatA(ZeroShot):
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
         """Returns the assignments (B, C) of features (B, D)."""
-        rows, logits = self.look(batch)
+        rows, logits = self.rows_and_logits(batch)
         rows = rows.double()
         logs = logits.double().log_softmax(1)
         start = self.directions.double()

@@ -48,6 +48,7 @@ class _MemoryMethod(Adapter, ABC):
 
     def moving(self) -> set[str]:
         """Returns the names of trained scales and shifts, and of the running statistics of BatchNorm layers."""
+        # With duplicates: a weight that is used in several places has several names in ``state_dict``.
         names = {name for name, value in self.named_parameters(remove_duplicate=False) if value.requires_grad}
         for name, module in self.named_modules():
             if isinstance(module, Renormalized):

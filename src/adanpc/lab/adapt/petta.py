@@ -88,7 +88,7 @@ class PeTTA(RoTTA):
         self.recent: list[tuple[Tensor, Tensor]] = []  # features (n, D) and answers (n,) since the last step
 
     def moving(self) -> set[str]:
-        """Returns what RoTTA changes, the running means, and the statistics of the source model's layers."""
+        """Returns the names of what RoTTA changes, the running means, and the source model's statistics."""
         names = super().moving()
         # The source model learns no weights, but its BatchNorm layers follow the statistics of the stream.
         statistics = [name for name in names if name.startswith("model.") and ".running_" in name]
@@ -100,8 +100,8 @@ class PeTTA(RoTTA):
         features = self.teacher.features(rows)
         logits = self.teacher.head(features)
         answers = logits.argmax(1)
-        for row, label, height in zip(rows, answers.tolist(), entropy(logits).tolist(), strict=True):
-            self.memory.add(Exemplar(row.clone(), label, height))  # a view would keep the whole batch alive
+        for row, label, row_entropy in zip(rows, answers.tolist(), entropy(logits).tolist(), strict=True):
+            self.memory.add(Exemplar(row.clone(), label, row_entropy))  # a view would keep the whole batch alive
         self.recent.append((features, answers))
         self.seen += len(rows)
         probs: Tensor = logits.softmax(1)
@@ -135,6 +135,7 @@ class PeTTA(RoTTA):
         compared = classes[self.compared.to(classes.device)[classes]]
         squares = (self.means[compared] - self.source_means[compared]).square()
         distance = (squares / (self.source_variances[compared] + 1e-6)).mean()
+        # The divergence is that of the means before these features move them.
         for label in classes.tolist():
             recent_mean = features[answers == label].mean(0)
             self.means[label] += self.rate * (recent_mean - self.means[label])

@@ -22,7 +22,7 @@ class Supports(nn.Module):
     """The features that support each class: those whose predictions have the lowest entropies.
 
     A class with too many drops the feature of highest entropy, of several the latest. Each class is a heap, so a row
-    enters or leaves in logarithmic time.
+    enters or leaves in logarithmic time. It is a module, so that the adapter's ``state_dict`` includes it.
 
     Args:
         classes: the number of classes.
@@ -42,9 +42,9 @@ class Supports(nn.Module):
         """Adds rows (B, D) with their classes and entropies (B,); returns the dropped rows and their classes."""
         dropped_rows = []
         dropped_labels = []
-        for row, label, height in zip(rows, labels.tolist(), entropies.tolist(), strict=True):
+        for row, label, row_entropy in zip(rows, labels.tolist(), entropies.tolist(), strict=True):
             heap = self.heaps[label]
-            heappush(heap, (-height, -self.arrived, row.clone()))  # a view would keep the whole batch alive
+            heappush(heap, (-row_entropy, -self.arrived, row.clone()))  # a view would keep the whole batch alive
             self.arrived += 1
             if self.keep is not None and len(heap) > self.keep:
                 _, _, dropped = heappop(heap)
@@ -52,7 +52,7 @@ class Supports(nn.Module):
                 dropped_labels.append(label)
         return dropped_rows, dropped_labels
 
-    def shed(self) -> tuple[list[Tensor], list[int]]:
+    def drop_worst(self) -> tuple[list[Tensor], list[int]]:
         """Drops the row of highest entropy from every class, even its only one; returns the rows and their classes."""
         dropped_rows = []
         dropped_labels = []
@@ -78,7 +78,9 @@ class Supports(nn.Module):
         rows = None
         if any(self.heaps):
             rows, _ = self.rows()
-        keys = [[(height, arrival) for height, arrival, _ in heap] for heap in self.heaps]
+        keys = []
+        for heap in self.heaps:
+            keys.append([(minus_entropy, minus_arrival) for minus_entropy, minus_arrival, _ in heap])
         return {"keys": keys, "rows": rows, "arrived": self.arrived}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
@@ -87,8 +89,8 @@ class Supports(nn.Module):
         self.heaps = []
         for keys in state["keys"]:
             heap = []
-            for height, arrival in keys:
-                heap.append((height, arrival, state["rows"][place].clone()))
+            for minus_entropy, minus_arrival in keys:
+                heap.append((minus_entropy, minus_arrival, state["rows"][place].clone()))
                 place += 1
             heapify(heap)
             self.heaps.append(heap)
@@ -149,8 +151,8 @@ class T3A(Adapter):
         2021.
 
     Differs from the published code:
-        To keep all supports keeps all of them. The published code calls this -1, and drops the support of highest
-        entropy from every class at every batch, even the only one (see ``T3APublished``).
+        ``keep=None`` keeps all supports. The published code calls this -1, but drops the support of highest entropy
+        from every class at every batch, even the only one (see ``T3APublished``).
 
     Args:
         keep: how many supports a class keeps, those of lowest entropy; None keeps all.
@@ -181,7 +183,7 @@ class T3A(Adapter):
     @torch.no_grad()
     def _add(self, rows: Tensor) -> None:
         """Adds rows (B, D) to the supports of the classes that the head predicts for them."""
-        labels, entropies = judged(self.model, rows)
+        labels, entropies = labels_and_entropies(self.model, rows)
         self.prototypes.add(rows, labels)
         if self.supports is not None:
             dropped_rows, dropped_labels = self.supports.add(rows, labels, entropies)
@@ -215,14 +217,14 @@ class T3APublished(Adapter):
     def answer(self, batch: Tensor) -> Tensor:
         """Adds features (B, D), drops supports; returns the softmax (B, C) of the products with the prototypes."""
         self._add(batch)
-        dropped_rows, dropped_labels = self.supports.shed()
+        dropped_rows, dropped_labels = self.supports.drop_worst()
         self.prototypes.remove(dropped_rows, dropped_labels)
         return self.prototypes.logits(batch).softmax(1)
 
     @torch.no_grad()
     def _add(self, rows: Tensor) -> None:
         """Adds rows (B, D) to the supports of the classes that the head predicts for them."""
-        labels, entropies = judged(self.model, rows)
+        labels, entropies = labels_and_entropies(self.model, rows)
         self.prototypes.add(rows, labels)
         self.supports.add(rows, labels, entropies)
 
@@ -232,7 +234,7 @@ def head_rows(model: SourceModel) -> Tensor:
     return cast(nn.Linear, model.head).weight.detach()
 
 
-def judged(model: SourceModel, rows: Tensor) -> tuple[Tensor, Tensor]:
+def labels_and_entropies(model: SourceModel, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the class (B,) that the head predicts for each row (B, D), and the entropy (B,) of the prediction."""
     logits: Tensor = model.head(rows)
     return logits.argmax(1), entropy(logits)

@@ -46,6 +46,7 @@ class _SelfTraining(Adapter, ABC):
 
     def moving(self) -> set[str]:
         """Returns the names of the trained weights."""
+        # With duplicates: a weight that is used in several places has several names in ``state_dict``.
         return {name for name, value in self.named_parameters(remove_duplicate=False) if value.requires_grad}
 
     @torch.enable_grad()
@@ -199,10 +200,10 @@ def pseudo_label_loss(logits: Tensor, threshold: float) -> Tensor | None:
     Returns None if there is no such row.
     """
     confidence, labels = logits.detach().softmax(1).max(1)
-    sure = confidence > threshold
-    if not sure.any():
+    confident = confidence > threshold
+    if not confident.any():
         return None
-    return cross_entropy(logits[sure], labels[sure])
+    return cross_entropy(logits[confident], labels[confident])
 
 
 def information_maximization(logits: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ PIVOT = 0.4  # DeYO: the entropy, as a share of ln C, at which the entropy's par
 
 
 @contextmanager
-def climbed(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], radius: float) -> Iterator[None]:
+def perturbed(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], radius: float) -> Iterator[None]:
     """Moves parameters by ``radius`` along their joint gradient inside a ``with`` block, and back afterward."""
     before = [parameter.detach().clone() for parameter in parameters]
     length = torch.stack([gradient.norm() for gradient in gradients]).norm()
@@ -29,6 +29,7 @@ def climbed(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], rad
     try:
         yield
     finally:
+        # Copied back, since subtracting the step would leave rounding errors.
         with torch.no_grad():
             for parameter, value in zip(parameters, before, strict=True):
                 parameter.copy_(value)
@@ -92,15 +93,15 @@ class SAR(EntropyDescent):
         if not confident.any():
             return
         ascent = self.gradients(uncertainty[confident].mean())
-        with climbed(self.trained, ascent, self.radius):
-            moved_uncertainty = self.uncertainty(self.look(batch))
+        with perturbed(self.trained, ascent, self.radius):
+            moved_uncertainty = self.uncertainty(self.classify(batch))
             confident = confident & (moved_uncertainty < self.margin)
             if not confident.any():
                 return
             loss = moved_uncertainty[confident].mean()
             gradients = self.gradients(loss)
         # The gradient was taken at the moved weights, but the step starts from the original ones.
-        self.move(gradients)
+        self.apply_gradients(gradients)
         self._recover_if_collapsing(float(loss.detach()))
 
     def _recover_if_collapsing(self, loss: float) -> None:
@@ -110,9 +111,9 @@ class SAR(EntropyDescent):
         else:
             self.average = 0.9 * self.average + 0.1 * loss
         if self.average < self.floor:
-            self.start_anew()
+            self.start_again()
 
-    def start_anew(self) -> None:
+    def start_again(self) -> None:
         """Recovers the source model, and forgets the average loss."""
         self.recover()
         self.average = None
@@ -136,7 +137,7 @@ class SARPublished(SAR):
 
     trained_part: ClassVar[str] = "norm but the last block"
 
-    def start_anew(self) -> None:
+    def start_again(self) -> None:
         """Sets the trained parameters back, and nothing else."""
         self.recover_parameters()
 
@@ -211,7 +212,7 @@ class DeYO(EntropyDescent):
     def learn(self, batch: Tensor, logits: Tensor) -> None:
         """Makes one step on the weighted mean entropy of the selected answers, if there are any."""
         uncertainty = entropy(logits)
-        drop = self.falls(batch, logits)
+        drop = self.probability_drops(batch, logits)
         selected = (uncertainty < self.margin) & (drop > self.drop)
         if selected.any():
             # Lower entropy and a larger drop both make an answer count more; the weight itself has no gradient.
@@ -219,10 +220,10 @@ class DeYO(EntropyDescent):
             self.descend((weight * uncertainty)[selected].mean())
 
     @torch.no_grad()
-    def falls(self, batch: Tensor, logits: Tensor) -> Tensor:
+    def probability_drops(self, batch: Tensor, logits: Tensor) -> Tensor:
         """Returns how much probability (B,) each answer loses when the patches of its image are shuffled."""
         probs = logits.softmax(1)
-        shuffled = self.look(shuffled_patches(batch, self.patches)).softmax(1)
+        shuffled = self.classify(shuffled_patches(batch, self.patches)).softmax(1)
         answers = probs.argmax(1, keepdim=True)
         return (probs - shuffled).gather(1, answers)[:, 0]
 
@@ -247,10 +248,10 @@ class DeYOPublished(DeYO):
     trained_part: ClassVar[str] = "norm but the last block"
 
     @torch.no_grad()
-    def falls(self, batch: Tensor, logits: Tensor) -> Tensor:
+    def probability_drops(self, batch: Tensor, logits: Tensor) -> Tensor:
         """Returns how much probability (B,) each confident answer loses by shuffling; 0 for the others."""
         drop = logits.new_zeros(len(batch))
         confident = entropy(logits) < self.margin
         if confident.any():
-            drop[confident] = super().falls(batch[confident], logits[confident])
+            drop[confident] = super().probability_drops(batch[confident], logits[confident])
         return drop

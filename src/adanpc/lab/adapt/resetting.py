@@ -19,7 +19,7 @@ from adanpc.lab.adapt.filtered import ETA
 class RDumb(ETA):
     """ETA that forgets the stream after every ``every`` samples.
 
-    Any method does the same with ``adapter.reset_every = n``.
+    Setting ``adapter.reset_every = n`` makes any method do this.
 
     Paper:
         Press et al., RDumb: A Simple Approach That Questions Our Progress in Continual Test-Time Adaptation, NeurIPS
@@ -97,7 +97,7 @@ class ASR(ETA):
     def answer(self, batch: Tensor) -> Tensor:
         """Returns the probabilities (B, C) as they were before the step."""
         with torch.enable_grad():
-            logits = self.look(batch)
+            logits = self.classify(batch)
             self.learn(batch, logits)
         logits = logits.detach()
         self._reset_if_collapsing(batch, logits)
@@ -123,21 +123,21 @@ class ASR(ETA):
     @torch.no_grad()
     def _reset_if_collapsing(self, batch: Tensor, logits: Tensor) -> None:
         """Resets in part if the answers to a batch are too much alike; otherwise moves the average entropy."""
-        height = float(entropy(logits.mean(0, keepdim=True)))
+        batch_entropy = float(entropy(logits.mean(0, keepdim=True)))
         differs = self.frozen(batch).argmax(1) != logits.argmax(1)
         self.flipped = float(differs.double().mean())
-        if height < self.average:
+        if batch_entropy < self.average:
             self._remember_weights()
-            share = max(self.kept - self.slope * (self.average - height), 0.0)
+            share = max(self.kept - self.slope * (self.average - batch_entropy), 0.0)
             self._reset_in_part(share)
             self.average = self.first_average
         else:
             stays = 1 - self.momentum + self.momentum * self.flipped
-            self.average = stays * self.average + (1 - stays) * height
+            self.average = stays * self.average + (1 - stays) * batch_entropy
 
     def _remember_weights(self) -> None:
         """Adds what was recorded since the last reset to the averages over resets, and starts recording again."""
-        if self.steps_taken == 0:
+        if self.steps_taken == 0:  # no answer has been selected since the last reset
             return
         squares = [total / self.steps_taken for total in self.squares]
         weights = [total / self.steps_taken for total in self.weights]
@@ -183,4 +183,5 @@ class ASR(ETA):
 
 
 def _copied(tensors: list[Tensor]) -> list[Tensor]:
+    """Returns copies of tensors."""
     return [tensor.clone() for tensor in tensors]

@@ -105,8 +105,8 @@ class AdaNPCBN(Adapter):
                 descend(entropy_of(probs), self.optimizers["layer"])
         probs = probs.detach()
         confidence, labels = probs.max(1)
-        sure = confidence >= self.min_confidence
-        self.bank.join(batch[sure], labels[sure])
+        joins = confidence >= self.min_confidence
+        self.bank.join(batch[joins], labels[joins])
         return probs.to(batch.dtype)
 
     def _vote(self, batch: Tensor) -> Tensor:
@@ -196,8 +196,8 @@ class AdaNPCBNPublished(Adapter):
     def _join(self, queries: Tensor, probs: Tensor) -> None:
         """Adds the confident queries (B, D) to the bank."""
         confidence, labels = probs.softmax(1).max(1)  # a softmax of probabilities, as in the published code
-        sure = confidence >= self.threshold
-        self.bank.join(queries[sure], labels[sure])
+        joins = confidence >= self.threshold
+        self.bank.join(queries[joins], labels[joins])
 
 
 def identity(features: Tensor) -> nn.BatchNorm1d:
@@ -210,6 +210,7 @@ def identity(features: Tensor) -> nn.BatchNorm1d:
     with torch.no_grad():
         layer.running_mean.copy_(mean)
         layer.running_var.copy_(variance)
+        # Scale and shift undo the normalization.
         layer.weight.copy_((variance + layer.eps).sqrt())
         layer.bias.copy_(mean)
     return layer

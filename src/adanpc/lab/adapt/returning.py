@@ -20,7 +20,7 @@ from adanpc.lab.adapt.bank import AdaNPC
 class AdaNPCReset(AdaNPC):
     """AdaNPC that forgets the stream after every ``every`` samples.
 
-    Any method does the same with ``adapter.reset_every = n``.
+    Setting ``adapter.reset_every = n`` makes any method do this.
 
     Paper:
         Press et al., RDumb: A Simple Approach That Questions Our Progress in Continual Test-Time Adaptation, NeurIPS

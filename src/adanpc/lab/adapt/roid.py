@@ -60,6 +60,7 @@ class ROID(Adapter):
         self.temperature = temperature
         use_batch_statistics(self.model)
         self.trained = trainable_scales(self.model, "ROID")
+        # The weights of the source: registered, so that they are saved and follow the model to its device.
         copies = [nn.Parameter(scale.detach().clone(), requires_grad=False) for scale in self.trained]
         self.anchor = nn.ParameterList(copies)
         classes = self.model.classes
@@ -88,14 +89,14 @@ class ROID(Adapter):
         losses = likelihood_ratio(logits[kept]) + symmetric_cross_entropy(view_logits, logits[kept])
         loss = (weights[kept] * losses).sum() / len(batch)
         descend(loss, self.optimizers["adam"])
-        self.settle()
+        self.average_weights()
         return self.corrected(logits.detach())
 
     def corrected(self, logits: Tensor) -> Tensor:
         """Returns the answers (B, C) to a batch with these logits, corrected by the prior of its classes."""
         return prior_corrected(logits.softmax(1))
 
-    def settle(self) -> None:
+    def average_weights(self) -> None:
         """Moves the trained weights toward those of the source, after a step."""
         approach(self.trained, self.anchor, 1 - self.momentum)
 

@@ -68,6 +68,7 @@ class RotationTraining(Adapter, ABC):
             _, logits = functional_call(two_heads, weights, (views,))
             return cross_entropy(logits, turns)
 
+        # The model keeps its own weights; ``functional_call`` runs it with these instead.
         weights = descended(_trained(two_heads), rotation_loss, self.lr, self.steps)
         with torch.no_grad():
             logits, _ = functional_call(two_heads, weights, (image,))
@@ -78,6 +79,7 @@ class RotationTraining(Adapter, ABC):
         return probs
 
     def _two_heads(self) -> _TwoHeads:
+        """Returns the model and the rotation head as one module."""
         return _TwoHeads(self.model, self.rotation_head)
 
 
@@ -150,6 +152,7 @@ class _TwoHeads(nn.Module):
         self.rotation_head = rotation_head
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the logits of classes (B, C) and of rotations (B, 4)."""
         features = self.model.features(images)
         return self.model.head(features), self.rotation_head(features)
 

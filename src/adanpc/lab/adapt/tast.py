@@ -12,7 +12,7 @@ from torch.optim import Adam
 
 from adanpc import require
 from adanpc.lab.adapt.adapter import Adapter, Source
-from adanpc.lab.adapt.prototypes import KEEP, Supports, head_rows, judged
+from adanpc.lab.adapt.prototypes import KEEP, Supports, head_rows, labels_and_entropies
 
 SHRINK = 4  # the features have this many times the dimension of the heads' outputs
 
@@ -93,7 +93,7 @@ class TAST(Adapter):
     @torch.no_grad()
     def _add(self, rows: Tensor) -> None:
         """Adds rows (B, D) to the supports of the classes that the head predicts for them."""
-        labels, entropies = judged(self.model, rows)
+        labels, entropies = labels_and_entropies(self.model, rows)
         self.supports.add(rows, labels, entropies)
 
     def _nearest(self, batch: Tensor, rows: Tensor) -> Tensor:
@@ -170,4 +170,5 @@ class Heads(nn.Module):
 
 
 def _random_parameter(rows: int, columns: int, generator: torch.Generator) -> nn.Parameter:
+    """Returns a random matrix with He initialization."""
     return nn.Parameter(nn.init.kaiming_normal_(torch.empty(rows, columns), generator=generator))

@@ -81,7 +81,7 @@ class CoTTA(Adapter):
     @torch.enable_grad()
     def answer(self, batch: Tensor) -> Tensor:
         """Returns the teacher's probabilities (B, C) as they were before the step."""
-        probs = self.teach(batch).softmax(1)
+        probs = self.teacher_logits(batch).softmax(1)
         loss = cross_entropy(self.model(batch), probs)
         descend(loss, self.optimizers["adam"])
         approach(self.teacher.parameters(), self.model.parameters(), 1 - self.momentum)
@@ -89,7 +89,7 @@ class CoTTA(Adapter):
         return probs
 
     @torch.no_grad()
-    def teach(self, batch: Tensor) -> Tensor:
+    def teacher_logits(self, batch: Tensor) -> Tensor:
         """Returns the teacher's logits (B, C), averaged over views if the source model is not confident."""
         confidence = self.anchor(batch).softmax(1).amax(1).mean()
         if confidence >= self.threshold:
@@ -102,8 +102,9 @@ class CoTTA(Adapter):
 
     @torch.no_grad()
     def _fall_back(self) -> None:
-        """Sets random weights of the student back to the source's."""
+        """Sets random weights of the student back to those of the source."""
         for weight, start in zip(self.model.parameters(), self.anchor.parameters(), strict=True):
+            # Drawn on the CPU, so that a seed gives the same weights on every device.
             chosen = (torch.rand(weight.shape) < self.restore).to(weight.device)
             weight.copy_(torch.where(chosen, start, weight))
 

@@ -56,7 +56,7 @@ class Tent(EntropyDescent):
         self.recover()
         super().answer(batch)
         with torch.no_grad():
-            return self.look(batch).softmax(1)
+            return self.classify(batch).softmax(1)
 
     def learn(self, batch: Tensor, logits: Tensor) -> None:
         """Makes one step on the mean entropy."""

@@ -39,10 +39,10 @@ class ZeroShot(Adapter):
 
     def answer(self, batch: Tensor) -> Tensor:
         """Returns the probabilities (B, C) of features (B, D)."""
-        _, logits = self.look(batch)
+        _, logits = self.rows_and_logits(batch)
         return logits.softmax(1)
 
-    def look(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def rows_and_logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Returns features (B, D) scaled to unit length, and their logits (B, C)."""
         rows = normalize(features, dim=1)
         return rows, SCALE * rows @ self.directions.T

@@ -101,7 +101,7 @@ def unpack_gzip(packed: bytes) -> bytes:
                     return b"".join(chunks)
                 chunks.append(chunk)
                 size += len(chunk)
-                check_size(size, "unpacks to")
+                check_size(size, "unpacks to")  # on the way, since a few bytes may unpack to gigabytes
     except (EOFError, OSError, zlib.error) as error:
         raise ContentError(error) from error
 

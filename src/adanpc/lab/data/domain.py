@@ -99,6 +99,7 @@ class Domain:
         rows = torch.as_tensor(rows, dtype=torch.int64)
         if isinstance(self.images, Tensor):
             return self._prepare(self.images[rows])
+        # One by one, since images on disk may have different sizes before the transform.
         prepared = (self._prepare(self.images[row]) for row in rows.tolist())
         return _stack(prepared, len(rows))
 

@@ -93,7 +93,7 @@ class Cropped:
         shorter = min(height, width)
         height = RESIZED * height // shorter
         width = RESIZED * width // shorter
-        if height * width > MOST_PIXELS:
+        if height * width > MOST_PIXELS:  # the longer side may have become enormous
             raise DataError(self._too_narrow(index, image))
         resized = interpolate(image[None], [height, width], mode="bilinear", antialias=True)[0]
         top = round((height - CROP) / 2)

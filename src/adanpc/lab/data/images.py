@@ -91,7 +91,7 @@ class ImageFiles:
         member = archive.getinfo(os.fsdecode(self.names[index]))
         check_size(member.file_size, "unpacks to")
         with archive.open(member) as file:
-            return read_at_most(file, member.file_size)
+            return read_at_most(file, member.file_size)  # at most, since the stated size may be wrong
 
 
 @lru_cache(maxsize=4)

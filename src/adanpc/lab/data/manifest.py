@@ -131,7 +131,7 @@ def _below(name: str, number: int, root: Path) -> str:
     if "\0" in name:
         raise ContentError(f"row {number} has a path with a zero byte")
     normal = os.path.normpath(os.path.join(root, name))
-    start = os.path.join(root, "")
+    start = os.path.join(root, "")  # ends with a separator, so that /data2 does not count as below /data
     if not normal.startswith(start):
         raise ContentError(
             f"row {number} leads out of {str(root)!r} to {name!r}: the file must be in a folder above its images"

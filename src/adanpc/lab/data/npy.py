@@ -55,7 +55,7 @@ def read_layout(path: Path) -> ArrayLayout:
     with _blaming(path):
         with open_regular(path) as file:
             status = os.fstat(file.fileno())
-            head = read_at_most(file, len(MAGIC) + 2 + 4 + LONGEST_HEADER)
+            head = read_at_most(file, len(MAGIC) + 2 + 4 + LONGEST_HEADER)  # 2 bytes of version, up to 4 of length
         header, start = _split_header(head)
         dtype, shape = _parse_header(header)
         layout = ArrayLayout(dtype, shape, start, f"{path.name} {status.st_size} {status.st_mtime_ns}")

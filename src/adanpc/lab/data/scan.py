@@ -227,7 +227,7 @@ def _list_domain(root: Path, folder: str) -> Iterator[ListedFile]:
         elif has_image_name(entry.name):
             raise DataError(f"{entry.path!r} is not in the folder of a class: {layout}")
         else:
-            yield ListedFile("", f"{prefix}{entry.name}", "")
+            yield ListedFile("", f"{prefix}{entry.name}", "")  # counted among the files that are skipped
     if not has_classes:
         raise DataError(f"{str(top)!r} has no classes: {layout}")
 

@@ -82,7 +82,7 @@ def _model(name: str, channels: int, pretrained: bool, state: State | None) -> A
     if pretrained:
         state = _cached_state(config)
     if state is not None:
-        classes = _classes(config, state)
+        classes = _classes(config, state)  # with another number, timm would drop the head of the checkpoint
         return _create(name, channels, classes, {"state_dict": state, "num_classes": classes})
     if pretrained:
         _check_reachable(name, config)
@@ -165,7 +165,7 @@ def _preprocessing(name: str, model: Any) -> Preprocessing:
     _, height, width = config["input_size"]
     mode = config["crop_mode"]
     if height != width or mode not in ("center", "squash"):
-        raise AdaNPCError(f"{name} takes {height}x{width} images, fitted by {mode!r}; only square ones are known here")
+        raise AdaNPCError(f"{name} takes {height}x{width} images, fitted by {mode!r}; only square ones are supported")
     return Preprocessing(
         size=height,
         crop=config["crop_pct"],

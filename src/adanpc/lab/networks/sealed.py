@@ -87,6 +87,7 @@ def _write(path: Path, contents: Mapping[str, Tensor]) -> None:
         start = file.read(SEAL_START)
         if not start.endswith(HEADER_START):
             raise SealError("this version of safetensors does not write metadata first: install another one")
+        # Hash everything before and after the placeholder, then write the hash over it.
         digest = hashlib.sha256(start)
         file.seek(SEAL_END)
         while chunk := file.read(CHUNK):

@@ -139,7 +139,7 @@ def _estimate(
     dim = _dimension(target)
     source_density = _density(source, source_rows, dim)
     target_density = _density(target, target_rows, dim)
-    density = max(source_density, target_density)
+    density = max(source_density, target_density)  # only its products with the overlaps matter
     votes = source.labels.shape[1]
     source_shares = _shares(source, classes)
     target_shares = _shares(target, classes)

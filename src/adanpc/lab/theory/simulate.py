@@ -191,7 +191,7 @@ def _answers(
     """
     k = source.labels.shape[1]
     answers = {"source": _majority(source.labels)}
-    nearest_target = scene.search(scene.queries, k, source=False)
+    nearest_target = scene.search(scene.queries, k, source=False)  # once, since only the labels differ below
     for suffix, labels in (("", scene.target_labels), (" pseudo", pseudo_labels)):
         target = _relabeled(nearest_target, labels, first_id=scene.n_s)
         answers["joint" + suffix] = _majority(_joint_labels(source, target, k))
@@ -237,6 +237,7 @@ class _Scene:
         source = problem.source(n_s, self._stream(SOURCE_POINTS))
         self.target = problem.target(n_u, self._stream(TARGET_POINTS))
         self.queries = problem.target(queries, self._stream(QUERY_POINTS))
+        # A label is 1 if its draw is below the probability, so different problems share the draws of a seed.
         source_draws = self._stream(SOURCE_LABELS).uniform(size=n_s)
         source_labels = source_draws < problem.source_probability(source)
         target_draws = self._stream(TARGET_LABELS).uniform(size=n_u)

@@ -75,7 +75,7 @@ class Adversarial(Algorithm):
         self.d_steps = d_steps
         hidden = [mlp_width] * (mlp_depth - 1)
         self.discriminator = _mlp([model.dim, *hidden, domains], mlp_dropout).to(model.device)
-        embedding: nn.Module = nn.Identity()
+        embedding: nn.Module = nn.Identity()  # has no parameters, and is not used
         if self.conditional:
             embedding = nn.Embedding(model.classes, model.dim)
         self.embedding = embedding.to(model.device)
@@ -103,7 +103,7 @@ class Adversarial(Algorithm):
         if self.step % (self.d_steps + 1) == self.d_steps:
             return super().update(batches)
         self._check(batches)
-        with torch.no_grad():
+        with torch.no_grad():  # a step of the discriminator does not train the encoder
             features = self.model.features(torch.cat([batch.images for batch in batches]))
         features = features.detach().requires_grad_()  # the gradient penalty needs gradients with respect to them
         risk = risks(self.model.head(features), batches).mean()

@@ -124,6 +124,7 @@ class Algorithm(nn.Module, ABC):
                 f"{type(self).__name__} makes several steps in each update and trains in one process only"
             )
         parallel = DistributedDataParallel(_Loss(self))
+        # Behind a lambda: as an attribute, the wrapper, which contains this algorithm, would become a submodule of it.
         self.parallel = lambda batches: cast(tuple[Tensor, dict[str, Tensor]], parallel(batches))
 
     def forward(self, images: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def prepare(
     spec = spec.complete()
     if data is None:
         data = read(spec.data, data_dir, seed=spec.seed, missing_ok=skip_unreadable)
-    _check_targets(spec, data)
+    _check_targets(spec, data)  # before every image is decoded, which may take long
     skipped: tuple[str, ...] = ()
     if skip_unreadable:
         skipped = unreadable(data)

@@ -44,7 +44,7 @@ def read(path: Path) -> dict[str, Any]:
     if document.get("version") != VERSION:
         version = document.get("version")
         raise SealError(f"{path} is a checkpoint of version {version!r}, this adanpc reads version {VERSION}")
-    try:
+    try:  # a seal proves that a file is undamaged, not that its contents make sense
         state = _decode(document["state"], tensors)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise SealError(f"{path} holds a state that adanpc did not write ({type(error).__name__})") from None
@@ -55,7 +55,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """Returns a value as JSON can hold it, and adds its tensors to ``tensors`` under names that start with ``name``."""
-    kind = type(value)
+    kind = type(value)  # exactly, since subclasses, such as the numbers of NumPy, would come back as another type
     if value is None or kind in (bool, int, str):
         return value
     if kind is float:

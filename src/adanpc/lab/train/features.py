@@ -53,6 +53,7 @@ class MTL(Algorithm):
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the sum of the domains' losses, as in the published code."""
         model = self.model
+        # Not model.features(), which would append the mean over all domains of the batch.
         encoder = cast(WithMean, model.encoder).encoder
         encoded = encoder(torch.cat([batch.images for batch in batches]))  # (n, D)
         sizes = [len(batch.labels) for batch in batches]

@@ -63,6 +63,7 @@ class MLDG(Algorithm):
         meta_train = order[self.n_meta_test :]
         train_losses = []
         test_losses = []
+        # If there are fewer meta-test than meta-train domains, they are used again.
         for train_domain, test_domain in zip(meta_train, cycle(meta_test), strict=False):
             train_loss, test_loss = self._pair(batches[train_domain], batches[test_domain])
             train_losses.append(train_loss)
@@ -130,6 +131,7 @@ class Fish(Algorithm):
             self.descend(loss)
             domain_losses.append(loss.detach())
         with torch.no_grad():
+            # Only weights go back; running statistics, which are buffers, stay.
             for parameter, first in zip(self.model.parameters(), start, strict=True):
                 parameter.copy_(first.lerp(parameter, self.meta_lr))
         self.step += 1

@@ -116,7 +116,7 @@ class Contextual(nn.Module):
             *_normalized(WIDTH, WIDTH),
             nn.Conv2d(WIDTH, 1, KERNEL, padding=KERNEL // 2),
         )
-        _widen(first)
+        _widen(first)  # after the context net was built for the original channels
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns features (B, D), all in the same context unless the images already have one."""

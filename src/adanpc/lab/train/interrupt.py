@@ -43,7 +43,7 @@ class Interrupt:
             self._at_once = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Handles a signal."""
+        """Sets ``requested`` on the first signal; interrupts on the second, or if the first may interrupt."""
         if self.requested or self._at_once:
             self._at_once = False  # the run is saved next, which an impatient second signal must not interrupt
             raise KeyboardInterrupt

@@ -98,6 +98,7 @@ class Trainer:
         self.best_accuracy = -1.0
         self.seconds = 0.0
         self.progress_note = ""
+        # Decides what is random in the steps, such as dropout. A checkpoint, if there is one, replaces it below.
         torch.manual_seed(seed_of(self.spec.seed, "training", group.rank))
         state = run.state(CHECKPOINT)
         if state is not None:
@@ -126,7 +127,7 @@ class Trainer:
             loss = self._step(batch)
             self.seconds += time.perf_counter() - started
             bar.note(f"loss {loss:.3f}{self.progress_note}")
-            stop = self.group.any(interrupt.requested)
+            stop = self.group.any(interrupt.requested)  # all processes must stop after the same step
             due = self._is_due()
             if due and not stop:
                 self._evaluate(interrupt, board)
@@ -178,7 +179,7 @@ class Trainer:
         total = sum(len(domain) for domain in self.sources)
         keys = torch.arange(total)
         if count is not None:
-            keys = torch.randperm(total)[:count].sort().values
+            keys = torch.randperm(total)[:count].sort().values  # in order, so that domains can be read one by one
         # The key of a sample is its row number among the rows of all domains, one domain after another.
         chosen: list[Domain] = []
         first = 0
@@ -298,7 +299,7 @@ def accuracy_of(model: SourceModel, domain: Domain, vote: AdaNPC | None = None, 
     """
     was_training = model.training
     model.eval()
-    answered = [torch.zeros(0)]
+    answered = [torch.zeros(0)]  # so that an empty domain has a mean, NaN
     by_head = [torch.zeros(0)]
     try:
         with torch.no_grad():

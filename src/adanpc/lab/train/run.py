@@ -131,7 +131,7 @@ class Run:
         by_step: dict[int, dict[str, Any]] = {}
         for entry in entries(self.folder / RECORDS):
             step = entry.get("step")
-            if type(step) is int:
+            if type(step) is int:  # lines that something else wrote are ignored
                 by_step[step] = entry
         return [by_step[step] for step in sorted(by_step)]
 
@@ -239,6 +239,7 @@ def _checked(document: Any, folder: Path) -> dict[str, Any]:
     """Returns the contents of ``spec.json``, or raises an error that names the first wrong field."""
     if not isinstance(document, dict):
         raise AdaNPCError(f"it must hold a JSON object, got {document!r:.80}")
+    # The format comes first: in another one, the fields may be different.
     version = document.get("format")
     if type(version) is int and version != FORMAT:
         remedy = "update adanpc" if version > FORMAT else "train it again, older checkpoints cannot be read"
@@ -298,7 +299,7 @@ def _untrusted_field(spec: Mapping[str, Any]) -> str:
 def _check_spec(spec: Spec, domains: Mapping[str, int]) -> None:
     """Refuses a spec that ``create`` could not have written: one with open settings, or with unknown targets."""
     if spec.complete() != spec:
-        raise AdaNPCError("the spec leaves settings open that a run has to name")
+        raise AdaNPCError("the spec leaves settings open that a run must specify")
     for target in spec.targets:
         if target not in domains:
             raise AdaNPCError(f"target {target!r} is not one of the domains {', '.join(domains)}")

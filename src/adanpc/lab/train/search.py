@@ -66,6 +66,7 @@ def draw(space: Mapping[str, Draw], trial: int, seed: int = 0) -> dict[str, Any]
     if trial == 0:
         return drawn
     for name, distribution in space.items():
+        # A generator for each name, so that a setting is drawn the same whichever others an algorithm has.
         random = Random(seed_of(seed, trial, name))
         drawn[name] = distribution(random)
     return drawn

@@ -146,6 +146,7 @@ class Spec:
             text("weights", self.weights)
         if self.images is not None:
             whole("images (one to learn from and one to select by)", self.images, least=2)
+        # Plain values are checked first, since these may import code of your own.
         algorithm = find(self.algorithm)
         self._load_own_code()
         if not isinstance(self.hyper, Mapping):

@@ -108,7 +108,8 @@ def _affine(image: Array, moves: Array) -> Array:
     reach = min(height, width) // 3
     corners = middle + reach * np.array([[1, 1], [-1, 1], [-1, -1]])
     moved = np.c_[corners + moves, np.ones(3)]
-    back = np.linalg.solve(moved, corners).T  # (2, 3): where a pixel comes from
+    # scipy needs the inverse map: from where a pixel is to where it comes from.
+    back = np.linalg.solve(moved, corners).T  # (2, 3)
     matrix = back[:, :2]
     offset = back[:, 2]
     mapped = []

@@ -34,7 +34,7 @@ def snow(
     angle = rng.uniform(-135, -45)
     blown = streak(flakes, radius, sigma, angle)[..., None]
     turned = blown[::-1, ::-1]
-    bright = gray(image) * 1.5 + 0.5
+    bright = gray(image) * 1.5 + 0.5  # the constants of the published scripts
     whitened = np.maximum(image, bright)
     ground = kept * image + (1 - kept) * whitened
     return ground + blown + turned
