@@ -138,7 +138,7 @@ def test_serve_refuses_in_one_sentence(folder: Path, tmp_path: Path, made: sampl
     assert "cannot be read" in refusal("serve", folder, "--tokens", tmp_path / "none")
     assert "nowhere" in refusal("serve", tmp_path / "nowhere", "--port", 0)
     assert "both make features" in refusal("serve", folder, "--model", made.run, "--encoder", "convnet", "--port", 0)
-    assert "64 numbers, and the bank has 4" in refusal("serve", folder, "--model", made.run, "--port", 0)
+    assert "64 numbers, but the bank has 4" in refusal("serve", folder, "--model", made.run, "--port", 0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -149,7 +149,7 @@ def test_serve_refuses_in_one_sentence(folder: Path, tmp_path: Path, made: sampl
 
 
 def test_serve_by_the_name_of_an_encoder_that_does_not_fit(folder: Path) -> None:
-    assert "and the bank has 4: give another model" in refusal("serve", folder, "--encoder", "convnet", "--port", 0)
+    assert "but the bank has 4: choose another model" in refusal("serve", folder, "--encoder", "convnet", "--port", 0)
 
 
 def test_a_sample_is_served_with_something_to_look_at(made: sample.Sample) -> None:

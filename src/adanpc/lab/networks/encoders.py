@@ -18,7 +18,7 @@ from adanpc.lab.networks.weights import State, WeightsError, fill, read
 from adanpc.lab.networks.wideresnet import WideResNet
 from adanpc.lab.own import ENCODERS as ENTRY_POINTS
 from adanpc.lab.own import OwnFunctions, is_own, registered_names
-from adanpc.require import did_you_mean
+from adanpc.require import unknown
 
 TIMM = "timm:"
 SOURCE_MODEL_PREFIXES = ("encoder.", "norm.", "head.")  # how names in a source model's own state begin
@@ -131,9 +131,7 @@ def _builder(name: str) -> Builder:
     make = OWN.known(name)
     if make is None:
         names = (*ENCODERS, *registered_names(ENTRY_POINTS))
-        known = ", ".join(names)
-        hint = did_you_mean(name, names)
-        raise EncoderError(f"unknown encoder {name!r}; available: {known}, {TIMM}NAME, or module:function{hint}")
+        raise EncoderError(unknown("encoder", name, (*names, f"{TIMM}NAME"), also="module:function"))
     return partial(_own_encoder, name, make)
 
 
