@@ -145,7 +145,7 @@ def test_a_bank_of_images(tmp_path: Path) -> None:
     found = said("info", tmp_path / "bank")
     assert found["bank"]["classes"] == ["cat", "dog"]
     assert found["recipe"]["layer"] == "input of head"
-    assert "name the --encoder that makes features of the images" in refusal(
+    assert "name the --encoder that turns the images in it into features" in refusal(
         "create", tmp_path / "other", "--from", tmp_path / "images"
     )
     assert "the bank is made from images, so --which has no effect: omit it" in refusal(

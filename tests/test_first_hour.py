@@ -323,7 +323,7 @@ def test_finished_work_is_not_repeated(folder: Path, data_dir: Path, monkeypatch
     again = run("adapt", folder, "--method", "knn", "--json")
     assert again.exit_code == 0, again.output
     assert again.stdout == first.stdout
-    assert "1 of 1 measured before" in again.stderr
+    assert "1 of 1 were measured before" in again.stderr
     for other in (("--seed", 1), ("--images", 5), ("--set", "knn.k=3"), ("--on", data_dir / "plain")):
         with pytest.raises(AssertionError):
             raise run("adapt", folder, "--method", "knn", *other).exception or ValueError

@@ -134,7 +134,9 @@ def test_serve_with_tokens_lets_their_owners_in(folder: Path, tmp_path: Path) ->
 
 
 def test_serve_refuses_in_one_sentence(folder: Path, tmp_path: Path, made: sample.Sample) -> None:
-    assert "make a file by adanpc token add and give it as --tokens" in refusal("serve", folder, "--host", "0.0.0.0")
+    assert "create tokens with adanpc token add, and pass their file as --tokens" in refusal(
+        "serve", folder, "--host", "0.0.0.0"
+    )
     assert "cannot be read" in refusal("serve", folder, "--tokens", tmp_path / "none")
     assert "nowhere" in refusal("serve", tmp_path / "nowhere", "--port", 0)
     assert "both make features" in refusal("serve", folder, "--model", made.run, "--encoder", "convnet", "--port", 0)

@@ -272,9 +272,7 @@ def _answers(evaluation: Evaluation, questions: Sequence[dict[str, Any]], order:
             measured = {"error": str(error)}
         records.append(evaluation.note(question, measured))
     if reused:
-        typer.echo(
-            f"{reused} of {len(questions)} were measured before and are read from {evaluation.records}.", err=True
-        )
+        typer.echo(f"{reused} of {len(questions)} were measured before; read from {evaluation.records}.", err=True)
     return records
 
 

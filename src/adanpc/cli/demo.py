@@ -68,7 +68,7 @@ def _table(result: Result) -> Table:
     caption = (
         f"{first} … {last}: each domain as it arrives ({first}: held-out digits); mean: over the rotated ones. "
         f"Source: after {last}, on the training digits, on the same digits without the vote of their own row, and on "
-        "held-out digits. Only the paper's rule and AdaNPC learn; the other two have the same numbers before and after."
+        "held-out digits. Only the last two methods learn; the source numbers of the first two are also those before."
     )
     table = Table(
         title="Accuracy (%)",
