@@ -153,7 +153,9 @@ class Builder:
 
     def _recalled(self, count: int | None) -> tuple[Domain, ...]:
         """Held-out images of each source domain, about ``count`` in all; None takes all."""
-        each = None if count is None else math.ceil(count / len(self.sources))
+        each: int | None = None
+        if count is not None:
+            each = math.ceil(count / len(self.sources))
         return tuple(some(part.small, each, self.seed) for part in self.sources)
 
 

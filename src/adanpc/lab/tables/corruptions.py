@@ -90,6 +90,7 @@ def error_cell(results: Results, tasks: Sequence[Adapt]) -> Cell:
 
 def cifar_plan(severity: int, scale: Scale) -> list[Task]:
     """Every method on all fifteen corruptions."""
+    # Methods come last, because all of them share a scene, and only the latest scene is kept.
     return [
         task_for(CIFAR, row, corruption, severity, scale, seed)
         for corruption in CORRUPTIONS

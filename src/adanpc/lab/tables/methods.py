@@ -77,6 +77,7 @@ def task_for(scale: Scale, data: str, method: str, batch: int, target: str, seed
 
 def plan(data: Sequence[str], scale: Scale) -> list[Task]:
     """Every method that does not need its own training, on every target."""
+    # Methods come last, because all of them share a scene, and only the latest scene is kept.
     return [
         task_for(scale, name, method, batch, target, seed)
         for name in data

@@ -112,6 +112,7 @@ def make(
     made_from = _made_from(table, workspace, absent)
     records = Records(workspace.folder)
     with records.writing():
+        # Before the work begins, so that an interrupted table continues at the same scale.
         note_choice(workspace.folder, name, estimate.scale, budget, made_from)
         tasks = available(table, estimate.scale, workspace, absent)
         for reason in sweep(tasks, workspace, records, ray=ray, workers=processes):
