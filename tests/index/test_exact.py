@@ -48,8 +48,13 @@ def oracle(index: ExactIndex, queries: torch.Tensor, k: int, usable: np.ndarray)
     return answers
 
 
-@pytest.fixture(params=["numkong", "torch"])
+@pytest.fixture(params=[*kernels.paths(), "numkong", "torch"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param in kernels.paths():
+        monkeypatch.setenv(kernels.VARIABLE, request.param)
+        monkeypatch.setattr(scans, "MULTIPLYING", [path for path in kernels.paths() if path != "numpy"])
+        return str(request.param)
+    monkeypatch.setenv(kernels.VARIABLE, "numpy")
     if request.param == "torch":
         monkeypatch.setattr(scans, "numkong", None)
         monkeypatch.setattr(scans, "CACHED", 0)
@@ -406,12 +411,14 @@ def test_the_bound_of_a_scan_holds(storage: str, batch: int, dim: int, engine: s
 
 def test_the_fast_scan_is_used_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
+    monkeypatch.setattr(scans, "kernel_scan", lambda *_: called.append("kernel"))
     monkeypatch.setattr(scans, "numkong_scan", lambda *_: called.append("numkong"))
     monkeypatch.setattr(scans, "torch_scan", lambda *_: called.append("torch"))
     monkeypatch.setattr(scans, "numpy_scan", lambda *_: called.append("numpy"))
     monkeypatch.setattr(scans, "integer_scan", lambda *_: called.append("integer"))
     monkeypatch.setattr(scans, "multiplies_integers", lambda: True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(scans, "chosen", lambda: "numpy")
 
     def scan(dtype: torch.dtype, batch: int, dim: int = 32) -> str:
         scans.scan([torch.zeros(64, dim, dtype=dtype)], torch.zeros(batch, dim), torch.zeros(1, batch, 64))
@@ -427,6 +434,16 @@ def test_the_fast_scan_is_used_where_it_is_faster(monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 3)
         assert scan(torch.float32, 1) == "torch"
+    with monkeypatch.context() as patch:
+        patch.setattr(scans, "chosen", lambda: "avx2")
+        asked = ((torch.int8, 1), (torch.float16, 7), (torch.float32, 3), (torch.float32, 7), (torch.int8, 8))
+        assert [scan(*each) for each in asked] == ["kernel", "kernel", "kernel", "kernel", "integer"]
+        assert scan(torch.int8, 1, dim=2**16 + 1) == "numkong"
+        patch.setattr(torch, "get_num_threads", lambda: 3)
+        assert scan(torch.float32, 1) == "torch"
+        patch.setattr(torch, "get_num_threads", lambda: 1)
+        patch.setattr(scans, "CACHED", 64 * 32 - 1)
+        assert scan(torch.float32, 1) == "kernel"
     monkeypatch.setattr(scans, "CACHED", 64 * 32 - 1)  # one number less than there are
     assert scan(torch.float32, 1) == "torch"
 
