@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adanpc.errors import AdaNPCError
-from adanpc.index import kernels
+from adanpc.index import grid, kernels
 from adanpc.index.codes import Coder
 from adanpc.index.kernels import LANES, ByteQueries, Codes, HeadAndBits, Hunt, Nibbles, Queries
 
@@ -368,6 +369,54 @@ def test_a_hunt_in_what_does_not_fit_is_refused(path: str, flaw: str, monkeypatc
         hunted(path, given, 50)
 
 
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_features_become_the_rows_that_numpy_makes_of_them(data: st.DataObject) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    dim = data.draw(st.integers(1, 40) | st.sampled_from([512, kernels.LONGEST_SQUARES]))
+    features = random.standard_normal((data.draw(st.integers(0, 5)), dim)) ** data.draw(st.sampled_from([0, 1, 5]))
+    features = (features * data.draw(st.sampled_from([1e-44, 1e-38, 1, 1e25]))).astype(np.float32)
+    features[: data.draw(st.integers(0, 1))] = 0
+    features[:, ::2] *= data.draw(st.sampled_from([1, -0.0]))
+    expected = grid._unit_array(features).astype(np.float32)
+    for path in COMPILED:
+        made = kernels.unit_rows(path, features)
+        assert made is not None
+        assert made.tobytes() == expected.tobytes(), path
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("dim", [1, 7, 64])
+def test_features_without_a_direction_are_seen(path: str, dim: int) -> None:
+    features = np.random.default_rng(0).standard_normal((3, 2 * dim)).astype(np.float32)[:, ::2]  # not contiguous
+    assert kernels.have_direction(path, features)
+    for flaw in (np.nan, np.inf, -np.inf):
+        flawed = features.copy()
+        flawed[1, -1] = flaw
+        assert not kernels.have_direction(path, flawed)
+        assert kernels.unit_rows(path, flawed) is None
+    for flaw in (0.0, -0.0, 1e-40):
+        flawed = features.copy()
+        flawed[2] = flaw
+        assert not kernels.have_direction(path, flawed)
+
+
+@pytest.mark.parametrize("path", COMPILED)
+def test_features_that_do_not_fit_are_refused(path: str) -> None:
+    compiled = kernels._compiled
+    features = np.ones((2, 8), np.float32)
+    long = np.ones((1, kernels.LONGEST_SQUARES + 1), np.float32)
+    for dim in (0, 3):
+        with pytest.raises(ValueError, match="the features does not fit"):
+            compiled.have_direction(path, features, dim)
+        with pytest.raises(ValueError, match="the features does not fit"):
+            compiled.unit_rows(path, features, dim, features.copy())
+    with pytest.raises(ValueError, match="the features does not fit"):
+        compiled.unit_rows(path, long, long.shape[1], long.copy())
+    with pytest.raises(ValueError, match="what is written does not fit"):
+        compiled.unit_rows(path, features, 8, features[:1].copy())
+
+
 def multiplied(path: str, rows: Array, queries: Array | ByteQueries, count: int) -> Array:
     out = np.full((len(rows) // 64, count, 64), np.nan, np.float32)
     kernels.multiply_rows(path, rows, queries, out)
@@ -604,3 +653,12 @@ def test_the_environment_chooses_a_path(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_without_a_compiler_there_is_numpy() -> None:
     assert kernels.paths(None) == ["numpy"]
+
+
+@pytest.mark.parametrize("path", kernels.paths())
+def test_units_of_what_is_not_finite_are_those_of_numpy(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernels.VARIABLE, path)
+    features = torch.tensor([[1.0, 2.0], [torch.nan, 1.0]])
+    made = grid.unit(features)
+    assert torch.equal(made[:1], grid.unit(features[:1]))
+    assert made[1].isnan().all()

@@ -36,6 +36,8 @@
 #define TILE 64   /* rows whose products with a query stand side by side */
 #define FOUR 4    /* rows that are multiplied with queries together: as many sums as there are registers for */
 #define EIGHT 8
+#define INFINITE 0x7F800000  /* bits of the magnitude of infinity in float32; those of NaN are higher */
+#define LONGEST_SQUARES 8192  /* coordinates of rows whose squares are sure to fit into the 53 bits of float64 */
 #define LONGEST 65536  /* coordinates of rows whose products with bytes are sure to fit into 32 bits */
 
 enum path { PLAIN, WITH_AVX2, WITH_AVX512, PATHS };
@@ -162,6 +164,66 @@ static double single_plain(const struct score *s) {
     for (Py_ssize_t place = 0; place < s->dim; place++) sum += (double)row[place] * s->query[place];
     return sum;
 }
+
+/* Features that become rows of length one on the grid. */
+struct features {
+    const float *given;  /* (count, dim) */
+    Py_ssize_t count, dim;
+    float *made;         /* (count, dim) */
+};
+
+/* The largest magnitude in a row as its bits, which are in the order of magnitudes; NaN and infinity are the highest. */
+ALWAYS static inline int32_t largest_bits(const float *row, Py_ssize_t dim) {
+    int32_t largest = 0;
+    for (Py_ssize_t place = 0; place < dim; place++) {
+        int32_t bits;
+        memcpy(&bits, row + place, sizeof bits);
+        bits &= 0x7FFFFFFF;
+        if (bits > largest) largest = bits;
+    }
+    return largest;
+}
+
+/* Whether every row is finite and has a coordinate that is neither zero nor denormal. */
+ALWAYS static inline int all_have_direction(const struct features *f) {
+    for (Py_ssize_t number = 0; number < f->count; number++) {
+        const int32_t largest = largest_bits(f->given + number * f->dim, f->dim);
+        if (largest < 0x00800000 || largest >= INFINITE) return 0;
+    }
+    return 1;
+}
+
+/* One IEEE operation after another, as in adanpc/index/grid.py; squares of whole numbers add up without rounding.
+   Returns 0 at the first row that is not finite. */
+ALWAYS static inline int make_unit(const struct features *f) {
+    for (Py_ssize_t number = 0; number < f->count; number++) {
+        const float *given = f->given + number * f->dim;
+        float *made = f->made + number * f->dim, magnitude;
+        const int32_t bits = largest_bits(given, f->dim);
+        if (bits >= INFINITE) return 0;
+        memcpy(&magnitude, &bits, sizeof magnitude);
+        const double largest = magnitude > 0 ? magnitude : 1e-300;
+        double sums[8] = {0};
+        Py_ssize_t place = 0;
+        for (; place + 8 <= f->dim; place += 8)
+            for (int lane = 0; lane < 8; lane++) {
+                const double whole = rint(given[place + lane] / largest * 0x1p20);
+                sums[lane] += whole * whole;
+            }
+        for (; place < f->dim; place++) {
+            const double whole = rint(given[place] / largest * 0x1p20);
+            sums[0] += whole * whole;
+        }
+        for (int lane = 1; lane < 8; lane++) sums[0] += sums[lane];
+        const double length = sqrt(sums[0]), factor = 0x1p44 / (length > 1 ? length : 1);
+        for (place = 0; place < f->dim; place++)
+            made[place] = (float)(rint(given[place] / largest * factor) * 0x1p-24 + 0.0);
+    }
+    return 1;
+}
+
+static int directed_plain(const struct features *f) { return all_have_direction(f); }
+static int unit_plain(const struct features *f) { return make_unit(f); }
 
 /* What products of whole rows need: few queries, and a block of rows that is read once for all of them. */
 struct products {
@@ -425,6 +487,11 @@ AVX512 static double single_avx512(const struct score *s) {
     return _mm512_reduce_add_pd(_mm512_add_pd(first, second)) + single_plain(&rest);
 }
 
+AVX2 static int directed_avx2(const struct features *f) { return all_have_direction(f); }
+AVX2 static int unit_avx2(const struct features *f) { return make_unit(f); }
+AVX512 static int directed_avx512(const struct features *f) { return all_have_direction(f); }
+AVX512 static int unit_avx512(const struct features *f) { return make_unit(f); }
+
 AVX2 static inline __m256 floats_avx2(const char *row, Py_ssize_t place, int width) {
     if (width == 2) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(row + 2 * place)));
     return _mm256_loadu_ps((const float *)row + place);
@@ -638,6 +705,18 @@ AVX512 static void products_avx512(const struct products *p) {
 
 #endif
 
+static int (*const DIRECTED[PATHS])(const struct features *) = {
+    directed_plain,
+#if X86
+    directed_avx2, directed_avx512,
+#endif
+};
+static int (*const UNITS[PATHS])(const struct features *) = {
+    unit_plain,
+#if X86
+    unit_avx2, unit_avx512,
+#endif
+};
 static void (*const PRODUCTS[PATHS])(const struct products *) = {
     products_plain,
 #if X86
@@ -1155,7 +1234,7 @@ static int has_f16c(void) {
 }
 #endif
 
-static int runs_here(int path) {
+static int supported(int path) {
 #if X86
     __builtin_cpu_init();
     if (path == WITH_AVX2) return __builtin_cpu_supports("avx2") && has_f16c();
@@ -1167,10 +1246,13 @@ static int runs_here(int path) {
     return path == PLAIN;
 }
 
+/* Which paths run here, found out once: in a virtual machine, asking the processor takes longer than a small search. */
+static int runs_here[PATHS];
+
 static PyObject *paths(PyObject *self, PyObject *unused) {
     PyObject *names = PyList_New(0);
     for (int path = PATHS - 1; names && path >= 0; path--) {
-        if (!runs_here(path)) continue;
+        if (!runs_here[path]) continue;
         PyObject *name = PyUnicode_FromString(PATH_NAMES[path]);
         if (!name || PyList_Append(names, name) < 0) Py_CLEAR(names);
         Py_XDECREF(name);
@@ -1181,7 +1263,7 @@ static PyObject *paths(PyObject *self, PyObject *unused) {
 /* The number of a path that runs here, or -1 with an exception. */
 static int path_of(const char *name) {
     for (int path = 0; path < PATHS; path++)
-        if (strcmp(name, PATH_NAMES[path]) == 0 && runs_here(path)) return path;
+        if (strcmp(name, PATH_NAMES[path]) == 0 && runs_here[path]) return path;
     PyErr_Format(PyExc_ValueError, "no kernels '%s' run on this machine", name);
     return -1;
 }
@@ -1325,6 +1407,44 @@ static PyObject *score_rows(PyObject *self, PyObject *args) {
     for (int number = 0; number < 4; number++) PyBuffer_Release(all[number]);
     if (!right) return NULL;
     Py_RETURN_NONE;
+}
+
+static PyObject *have_direction(PyObject *self, PyObject *args) {
+    const char *name;
+    Py_buffer given;
+    struct features f;
+    int directed = 0;
+    if (!PyArg_ParseTuple(args, "sy*n", &name, &given, &f.dim)) return NULL;
+    const int path = path_of(name);
+    const int right = path >= 0 && fits(f.dim > 0 && given.len % (4 * f.dim) == 0, "the features");
+    if (right) {
+        f.given = given.buf, f.made = NULL, f.count = given.len / (4 * f.dim);
+        directed = DIRECTED[path](&f);
+    }
+    PyBuffer_Release(&given);
+    if (!right) return NULL;
+    return PyBool_FromLong(directed);
+}
+
+static PyObject *unit_rows(PyObject *self, PyObject *args) {
+    const char *name;
+    Py_buffer given, made;
+    struct features f;
+    int finite = 0;
+    if (!PyArg_ParseTuple(args, "sy*nw*", &name, &given, &f.dim, &made)) return NULL;
+    const int path = path_of(name);
+    const int right = path >= 0 && fits(f.dim > 0 && f.dim <= LONGEST_SQUARES && given.len % (4 * f.dim) == 0, "the features")
+        && fits(made.len == given.len, "what is written");
+    if (right) {
+        f.given = given.buf, f.made = made.buf, f.count = given.len / (4 * f.dim);
+        Py_BEGIN_ALLOW_THREADS
+        finite = UNITS[path](&f);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&given);
+    PyBuffer_Release(&made);
+    if (!right) return NULL;
+    return PyBool_FromLong(finite);
 }
 
 /* Whether the buffers of products have the sizes that follow from the numbers of tiles and queries. */
@@ -1515,6 +1635,8 @@ static PyObject *encode_rows(PyObject *self, PyObject *args) {
 static PyMethodDef METHODS[] = {
     {"split_rows", split_rows, METH_VARARGS, "See adanpc.index.kernels.split_rows."},
     {"encode_rows", encode_rows, METH_VARARGS, "See adanpc.index.kernels.encode_rows."},
+    {"have_direction", have_direction, METH_VARARGS, "See adanpc.index.kernels.have_direction."},
+    {"unit_rows", unit_rows, METH_VARARGS, "See adanpc.index.kernels.unit_rows."},
     {"multiply_rows", multiply_rows, METH_VARARGS, "See adanpc.index.kernels.multiply_rows."},
     {"score_rows", score_rows, METH_VARARGS, "See adanpc.index.kernels.score_rows."},
     {"hunt_tiles", hunt_tiles, METH_VARARGS, "See adanpc.index.kernels.hunt_tiles."},
@@ -1527,4 +1649,7 @@ static PyMethodDef METHODS[] = {
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernels", "Bounds of similarities at memory speed.", -1,
                                     METHODS, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__kernels(void) { return PyModule_Create(&MODULE); }
+PyMODINIT_FUNC PyInit__kernels(void) {
+    for (int path = 0; path < PATHS; path++) runs_here[path] = supported(path);
+    return PyModule_Create(&MODULE);
+}

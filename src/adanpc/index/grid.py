@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from adanpc.errors import FeatureError
+from adanpc.index.kernels import LONGEST_SQUARES, chosen, have_direction, unit_rows
 
 GRID = 2.0**24
 PIECE = 1 << 16  # numbers computed at once: what the cache holds
@@ -42,7 +43,10 @@ def check_features(features: Any, dim: int) -> Tensor:
     if values.is_complex():
         raise FeatureError(f"features must be real numbers, got {values.dtype}")
     values = values.detach().float()
-    # One pass in the common case: a row whose largest magnitude is finite has no NaN and no infinity.
+    path = chosen()
+    if values.is_cpu and path != "numpy" and have_direction(path, values.numpy()):
+        return values
+    # A row whose largest magnitude is finite has no NaN and no infinity.
     for row, size in enumerate(_magnitudes(values)):
         if 0 < size < torch.inf:
             continue
@@ -117,6 +121,11 @@ def unit(features: Tensor) -> Tensor:
     if not features.is_cpu:
         return _unit_tensor(features)
     rows = features.numpy()
+    path = chosen()
+    if path != "numpy" and rows.dtype == numpy.float32 and rows.shape[1] <= LONGEST_SQUARES:
+        at_length_one = unit_rows(path, rows)
+        if at_length_one is not None:
+            return torch.from_numpy(at_length_one)
     if rows.size <= PIECE:
         return torch.from_numpy(_unit_array(rows).astype(numpy.float32))
     made = numpy.empty(rows.shape, numpy.float32)

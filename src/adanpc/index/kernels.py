@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 import numpy
 
 from adanpc import require
-from adanpc.index.grid import Array
 
+Array = numpy.ndarray[Any, Any]
 LANES = 16  # rows of a tile, whose codes stand side by side
 SIDE = 8  # queries that are multiplied with a tile side by side
 PLANES = 4  # bits of a query's coordinate beside the single bit of a row
 PLANE_WEIGHTS = (1, 2, 4, -8)  # of those bits, in two's complement
 PIECE = 64  # tiles, or rows, that NumPy looks at together: what the cache holds
 LARGEST_WHOLE = 127 * 256  # of a query's coordinate beside int8 rows
+LONGEST_SQUARES = 1 << 13  # coordinates of features that ``unit_rows`` takes: their squares fit into 53 bits
 LONGEST = 1 << 16  # coordinates of int8 rows whose products are sure to fit into 32 bits
 NO_STEPS = numpy.zeros(0)
 VARIABLE = "ADANPC_KERNELS"  # names the path to take
@@ -265,6 +266,30 @@ def score_rows(path: str, blocks: list[Array], size: int, slots: Array, owners: 
     similarity = numpy.empty(len(slots))
     _compiled.score_rows(path, blocks, size, queries.shape[1], blocks[0].itemsize, slots, owners, queries, similarity)
     return similarity
+
+
+def have_direction(path: str, features: Array) -> bool:
+    """Whether all features (n, D) float32 are finite and have a coordinate that is neither zero nor denormal.
+
+    Args:
+        path: one of ``paths()`` but for numpy, where ``grid.check_features`` does it.
+        features: to be checked.
+    """
+    directed: bool = _compiled.have_direction(path, numpy.ascontiguousarray(features), features.shape[1])
+    return directed
+
+
+def unit_rows(path: str, features: Array) -> Array | None:
+    """Features (n, D) float32 at length one on the grid, as ``grid.unit`` makes them; None if some are not finite.
+
+    Args:
+        path: one of ``paths()`` but for numpy, where ``grid.unit`` does it.
+        features: of at most ``LONGEST_SQUARES`` coordinates.
+    """
+    made = numpy.empty(features.shape, numpy.float32)
+    if not _compiled.unit_rows(path, numpy.ascontiguousarray(features), features.shape[1], made):
+        return None
+    return made
 
 
 class ByteQueries(NamedTuple):
