@@ -36,6 +36,7 @@
 #define TILE 64   /* rows whose products with a query stand side by side */
 #define FOUR 4    /* rows that are multiplied with queries together: as many sums as there are registers for */
 #define EIGHT 8
+#define BRIEF 2048  /* bytes of rows so short that the next ones are asked from memory before they are needed */
 #define INFINITE 0x7F800000  /* bits of the magnitude of infinity in float32; those of NaN are higher */
 #define LONGEST_SQUARES 8192  /* coordinates of rows whose squares are sure to fit into the 53 bits of float64 */
 #define LONGEST 65536  /* coordinates of rows whose products with bytes are sure to fit into 32 bits */
@@ -487,6 +488,12 @@ AVX512 static double single_avx512(const struct score *s) {
     return _mm512_reduce_add_pd(_mm512_add_pd(first, second)) + single_plain(&rest);
 }
 
+/* Asks memory for bytes that are read soon. Rows that are read side by side look like no pattern to the processor, which
+   therefore asks for little by itself where rows are short. */
+ALWAYS static inline void ask_ahead(const char *start, int bytes) {
+    for (int line = 0; line < bytes; line += 64) _mm_prefetch(start + line, _MM_HINT_T0);
+}
+
 AVX2 static int directed_avx2(const struct features *f) { return all_have_direction(f); }
 AVX2 static int unit_avx2(const struct features *f) { return make_unit(f); }
 AVX512 static int directed_avx512(const struct features *f) { return all_have_direction(f); }
@@ -510,6 +517,7 @@ AVX2 ALWAYS static inline void float_products_avx2(const struct products *p, con
                                                    float *out, int width, int queries) {
     const Py_ssize_t dim = p->dim;
     const float *theirs[2] = {first, first + dim};
+    const int brief = dim * width <= BRIEF;
     for (int start = 0; start < TILE; start += FOUR) {
         const char *rows[FOUR];
         __m256 sums[FOUR][2];
@@ -518,7 +526,8 @@ AVX2 ALWAYS static inline void float_products_avx2(const struct products *p, con
             rows[row] = tile + (start + row) * dim * width;
             for (int query = 0; query < queries; query++) sums[row][query] = _mm256_setzero_ps();
         }
-        for (; place + 8 <= dim; place += 8)
+        for (; place + 8 <= dim; place += 8) {
+            if (brief) ask_ahead(rows[0] + FOUR * width * (dim + place), FOUR * width * 8);
             for (int row = 0; row < FOUR; row++) {
                 const __m256 values = floats_avx2(rows[row], place, width);
                 for (int query = 0; query < queries; query++) {
@@ -526,6 +535,7 @@ AVX2 ALWAYS static inline void float_products_avx2(const struct products *p, con
                     sums[row][query] = _mm256_add_ps(sums[row][query], product);
                 }
             }
+        }
         for (int row = 0; row < FOUR; row++)
             for (int query = 0; query < queries; query++) {
                 float sum = sum_of_floats(sums[row][query]);
@@ -563,6 +573,7 @@ AVX2 APART static void byte_products_avx2(const struct products *p, const char *
             high[row] = low[row] = _mm256_setzero_si256();
         }
         for (; place + 16 <= dim; place += 16) {
+            ask_ahead((const char *)rows[0] + FOUR * (dim + place), FOUR * 16);
             const __m256i above = wide_bytes(parts + place), below = wide_bytes(parts + dim + place);
             for (int row = 0; row < FOUR; row++) {
                 const __m256i codes = wide_bytes(rows[row] + place);
@@ -607,10 +618,10 @@ AVX512 ALWAYS static inline __m512 floats_avx512(const char *row, Py_ssize_t pla
 }
 
 /* Adds the products of sixteen coordinates of EIGHT rows and a few queries, of those coordinates that are there. */
-AVX512 ALWAYS static inline void add_float_products(const char *const rows[EIGHT], const float *const theirs[3],
+AVX512 ALWAYS static inline void add_float_products(const char *const rows[EIGHT], const float *const theirs[2],
                                                     Py_ssize_t place, __mmask16 there, int width, int queries,
-                                                    __m512 sums[EIGHT][3]) {
-    __m512 coordinates[3];
+                                                    __m512 sums[EIGHT][2]) {
+    __m512 coordinates[2];
     for (int query = 0; query < queries; query++)
         coordinates[query] = _mm512_maskz_loadu_ps(there, theirs[query] + place);
     for (int row = 0; row < EIGHT; row++) {
@@ -625,16 +636,20 @@ AVX512 ALWAYS static inline void add_float_products(const char *const rows[EIGHT
 AVX512 ALWAYS static inline void float_products_avx512(const struct products *p, const char *tile, const float *first,
                                                        float *out, int width, int queries) {
     const Py_ssize_t dim = p->dim;
-    const float *theirs[3] = {first, first + dim, first + 2 * dim};
+    const float *theirs[2] = {first, first + dim};
+    const int brief = dim * width <= BRIEF;
     for (int start = 0; start < TILE; start += EIGHT) {
         const char *rows[EIGHT];
-        __m512 sums[EIGHT][3];
+        __m512 sums[EIGHT][2];
         Py_ssize_t place = 0;
         for (int row = 0; row < EIGHT; row++) {
             rows[row] = tile + (start + row) * dim * width;
             for (int query = 0; query < queries; query++) sums[row][query] = _mm512_setzero_ps();
         }
-        for (; place + 16 <= dim; place += 16) add_float_products(rows, theirs, place, 0xFFFF, width, queries, sums);
+        for (; place + 16 <= dim; place += 16) {
+            if (brief) ask_ahead(rows[0] + EIGHT * width * (dim + place), EIGHT * width * 16);
+            add_float_products(rows, theirs, place, 0xFFFF, width, queries, sums);
+        }
         if (place < dim)
             add_float_products(rows, theirs, place, (__mmask16)((1u << (dim - place)) - 1), width, queries, sums);
         for (int row = 0; row < EIGHT; row++)
@@ -645,10 +660,8 @@ AVX512 ALWAYS static inline void float_products_avx512(const struct products *p,
 
 FLOAT_PRODUCTS(avx512, AVX512, 2, 1)
 FLOAT_PRODUCTS(avx512, AVX512, 2, 2)
-FLOAT_PRODUCTS(avx512, AVX512, 2, 3)
 FLOAT_PRODUCTS(avx512, AVX512, 4, 1)
 FLOAT_PRODUCTS(avx512, AVX512, 4, 2)
-FLOAT_PRODUCTS(avx512, AVX512, 4, 3)
 
 /* Rows become unsigned, as the instruction wants one of its factors, by adding 128; what that adds is subtracted. */
 AVX512 APART static void byte_products_avx512(const struct products *p, const char *tile, const int8_t *parts, double step,
@@ -665,6 +678,7 @@ AVX512 APART static void byte_products_avx512(const struct products *p, const ch
         for (Py_ssize_t place = 0; place < dim; place += 64) {
             const Py_ssize_t left = dim - place;
             const __mmask64 there = left < 64 ? ((__mmask64)1 << left) - 1 : ~(__mmask64)0;
+            ask_ahead(rows[0] + EIGHT * (dim + place), EIGHT * 64);
             const __m512i above = _mm512_maskz_loadu_epi8(there, parts + place);
             const __m512i below = _mm512_maskz_loadu_epi8(there, parts + dim + place);
             high_added = _mm512_dpbusd_epi32(high_added, shift, above);
@@ -685,9 +699,9 @@ AVX512 APART static void byte_products_avx512(const struct products *p, const ch
 
 AVX512 static void products_avx512(const struct products *p) {
     static void (*const HALF[])(const struct products *, const char *, const float *, float *) = {
-        NULL, float_products_avx512_2_1, float_products_avx512_2_2, float_products_avx512_2_3};
+        NULL, float_products_avx512_2_1, float_products_avx512_2_2};
     static void (*const SINGLE[])(const struct products *, const char *, const float *, float *) = {
-        NULL, float_products_avx512_4_1, float_products_avx512_4_2, float_products_avx512_4_3};
+        NULL, float_products_avx512_4_1, float_products_avx512_4_2};
     const Py_ssize_t dim = p->dim, queries = p->queries;
     for (Py_ssize_t number = 0; number < p->tiles; number++) {
         const char *tile = p->rows + number * TILE * dim * p->width;
@@ -696,8 +710,8 @@ AVX512 static void products_avx512(const struct products *p) {
             for (Py_ssize_t query = 0; query < queries; query++)
                 byte_products_avx512(p, tile, p->bytes + query * 2 * dim, p->steps[query], out + query * TILE);
         else
-            for (Py_ssize_t query = 0; query < queries; query += 3) {
-                const Py_ssize_t together = queries - query < 3 ? queries - query : 3;
+            for (Py_ssize_t query = 0; query < queries; query += 2) {
+                const Py_ssize_t together = queries - query < 2 ? 1 : 2;
                 (p->width == 2 ? HALF : SINGLE)[together](p, tile, p->floats + query * dim, out + query * TILE);
             }
     }

@@ -7,6 +7,7 @@ queries would one by one, whatever BLAS does with shapes.
 
 from __future__ import annotations
 
+import math
 from reprlib import repr as brief
 from typing import Any, TypeVar
 
@@ -234,7 +235,22 @@ def decode(columns: dict[str, Rows]) -> Rows:
     return rows
 
 
+def fine_weight(scale: Rows) -> Rows:
+    """What one unit of ``fine`` stands for in rows of this scale (n, 1)."""
+    return _fine_step(scale) / GRID
+
+
+def hidden_from_both(dim: int) -> float:
+    """The most that rows of so many coordinates differ, in length, from what ``row`` and ``fine`` add up to.
+
+    ``decode`` rounds each coordinate to the grid, and float32 may round twice on the way: less than two steps in all.
+    """
+    return math.sqrt(dim) * 2 / GRID
+
+
 def _fine_step(scale: Rows) -> Rows:
     """How many steps of the grid one unit of ``fine`` stands for, rounded up so that 127 of them always suffice."""
     steps = scale / 254 * GRID
-    return -(-steps // 1)  # the ceiling, for tensors and arrays alike
+    if isinstance(steps, Tensor):
+        return steps.ceil()
+    return numpy.ceil(steps)

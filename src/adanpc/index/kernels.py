@@ -318,7 +318,7 @@ class ByteQueries(NamedTuple):
 
 
 def multiply_rows(path: str, rows: Array, queries: Array | ByteQueries, out: Array) -> None:
-    """Writes the products of a block of rows and a few queries; rows are read once for two or three queries.
+    """Writes the products of a block of rows and a few queries; rows are read once for two queries.
 
     Products with int8 rows are exact up to one final rounding, and equal to the bit on every path. Other products are
     float32 sums in an order that depends on the path; no term is rounded more than ``roundings(dim)`` times.

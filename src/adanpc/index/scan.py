@@ -68,7 +68,7 @@ def _scan_for_many(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor
 
 
 def kernel_scan(path: str, blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
-    """The same by a kernel, in this thread: rows are read once for two or three queries."""
+    """The same by a kernel, in this thread: rows are read once for two queries."""
     exact = queries.numpy()
     count, dim = exact.shape
     multiplied: Array | ByteQueries = numpy.ascontiguousarray(exact)
