@@ -455,6 +455,17 @@ def test_the_second_byte_of_int8_rows_is_read_where_the_first_says_little(
     assert max(scored) < 200  # of 2,000, nearly all of which are within reach by their first byte
 
 
+@pytest.mark.parametrize("anything", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("batch", [1, 9])
+def test_slots_without_int8_rows_are_never_found(batch: int, anything: float) -> None:
+    torch.manual_seed(9)
+    index = build(with_a_dominant_coordinate(400, 48), "int8")  # the last tile has room for more
+    for name in ("scale", "residual"):
+        index.blocks.columns[name][0][400:] = anything
+    queries = unit(with_a_dominant_coordinate(batch, 48))
+    assert index.search(queries, 12).slots.tolist() == oracle(index, queries, 12, np.ones(400, bool))
+
+
 @pytest.mark.parametrize("dim", [3, 48, 700])
 def test_what_both_bytes_of_int8_rows_hide_is_bounded(dim: int) -> None:
     torch.manual_seed(8)

@@ -438,9 +438,9 @@ class MemoryBank:
         if change.transform is not None:
             check_transform(change.transform, self.dim)
         if change.stream is not None:
-            change = replace(change, stream=self._checked_stream(change.stream))
+            change = with_fields(change, stream=self._checked_stream(change.stream))
         first = contents.next_id
-        count = len(table["label"])
+        count = table["label"].shape[0]
         table["id"] = torch.from_numpy(numpy.arange(first, first + count)).to(self.device)
         statistics = contents.statistics.after(change)
         if change.origin == Origin.ADMITTED and ledger.queue is not None:
@@ -605,7 +605,7 @@ class MemoryBank:
 
         Where the table names no states, all its rows may vote.
         """
-        places = ledger.allocate(len(table["id"]))
+        places = ledger.allocate(table["id"].shape[0])
         if not places:
             return with_fields(contents, **others)
         self._check_memory(contents, max(contents.index.slots, max(places) + 1))
@@ -669,6 +669,9 @@ class MemoryBank:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses to set a setting: it would change answers without leaving a trace."""
+        if name.startswith("_"):
+            super().__setattr__(name, value)  # the bank's own, several times in every change
+            return
         if name in BankSettings.__dataclass_fields__:
             raise AdaNPCError(f"{name} of a bank cannot be changed to {brief(value)}: {_remedy(name)}")
         require.known_attribute("a bank", self, name, "device", BankSettings.__dataclass_fields__)
@@ -721,8 +724,14 @@ def _active(table: Columns) -> Columns:
 
 def _recounted(counts: Tensor, table: Columns, sign: int = 1) -> Tensor:
     """How many admitted rows of each class there are (C,) once those of a table have come, or with -1 have gone."""
+    labels = table["label"]
+    if labels.is_cpu and labels.shape[0] == 1:
+        recounted = counts.numpy().copy()
+        if table["origin"].item() == ADMITTED:
+            recounted[int(labels.item())] += sign
+        return torch.from_numpy(recounted)
     admitted = table["origin"].eq(ADMITTED)
-    return counts.index_add(0, table["label"], admitted.long(), alpha=sign)
+    return counts.index_add(0, labels, admitted.long(), alpha=sign)
 
 
 def _groups(table: Columns) -> Tensor:

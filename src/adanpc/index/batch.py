@@ -118,10 +118,10 @@ def _best_of(
 def _exact(index: ExactIndex, queries: Tensor, near: Tensor) -> Tensor:
     """The similarities (B, width) float64 of queries (B, D) and their candidates (B, width)."""
     if queries.is_cpu and near.shape[1] * index.dim >= LONG:
-        precise = queries.numpy().astype(numpy.float64)
+        owners = numpy.repeat(numpy.arange(len(queries)), near.shape[1])
         with numpy.errstate(all="ignore"):  # slots that were never written hold anything
-            scores = [single.exact(index, slots, query) for slots, query in zip(near.numpy(), precise, strict=True)]
-        return torch.from_numpy(numpy.stack(scores))
+            scores = single.scores(index, near.numpy().ravel(), owners, queries.numpy().astype(numpy.float64))
+        return torch.from_numpy(scores.reshape(near.shape))
     size = max(1, COORDINATES // (near.shape[1] * index.dim))
     parts = []
     for some, theirs in zip(queries.split(size), near.split(size), strict=True):
@@ -156,6 +156,7 @@ def _finer(index: ExactIndex, queries: Tensor, bounds: Tensor, slack: Tensor) ->
     scale = torch.cat(index.blocks.used("scale", index.padded)).view(-1, 1, TILE)
     hidden = hidden_from_both(index.dim)
     finer = bounds - residual + fine * fine_weight(scale)
+    finer.masked_fill_(bounds.isneginf(), -torch.inf)  # slots that were never written hold anything
     return finer, slack + error * (index.residual + hidden) + hidden + 1e-6
 
 
