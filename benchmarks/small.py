@@ -1,4 +1,4 @@
-"""What a query costs in a bank of a few thousand rows, where calls cost as much as products.
+"""What a query costs in a bank of a few thousand rows, where calls cost as much as products; and int8 beside faiss.
 
 ``python -m benchmarks.small`` measures processor time in one thread, which other programs on the machine disturb less
 than the time that passes. Everything is measured in turn, round after round; the table shows medians.
@@ -10,6 +10,8 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +25,8 @@ from adanpc.index import unit
 from adanpc.lab.environment import machine
 from adanpc.progress import track
 
+faiss: Any = import_module("faiss") if find_spec("faiss") else None  # the extra `bench`
+
 CLASSES = 10
 CENTERS = 200
 K = 50
@@ -35,6 +39,10 @@ BANKS: tuple[tuple[int, int, dict[str, Any]], ...] = (  # rows, dimensions, sett
     (10_000, 512, {"storage": "int8"}),
     (10_000, 512, {"capacity": 1_000}),
 )
+
+OUTLIERS = ((10_000, 512), (100_000, 512))  # rows, dimensions
+DOMINANCE = (0.0, 1.0, 4.0)  # of one coordinate: its size beside the length of all others
+SIDE_BY_SIDE = 64  # queries of a batch
 
 Work = Callable[[int], object]
 
@@ -84,6 +92,73 @@ def works(rows: int, dim: int, settings: dict[str, Any]) -> dict[str, Work]:
     }
 
 
+def dominated(count: int, dim: int, dominance: float, seed: int) -> Tensor:
+    """Clustered features (count, dim) at length one, in which one coordinate may be larger than all others together."""
+    features = unit(clustered(count, dim, 0.0, seed)[0])
+    generator = torch.Generator().manual_seed(seed)
+    if dominance:
+        features[:, 7] = dominance * (1 + 0.02 * torch.randn(count, generator=generator))
+    return unit(features)
+
+
+def searches(rows: int, dim: int, dominance: float) -> dict[str, Work]:
+    """Searches of int8 rows and of faiss, by the headings of the table."""
+    features = dominated(rows, dim, dominance, 1)
+    queries = dominated(512, dim, dominance, 2)
+    banks = {}
+    for storage in ("float32", "int8"):
+        banks[storage] = MemoryBank(dim, CLASSES, storage=storage)
+        banks[storage].apply(Append(features, torch.zeros(rows, dtype=torch.int64)))
+    flat = faiss.IndexFlatIP(dim)
+    flat.add(features.numpy())
+    arrays = queries.numpy()
+
+    def some(number: int, count: int) -> slice:
+        start = number * count % 512
+        return slice(start, start + count)
+
+    return {
+        "faiss flat": lambda number: flat.search(arrays[some(number, 1)], K),
+        "float32": lambda number: banks["float32"].search(queries[some(number, 1)], K),
+        "int8": lambda number: banks["int8"].search(queries[some(number, 1)], K),
+        "faiss flat, in batches of 64": lambda number: flat.search(arrays[some(number, SIDE_BY_SIDE)], K),
+        "int8, in batches of 64": lambda number: banks["int8"].search(queries[some(number, SIDE_BY_SIDE)], K),
+    }
+
+
+def measure_searches(rows: int, dim: int, dominance: float, rounds: int) -> dict[str, float]:
+    """Microseconds a query, by what searched; each searches eight times in a row, since rivals empty the cache."""
+    times: dict[str, list[float]] = {}
+    measured = searches(rows, dim, dominance)
+    for number in range(rounds + 1):
+        for name, work in measured.items():
+            queries = SIDE_BY_SIDE if "batches" in name else 1
+            taken = microseconds(work, 8 * number, 8) / queries
+            if number:  # the first round warms up
+                times.setdefault(name, []).append(taken)
+    return {name: median(taken) for name, taken in times.items()}
+
+
+def outlier_table(rounds: int) -> list[str]:
+    """The lines about rows in which one coordinate dominates; none without faiss."""
+    if faiss is None:
+        return []
+    faiss.omp_set_num_threads(1)
+    lines: list[str] = []
+    for rows, dim in OUTLIERS:
+        for dominance in DOMINANCE:
+            times = measure_searches(rows, dim, dominance, rounds)
+            if not lines:
+                lines = [f"| rows | dominance | {' | '.join(times)} |", "|---" * (len(times) + 2) + "|"]
+            numbers = " | ".join(f"{taken:.0f}" for taken in times.values())
+            lines.append(f"| {rows:,} x {dim} | {dominance:g} | {numbers} |")
+    what = (
+        "Dominance: how many times as large as all others together one coordinate is. Searches alone, processor time "
+        f"in microseconds a query, k = {K}."
+    )
+    return ["", "## Rows in which one coordinate dominates", "", what, "", *lines]
+
+
 def microseconds(work: Work, start: int, repeats: int) -> float:
     """The median processor time of work(start), work(start + 1), …"""
     times = []
@@ -127,7 +202,7 @@ def main() -> None:
         f"`python -m benchmarks.small` on {machine()}, load {load:.1f} when it began. Processor time in microseconds a "
         f"query, medians; k = {K}, {CLASSES} classes, preset `paper`."
     )
-    text = ["# Small banks", "", conditions, "", *lines]
+    text = ["# Small banks", "", conditions, "", *lines, *outlier_table(options.rounds)]
     options.out.write_text("\n".join(text) + "\n")
     print("\n".join(text))
 

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from adanpc.errors import AdaNPCError, FeatureError
 from adanpc.index import STORAGE, ExactIndex, batch, blocks, check_features, exact, grid, kernels, single, unit
+from adanpc.index import batch as batch_search
 from adanpc.index import scan as scans
-from adanpc.index.grid import Columns, decode, encode
+from adanpc.index.grid import Columns, decode, encode, fine_weight, hidden_from_both
 from adanpc.testing import check_index
 
 CPU = torch.device("cpu")
@@ -48,8 +49,13 @@ def oracle(index: ExactIndex, queries: torch.Tensor, k: int, usable: np.ndarray)
     return answers
 
 
-@pytest.fixture(params=["numkong", "torch"])
+@pytest.fixture(params=[*kernels.paths(), "numkong", "torch"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param in kernels.paths():
+        monkeypatch.setenv(kernels.VARIABLE, request.param)
+        monkeypatch.setattr(scans, "MULTIPLYING", [path for path in kernels.paths() if path != "numpy"])
+        return str(request.param)
+    monkeypatch.setenv(kernels.VARIABLE, "numpy")
     if request.param == "torch":
         monkeypatch.setattr(scans, "numkong", None)
         monkeypatch.setattr(scans, "CACHED", 0)
@@ -404,14 +410,87 @@ def test_the_bound_of_a_scan_holds(storage: str, batch: int, dim: int, engine: s
     assert (error / codes.norm(dim=1) <= slack.double()[:, None]).all()
 
 
+def with_a_dominant_coordinate(count: int, dim: int) -> torch.Tensor:
+    """Features of which one byte a coordinate says next to nothing."""
+    features = torch.randn(count, dim)
+    features[:, 3] = 200 + torch.randn(count)
+    return features
+
+
+@pytest.mark.parametrize("batch", [1, 3, 9, 40])
+@pytest.mark.parametrize("exclude", [False, True])
+def test_int8_rows_with_a_dominant_coordinate_are_found_exactly(batch: int, exclude: bool, engine: str) -> None:
+    torch.manual_seed(6)
+    features = with_a_dominant_coordinate(700, 48)
+    usable = torch.rand(700) < 0.9
+    index = build(features, "int8", usable)
+    queries = unit(features[:batch] + 0.3 * torch.randn(batch, 48))
+    allowed = usable.clone()
+    without = None
+    if exclude:
+        without = torch.arange(20).expand(batch, -1)
+        allowed[:20] = False
+    found = index.search(queries, 12, exclude=without)
+    assert found.slots.tolist() == oracle(index, queries, 12, allowed.numpy())
+    rows = index.rows(found.slots.flatten()).double().view(batch, 12, 48)
+    assert torch.equal(found.similarity, (rows * queries.double()[:, None]).sum(2))
+
+
+@pytest.mark.parametrize("batch", [1, 9])
+def test_the_second_byte_of_int8_rows_is_read_where_the_first_says_little(
+    batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(7)
+    scored: list[int] = []
+    score = single.exact
+
+    def counted(index: ExactIndex, slots: Any, query: Any) -> Any:
+        scored.append(len(slots))
+        return score(index, slots, query)
+
+    monkeypatch.setattr(single, "exact", counted)
+    monkeypatch.setattr(batch_search, "LONG", 0)
+    index = build(with_a_dominant_coordinate(2000, 48), "int8", torch.ones(2000, dtype=torch.bool))
+    index.search_groups(unit(with_a_dominant_coordinate(batch, 48)), [(10, None), (10, 1)])
+    assert max(scored) < 200  # of 2,000, nearly all of which are within reach by their first byte
+
+
+@pytest.mark.parametrize("anything", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("batch", [1, 9])
+def test_slots_without_int8_rows_are_never_found(batch: int, anything: float) -> None:
+    torch.manual_seed(9)
+    index = build(with_a_dominant_coordinate(400, 48), "int8")  # the last tile has room for more
+    for name in ("scale", "residual"):
+        index.blocks.columns[name][0][400:] = anything
+    queries = unit(with_a_dominant_coordinate(batch, 48))
+    assert index.search(queries, 12).slots.tolist() == oracle(index, queries, 12, np.ones(400, bool))
+
+
+@pytest.mark.parametrize("dim", [3, 48, 700])
+def test_what_both_bytes_of_int8_rows_hide_is_bounded(dim: int) -> None:
+    torch.manual_seed(8)
+    for features in (
+        torch.randn(300, dim),
+        with_a_dominant_coordinate(300, max(dim, 4))[:, :dim],
+        torch.eye(dim)[:300],
+    ):
+        columns = encode(unit(features), "int8")
+        scale = columns["scale"].double()
+        both = columns["row"] * scale + columns["fine"] * fine_weight(columns["scale"]).double()
+        hidden = (decode(columns).double() - both).norm(dim=1)
+        assert (hidden <= hidden_from_both(dim)).all()
+
+
 def test_the_fast_scan_is_used_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
+    monkeypatch.setattr(scans, "kernel_scan", lambda *_: called.append("kernel"))
     monkeypatch.setattr(scans, "numkong_scan", lambda *_: called.append("numkong"))
     monkeypatch.setattr(scans, "torch_scan", lambda *_: called.append("torch"))
     monkeypatch.setattr(scans, "numpy_scan", lambda *_: called.append("numpy"))
     monkeypatch.setattr(scans, "integer_scan", lambda *_: called.append("integer"))
     monkeypatch.setattr(scans, "multiplies_integers", lambda: True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(scans, "chosen", lambda: "numpy")
 
     def scan(dtype: torch.dtype, batch: int, dim: int = 32) -> str:
         scans.scan([torch.zeros(64, dim, dtype=dtype)], torch.zeros(batch, dim), torch.zeros(1, batch, 64))
@@ -427,6 +506,16 @@ def test_the_fast_scan_is_used_where_it_is_faster(monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 3)
         assert scan(torch.float32, 1) == "torch"
+    with monkeypatch.context() as patch:
+        patch.setattr(scans, "chosen", lambda: "avx2")
+        asked = ((torch.int8, 1), (torch.float16, 7), (torch.float32, 3), (torch.float32, 7), (torch.int8, 8))
+        assert [scan(*each) for each in asked] == ["kernel", "kernel", "kernel", "kernel", "integer"]
+        assert scan(torch.int8, 1, dim=2**16 + 1) == "numkong"
+        patch.setattr(torch, "get_num_threads", lambda: 3)
+        assert scan(torch.float32, 1) == "torch"
+        patch.setattr(torch, "get_num_threads", lambda: 1)
+        patch.setattr(scans, "CACHED", 64 * 32 - 1)
+        assert scan(torch.float32, 1) == "kernel"
     monkeypatch.setattr(scans, "CACHED", 64 * 32 - 1)  # one number less than there are
     assert scan(torch.float32, 1) == "torch"
 

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adanpc.errors import AdaNPCError
-from adanpc.index import kernels
+from adanpc.index import grid, kernels
 from adanpc.index.codes import Coder
-from adanpc.index.kernels import LANES, Codes, HeadAndBits, Hunt, Nibbles, Queries
+from adanpc.index.kernels import LANES, ByteQueries, Codes, HeadAndBits, Hunt, Nibbles, Queries
 
 Array = np.ndarray[Any, Any]
 COMPILED = [path for path in kernels.paths() if path != "numpy"]
@@ -368,6 +369,141 @@ def test_a_hunt_in_what_does_not_fit_is_refused(path: str, flaw: str, monkeypatc
         hunted(path, given, 50)
 
 
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_features_become_the_rows_that_numpy_makes_of_them(data: st.DataObject) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    dim = data.draw(st.integers(1, 40) | st.sampled_from([512, kernels.LONGEST_SQUARES]))
+    features = random.standard_normal((data.draw(st.integers(0, 5)), dim)) ** data.draw(st.sampled_from([0, 1, 5]))
+    features = (features * data.draw(st.sampled_from([1e-44, 1e-38, 1, 1e25]))).astype(np.float32)
+    features[: data.draw(st.integers(0, 1))] = 0
+    features[:, ::2] *= data.draw(st.sampled_from([1, -0.0]))
+    expected = grid._unit_array(features).astype(np.float32)
+    for path in COMPILED:
+        made = kernels.unit_rows(path, features)
+        assert made is not None
+        assert made.tobytes() == expected.tobytes(), path
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("dim", [1, 7, 64])
+def test_features_without_a_direction_are_seen(path: str, dim: int) -> None:
+    features = np.random.default_rng(0).standard_normal((3, 2 * dim)).astype(np.float32)[:, ::2]  # not contiguous
+    assert kernels.have_direction(path, features)
+    for flaw in (np.nan, np.inf, -np.inf):
+        flawed = features.copy()
+        flawed[1, -1] = flaw
+        assert not kernels.have_direction(path, flawed)
+        assert kernels.unit_rows(path, flawed) is None
+    for flaw in (0.0, -0.0, 1e-40):
+        flawed = features.copy()
+        flawed[2] = flaw
+        assert not kernels.have_direction(path, flawed)
+
+
+@pytest.mark.parametrize("path", COMPILED)
+def test_features_that_do_not_fit_are_refused(path: str) -> None:
+    compiled = kernels._compiled
+    features = np.ones((2, 8), np.float32)
+    long = np.ones((1, kernels.LONGEST_SQUARES + 1), np.float32)
+    for dim in (0, 3):
+        with pytest.raises(ValueError, match="the features does not fit"):
+            compiled.have_direction(path, features, dim)
+        with pytest.raises(ValueError, match="the features does not fit"):
+            compiled.unit_rows(path, features, dim, features.copy())
+    with pytest.raises(ValueError, match="the features does not fit"):
+        compiled.unit_rows(path, long, long.shape[1], long.copy())
+    with pytest.raises(ValueError, match="what is written does not fit"):
+        compiled.unit_rows(path, features, 8, features[:1].copy())
+
+
+def multiplied(path: str, rows: Array, queries: Array | ByteQueries, count: int) -> Array:
+    out = np.full((len(rows) // 64, count, 64), np.nan, np.float32)
+    kernels.multiply_rows(path, rows, queries, out)
+    return out.swapaxes(1, 2).reshape(len(rows), count)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_products_are_within_their_rounding_of_exact_ones(data: st.DataObject) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    tiles = data.draw(st.integers(0, 3))
+    dim = data.draw(st.integers(1, 70) | st.sampled_from([128, 1280]))
+    count = data.draw(st.integers(1, 8))
+    kind = data.draw(st.sampled_from([np.float16, np.float32]))
+    rows = (random.standard_normal((tiles * 64, dim)) ** 3).astype(kind)
+    queries = (random.standard_normal((count, dim)) ** 3).astype(np.float32)
+    exact = rows.astype(np.float64) @ queries.astype(np.float64).T
+    sizes = np.abs(rows).astype(np.float64) @ np.abs(queries).astype(np.float64).T
+    rounded = kernels.roundings(dim) * 2.0**-24
+    for path in COMPILED:
+        error = np.abs(multiplied(path, rows, queries, count) - exact)
+        assert (error <= sizes * rounded / (1 - rounded)).all(), path
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_products_with_bytes_are_exact_on_all_paths(data: st.DataObject) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    tiles = data.draw(st.integers(0, 3))
+    dim = data.draw(st.integers(1, 150) | st.just(1280))
+    count = data.draw(st.integers(1, 8))
+    rows = random.integers(-128, 128, (tiles * 64, dim)).astype(np.int8)
+    queries = ByteQueries.of(random.standard_normal((count, dim)).astype(np.float32))
+    if data.draw(st.booleans()):  # the largest numbers that there are
+        rows[:] = data.draw(st.sampled_from([-128, 127]))
+        queries.parts[:] = data.draw(st.sampled_from([-128, 127]))
+    whole = 256 * queries.parts[:, 0].astype(np.int64) + queries.parts[:, 1]
+    expected = ((rows.astype(np.int64) @ whole.T) * queries.steps).astype(np.float32)
+    for path in COMPILED:
+        assert multiplied(path, rows, queries, count).tobytes() == expected.tobytes(), path
+
+
+@pytest.mark.parametrize("path", COMPILED)
+def test_the_longest_products_with_bytes_do_not_overflow(path: str) -> None:
+    rows = np.full((64, kernels.LONGEST), -128, np.int8)
+    queries = ByteQueries(np.full((1, 2, kernels.LONGEST), -128, np.int8), np.ones(1))
+    assert (multiplied(path, rows, queries, 1) == 2.0**14 * 257 * kernels.LONGEST).all()
+
+
+@given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 2**32))
+def test_queries_in_two_bytes_are_close_to_what_they_were(count: int, dim: int, seed: int) -> None:
+    queries = np.random.default_rng(seed).standard_normal((count, dim)).astype(np.float32)
+    queries[0] = 0
+    made = ByteQueries.of(queries)
+    largest = np.abs(queries).max(1, keepdims=True)
+    assert (np.abs(made.read() - queries) <= 0.501 * largest / kernels.LARGEST_WHOLE).all()
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("flaw", ["rows", "queries", "no queries", "steps", "long", "out", "width", "tiles", "dim"])
+def test_products_of_what_does_not_fit_are_refused(path: str, flaw: str) -> None:
+    rows = np.zeros((64, 8), np.int8)
+    numbers = {"width": 1, "tiles": 1, "dim": 8, "queries": 2}
+    parts = np.zeros((2, 2, 8), np.int8)
+    steps = np.zeros(2)
+    out = np.zeros((1, 2, 64), np.float32)
+    if flaw == "rows":
+        rows = rows[:-1]
+    elif flaw == "queries":
+        parts = parts[:1]
+    elif flaw == "no queries":
+        numbers["queries"] = 0
+        parts = parts[:0]
+    elif flaw == "steps":
+        steps = steps[:1]
+    elif flaw == "long":
+        numbers["dim"] = kernels.LONGEST + 1
+        rows = np.zeros((64, kernels.LONGEST + 1), np.int8)
+        parts = np.zeros((2, 2, kernels.LONGEST + 1), np.int8)
+    elif flaw == "out":
+        out = out[:, :1]
+    else:
+        numbers[flaw] = {"width": 3, "tiles": -1, "dim": 0}[flaw]
+    with pytest.raises(ValueError, match="does not fit"):
+        kernels._compiled.multiply_rows(path, rows, *numbers.values(), parts, steps, np.ascontiguousarray(out))
+
+
 @pytest.mark.parametrize("path", COMPILED)
 @pytest.mark.parametrize("flaw", ["head", "bits", "weights", "centers", "base", "upper", "tiles", "first", "span"])
 def test_a_scan_of_what_does_not_fit_is_refused(path: str, flaw: str) -> None:
@@ -517,3 +653,12 @@ def test_the_environment_chooses_a_path(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_without_a_compiler_there_is_numpy() -> None:
     assert kernels.paths(None) == ["numpy"]
+
+
+@pytest.mark.parametrize("path", kernels.paths())
+def test_units_of_what_is_not_finite_are_those_of_numpy(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernels.VARIABLE, path)
+    features = torch.tensor([[1.0, 2.0], [torch.nan, 1.0]])
+    made = grid.unit(features)
+    assert torch.equal(made[:1], grid.unit(features[:1]))
+    assert made[1].isnan().all()

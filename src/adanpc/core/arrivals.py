@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from reprlib import repr as brief
 from typing import Any
 
@@ -24,15 +25,12 @@ ROUNDING = 1e-3  # how far the sum of a row's soft labels may be from one
 def columns_of(change: Append, count: int, settings: BankSettings, device: torch.device) -> Columns:
     """Everything that is stored with the features of ``count`` rows; raises a LabelError if any of it is invalid."""
     labels = checked_labels(change.labels, count, settings.classes, device)
-    keys: Tensor | int = UNKNOWN
-    if change.keys is not None:
-        keys = change.keys
     columns = {
         "label": labels,
-        "domain": _whole_numbers("domain", change.domain, count, device),
-        "key": _whole_numbers("keys", keys, count, device),
+        "domain": _domain(change.domain, count, device),
+        "key": _keys(change.keys, count, device),
         "confidence": _confidence(change.confidence, count, device),
-        "origin": torch.full((count,), _origin(change.origin), dtype=torch.uint8, device=device),
+        "origin": _repeated(_origin(change.origin), count, torch.uint8, device),
     }
     if settings.soft:
         columns["soft"] = _probabilities(change.soft, labels, settings.classes)
@@ -58,11 +56,45 @@ def checked_labels(given: Any, count: int, classes: int, device: torch.device) -
     labels = _whole_numbers("labels", given, count, device)
     if not count:
         return labels
-    lowest, highest = labels.aminmax()
-    for extreme in (lowest.item(), highest.item()):
+    for extreme in _extremes(labels):
         if not 0 <= extreme < classes:
             raise LabelError(f"labels must be between 0 and {classes - 1}, got {extreme}")
     return labels
+
+
+def _extremes(labels: Tensor) -> list[int]:
+    """The lowest and the highest of labels (n,), of which there is at least one."""
+    if labels.shape[0] == 1:
+        single: list[int] = labels.tolist()
+        return single
+    lowest, highest = labels.aminmax()
+    return [int(lowest), int(highest)]
+
+
+def _repeated(value: float, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A column (count,) that holds the same value in every row; it is only ever read."""
+    if count == 1:
+        return _one_value(value, dtype, device)
+    return torch.full((count,), value, dtype=dtype, device=device)
+
+
+@lru_cache(maxsize=64)  # a stream appends rows one by one, with the same few values in every one
+def _one_value(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((1,), value, dtype=dtype, device=device)
+
+
+def _domain(given: Tensor | int, count: int, device: torch.device) -> Tensor:
+    """The domain of each row, (count,) int64."""
+    if isinstance(given, int) and given == UNKNOWN:
+        return _repeated(UNKNOWN, count, torch.int64, device)
+    return _whole_numbers("domain", given, count, device)
+
+
+def _keys(given: Tensor | None, count: int, device: torch.device) -> Tensor:
+    """The user's own number of each row, (count,) int64."""
+    if given is None:
+        return _repeated(UNKNOWN, count, torch.int64, device)
+    return _whole_numbers("keys", given, count, device)
 
 
 def _whole_numbers(name: str, given: Tensor | int, count: int, device: torch.device) -> Tensor:
@@ -91,7 +123,7 @@ def _finite_numbers(name: str, given: Tensor, shape: tuple[int, ...], device: to
 def _confidence(given: Tensor | None, count: int, device: torch.device) -> Tensor:
     """The confidence in each row, (count,) float32; 1 if none is given."""
     if given is None:
-        return torch.ones(count, device=device, dtype=torch.float32)
+        return _repeated(1.0, count, torch.float32, device)
     return _finite_numbers("confidence", given, (count,), device)
 
 

@@ -468,9 +468,9 @@ class MemoryBank:
         if change.transform is not None:
             check_transform(change.transform, self.dim)
         if change.stream is not None:
-            change = replace(change, stream=self._checked_stream(change.stream))
+            change = with_fields(change, stream=self._checked_stream(change.stream))
         first = contents.next_id
-        count = len(table["label"])
+        count = table["label"].shape[0]
         table["id"] = torch.from_numpy(numpy.arange(first, first + count)).to(self.device)
         statistics = contents.statistics.after(change)
         if change.origin == Origin.ADMITTED and ledger.queue is not None:
@@ -648,7 +648,7 @@ class MemoryBank:
             table: the new rows with their ids. Without a column of states, all of them may vote.
             **others: fields of the contents that change as well.
         """
-        allocated = ledger.allocate(len(table["id"]))
+        allocated = ledger.allocate(table["id"].shape[0])
         if not allocated:
             return with_fields(contents, **others)
         end = max(allocated) + 1
@@ -714,6 +714,9 @@ class MemoryBank:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses to assign to a setting, which would alter answers without leaving a trace in the log."""
+        if name.startswith("_"):
+            super().__setattr__(name, value)  # the bank's own, several times in every change
+            return
         if name in BankSettings.__dataclass_fields__:
             raise AdaNPCError(f"{name} of a bank cannot be changed to {brief(value)}: {_remedy(name)}")
         require.known_attribute("a bank", self, name, "device", BankSettings.__dataclass_fields__)
@@ -776,8 +779,14 @@ def _active(table: Columns) -> Columns:
 
 def _recounted(counts: Tensor, table: Columns, sign: int = 1) -> Tensor:
     """The numbers of admitted rows by class (C,), with those of a table added or, with sign -1, taken away."""
+    labels = table["label"]
+    if labels.is_cpu and labels.shape[0] == 1:
+        recounted = counts.numpy().copy()
+        if table["origin"].item() == ADMITTED:
+            recounted[int(labels.item())] += sign
+        return torch.from_numpy(recounted)
     admitted = table["origin"].eq(ADMITTED)
-    return counts.index_add(0, table["label"], admitted.long(), alpha=sign)
+    return counts.index_add(0, labels, admitted.long(), alpha=sign)
 
 
 def _groups(table: Columns) -> Tensor:

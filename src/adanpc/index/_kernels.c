@@ -23,14 +23,23 @@
 #endif
 #if defined(__GNUC__)
 #define ALWAYS __attribute__((always_inline))  /* into callers that may use more of the processor */
+#define APART __attribute__((noinline))
 #else
 #define ALWAYS
+#define APART
 #endif
 
 #define LANES 16  /* rows of a tile: number r of each stands side by side with number r of the others */
 #define PLANES 4  /* bits of a query's coordinate beside a row's single bit */
 #define AHEAD 4   /* rows that are asked from memory before they are needed */
 #define SIDE 8    /* queries that are multiplied with a tile side by side */
+#define TILE 64   /* rows whose products with a query stand side by side */
+#define FOUR 4    /* rows that are multiplied with queries together: as many sums as there are registers for */
+#define EIGHT 8
+#define BRIEF 2048  /* bytes of rows so short that the next ones are asked from memory before they are needed */
+#define INFINITE 0x7F800000  /* bits of the magnitude of infinity in float32; those of NaN are higher */
+#define LONGEST_SQUARES 8192  /* coordinates of rows whose squares are sure to fit into the 53 bits of float64 */
+#define LONGEST 65536  /* coordinates of rows whose products with bytes are sure to fit into 32 bits */
 
 enum path { PLAIN, WITH_AVX2, WITH_AVX512, PATHS };
 static const char *const PATH_NAMES[PATHS] = {"plain", "avx2", "avx512"};
@@ -155,6 +164,118 @@ static double single_plain(const struct score *s) {
     double sum = 0;
     for (Py_ssize_t place = 0; place < s->dim; place++) sum += (double)row[place] * s->query[place];
     return sum;
+}
+
+/* Features that become rows of length one on the grid. */
+struct features {
+    const float *given;  /* (count, dim) */
+    Py_ssize_t count, dim;
+    float *made;         /* (count, dim) */
+};
+
+/* The largest magnitude in a row as its bits, which are in the order of magnitudes; NaN and infinity are the highest. */
+ALWAYS static inline int32_t largest_bits(const float *row, Py_ssize_t dim) {
+    int32_t largest = 0;
+    for (Py_ssize_t place = 0; place < dim; place++) {
+        int32_t bits;
+        memcpy(&bits, row + place, sizeof bits);
+        bits &= 0x7FFFFFFF;
+        if (bits > largest) largest = bits;
+    }
+    return largest;
+}
+
+/* Whether every row is finite and has a coordinate that is neither zero nor denormal. */
+ALWAYS static inline int all_have_direction(const struct features *f) {
+    for (Py_ssize_t number = 0; number < f->count; number++) {
+        const int32_t largest = largest_bits(f->given + number * f->dim, f->dim);
+        if (largest < 0x00800000 || largest >= INFINITE) return 0;
+    }
+    return 1;
+}
+
+/* One IEEE operation after another, as in adanpc/index/grid.py; squares of whole numbers add up without rounding.
+   Returns 0 at the first row that is not finite. */
+ALWAYS static inline int make_unit(const struct features *f) {
+    for (Py_ssize_t number = 0; number < f->count; number++) {
+        const float *given = f->given + number * f->dim;
+        float *made = f->made + number * f->dim, magnitude;
+        const int32_t bits = largest_bits(given, f->dim);
+        if (bits >= INFINITE) return 0;
+        memcpy(&magnitude, &bits, sizeof magnitude);
+        const double largest = magnitude > 0 ? magnitude : 1e-300;
+        double sums[8] = {0};
+        Py_ssize_t place = 0;
+        for (; place + 8 <= f->dim; place += 8)
+            for (int lane = 0; lane < 8; lane++) {
+                const double whole = rint(given[place + lane] / largest * 0x1p20);
+                sums[lane] += whole * whole;
+            }
+        for (; place < f->dim; place++) {
+            const double whole = rint(given[place] / largest * 0x1p20);
+            sums[0] += whole * whole;
+        }
+        for (int lane = 1; lane < 8; lane++) sums[0] += sums[lane];
+        const double length = sqrt(sums[0]), factor = 0x1p44 / (length > 1 ? length : 1);
+        for (place = 0; place < f->dim; place++)
+            made[place] = (float)(rint(given[place] / largest * factor) * 0x1p-24 + 0.0);
+    }
+    return 1;
+}
+
+static int directed_plain(const struct features *f) { return all_have_direction(f); }
+static int unit_plain(const struct features *f) { return make_unit(f); }
+
+/* What products of whole rows need: few queries, and a block of rows that is read once for all of them. */
+struct products {
+    const char *rows;      /* (tiles, TILE, dim): float32, float16 or int8 */
+    Py_ssize_t tiles, dim, queries;
+    int width;             /* bytes of a coordinate */
+    const float *floats;   /* (queries, dim), beside float32 and float16 */
+    const int8_t *bytes;   /* (queries, 2, dim), beside int8: a coordinate is steps * (256 * high + low) */
+    const double *steps;   /* (queries,) */
+    float *out;            /* (tiles, queries, TILE) */
+};
+
+/* The product of whole numbers that its two parts add up to; float64 holds every such number. */
+static inline float joined_parts(int32_t high, int32_t low, double step) {
+    return (float)((256.0 * high + low) * step);
+}
+
+static inline float coordinate(const struct products *p, const char *row, Py_ssize_t place) {
+    return p->width == 2 ? wide(((const uint16_t *)row)[place]) : ((const float *)row)[place];
+}
+
+/* In eight sums, so that none rounds more often than dim / 8 + 15 times; kernels.py relies on it. */
+static float float_product_plain(const struct products *p, const char *row, const float *query) {
+    float sums[8] = {0};
+    Py_ssize_t place = 0;
+    for (; place + 8 <= p->dim; place += 8)
+        for (int lane = 0; lane < 8; lane++) sums[lane] += coordinate(p, row, place + lane) * query[place + lane];
+    for (int lane = 1; lane < 8; lane++) sums[0] += sums[lane];
+    for (; place < p->dim; place++) sums[0] += coordinate(p, row, place) * query[place];
+    return sums[0];
+}
+
+static float byte_product_plain(const struct products *p, const char *row, Py_ssize_t query) {
+    const int8_t *codes = (const int8_t *)row, *parts = p->bytes + query * 2 * p->dim;
+    int32_t high = 0, low = 0;
+    for (Py_ssize_t place = 0; place < p->dim; place++) {
+        high += codes[place] * parts[place];
+        low += codes[place] * parts[p->dim + place];
+    }
+    return joined_parts(high, low, p->steps[query]);
+}
+
+static void products_plain(const struct products *p) {
+    for (Py_ssize_t number = 0; number < p->tiles * TILE; number++) {
+        const char *row = p->rows + number * p->dim * p->width;
+        float *out = p->out + number / TILE * p->queries * TILE + number % TILE;
+        for (Py_ssize_t query = 0; query < p->queries; query++) {
+            if (p->width == 1) out[query * TILE] = byte_product_plain(p, row, query);
+            else out[query * TILE] = float_product_plain(p, row, p->floats + query * p->dim);
+        }
+    }
 }
 
 #if X86
@@ -367,7 +488,255 @@ AVX512 static double single_avx512(const struct score *s) {
     return _mm512_reduce_add_pd(_mm512_add_pd(first, second)) + single_plain(&rest);
 }
 
+/* Asks memory for bytes that are read soon. Rows that are read side by side look like no pattern to the processor, which
+   therefore asks for little by itself where rows are short. */
+ALWAYS static inline void ask_ahead(const char *start, int bytes) {
+    for (int line = 0; line < bytes; line += 64) _mm_prefetch(start + line, _MM_HINT_T0);
+}
+
+AVX2 static int directed_avx2(const struct features *f) { return all_have_direction(f); }
+AVX2 static int unit_avx2(const struct features *f) { return make_unit(f); }
+AVX512 static int directed_avx512(const struct features *f) { return all_have_direction(f); }
+AVX512 static int unit_avx512(const struct features *f) { return make_unit(f); }
+
+AVX2 static inline __m256 floats_avx2(const char *row, Py_ssize_t place, int width) {
+    if (width == 2) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(row + 2 * place)));
+    return _mm256_loadu_ps((const float *)row + place);
+}
+
+AVX2 static inline float sum_of_floats(__m256 lanes) {
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    sum = _mm_add_ss(sum, _mm_shuffle_ps(sum, sum, 1));
+    return _mm_cvtss_f32(sum);
+}
+
+/* Products of a tile with a few queries, whose number is known when this is compiled. Each sum rounds dim / 8 + 11 times
+   at most. */
+AVX2 ALWAYS static inline void float_products_avx2(const struct products *p, const char *tile, const float *first,
+                                                   float *out, int width, int queries) {
+    const Py_ssize_t dim = p->dim;
+    const float *theirs[2] = {first, first + dim};
+    const int brief = dim * width <= BRIEF;
+    for (int start = 0; start < TILE; start += FOUR) {
+        const char *rows[FOUR];
+        __m256 sums[FOUR][2];
+        Py_ssize_t place = 0;
+        for (int row = 0; row < FOUR; row++) {
+            rows[row] = tile + (start + row) * dim * width;
+            for (int query = 0; query < queries; query++) sums[row][query] = _mm256_setzero_ps();
+        }
+        for (; place + 8 <= dim; place += 8) {
+            if (brief) ask_ahead(rows[0] + FOUR * width * (dim + place), FOUR * width * 8);
+            for (int row = 0; row < FOUR; row++) {
+                const __m256 values = floats_avx2(rows[row], place, width);
+                for (int query = 0; query < queries; query++) {
+                    const __m256 product = _mm256_mul_ps(values, _mm256_loadu_ps(theirs[query] + place));
+                    sums[row][query] = _mm256_add_ps(sums[row][query], product);
+                }
+            }
+        }
+        for (int row = 0; row < FOUR; row++)
+            for (int query = 0; query < queries; query++) {
+                float sum = sum_of_floats(sums[row][query]);
+                for (Py_ssize_t rest = place; rest < dim; rest++)
+                    sum += coordinate(p, rows[row], rest) * theirs[query][rest];
+                out[query * TILE + start + row] = sum;
+            }
+    }
+}
+
+/* Functions of their own: where all are parts of one, there are too few registers for the places of rows. */
+#define FLOAT_PRODUCTS(path, target, width, queries)                                                                   \
+    target APART static void float_products_##path##_##width##_##queries(const struct products *p, const char *tile,   \
+                                                                         const float *first, float *out) {             \
+        float_products_##path(p, tile, first, out, width, queries);                                                    \
+    }
+FLOAT_PRODUCTS(avx2, AVX2, 2, 1)
+FLOAT_PRODUCTS(avx2, AVX2, 2, 2)
+FLOAT_PRODUCTS(avx2, AVX2, 4, 1)
+FLOAT_PRODUCTS(avx2, AVX2, 4, 2)
+
+AVX2 static inline __m256i wide_bytes(const int8_t *bytes) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)bytes));
+}
+
+AVX2 APART static void byte_products_avx2(const struct products *p, const char *tile, const int8_t *parts, double step,
+                                          float *out) {
+    const Py_ssize_t dim = p->dim;
+    for (int start = 0; start < TILE; start += FOUR) {
+        const int8_t *rows[FOUR];
+        __m256i high[FOUR], low[FOUR];
+        Py_ssize_t place = 0;
+        for (int row = 0; row < FOUR; row++) {
+            rows[row] = (const int8_t *)tile + (start + row) * dim;
+            high[row] = low[row] = _mm256_setzero_si256();
+        }
+        for (; place + 16 <= dim; place += 16) {
+            ask_ahead((const char *)rows[0] + FOUR * (dim + place), FOUR * 16);
+            const __m256i above = wide_bytes(parts + place), below = wide_bytes(parts + dim + place);
+            for (int row = 0; row < FOUR; row++) {
+                const __m256i codes = wide_bytes(rows[row] + place);
+                high[row] = _mm256_add_epi32(high[row], _mm256_madd_epi16(codes, above));
+                low[row] = _mm256_add_epi32(low[row], _mm256_madd_epi16(codes, below));
+            }
+        }
+        for (int row = 0; row < FOUR; row++) {
+            int32_t above = sum_of_lanes(high[row]), below = sum_of_lanes(low[row]);
+            for (Py_ssize_t rest = place; rest < dim; rest++) {
+                above += rows[row][rest] * parts[rest];
+                below += rows[row][rest] * parts[dim + rest];
+            }
+            out[start + row] = joined_parts(above, below, step);
+        }
+    }
+}
+
+AVX2 static void products_avx2(const struct products *p) {
+    static void (*const HALF[])(const struct products *, const char *, const float *, float *) = {
+        NULL, float_products_avx2_2_1, float_products_avx2_2_2};
+    static void (*const SINGLE[])(const struct products *, const char *, const float *, float *) = {
+        NULL, float_products_avx2_4_1, float_products_avx2_4_2};
+    const Py_ssize_t dim = p->dim, queries = p->queries;
+    for (Py_ssize_t number = 0; number < p->tiles; number++) {
+        const char *tile = p->rows + number * TILE * dim * p->width;
+        float *out = p->out + number * queries * TILE;
+        if (p->width == 1)
+            for (Py_ssize_t query = 0; query < queries; query++)
+                byte_products_avx2(p, tile, p->bytes + query * 2 * dim, p->steps[query], out + query * TILE);
+        else
+            for (Py_ssize_t query = 0; query < queries; query += 2) {
+                const Py_ssize_t together = queries - query < 2 ? 1 : 2;
+                (p->width == 2 ? HALF : SINGLE)[together](p, tile, p->floats + query * dim, out + query * TILE);
+            }
+    }
+}
+
+AVX512 ALWAYS static inline __m512 floats_avx512(const char *row, Py_ssize_t place, int width, __mmask16 there) {
+    if (width == 2) return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, row + 2 * place));
+    return _mm512_maskz_loadu_ps(there, (const float *)row + place);
+}
+
+/* Adds the products of sixteen coordinates of EIGHT rows and a few queries, of those coordinates that are there. */
+AVX512 ALWAYS static inline void add_float_products(const char *const rows[EIGHT], const float *const theirs[2],
+                                                    Py_ssize_t place, __mmask16 there, int width, int queries,
+                                                    __m512 sums[EIGHT][2]) {
+    __m512 coordinates[2];
+    for (int query = 0; query < queries; query++)
+        coordinates[query] = _mm512_maskz_loadu_ps(there, theirs[query] + place);
+    for (int row = 0; row < EIGHT; row++) {
+        const __m512 values = floats_avx512(rows[row], place, width, there);
+        for (int query = 0; query < queries; query++)
+            sums[row][query] = _mm512_fmadd_ps(values, coordinates[query], sums[row][query]);
+    }
+}
+
+/* Products of a tile with a few queries, whose number is known when this is compiled. Each sum rounds dim / 16 + 5 times
+   at most. */
+AVX512 ALWAYS static inline void float_products_avx512(const struct products *p, const char *tile, const float *first,
+                                                       float *out, int width, int queries) {
+    const Py_ssize_t dim = p->dim;
+    const float *theirs[2] = {first, first + dim};
+    const int brief = dim * width <= BRIEF;
+    for (int start = 0; start < TILE; start += EIGHT) {
+        const char *rows[EIGHT];
+        __m512 sums[EIGHT][2];
+        Py_ssize_t place = 0;
+        for (int row = 0; row < EIGHT; row++) {
+            rows[row] = tile + (start + row) * dim * width;
+            for (int query = 0; query < queries; query++) sums[row][query] = _mm512_setzero_ps();
+        }
+        for (; place + 16 <= dim; place += 16) {
+            if (brief) ask_ahead(rows[0] + EIGHT * width * (dim + place), EIGHT * width * 16);
+            add_float_products(rows, theirs, place, 0xFFFF, width, queries, sums);
+        }
+        if (place < dim)
+            add_float_products(rows, theirs, place, (__mmask16)((1u << (dim - place)) - 1), width, queries, sums);
+        for (int row = 0; row < EIGHT; row++)
+            for (int query = 0; query < queries; query++)
+                out[query * TILE + start + row] = _mm512_reduce_add_ps(sums[row][query]);
+    }
+}
+
+FLOAT_PRODUCTS(avx512, AVX512, 2, 1)
+FLOAT_PRODUCTS(avx512, AVX512, 2, 2)
+FLOAT_PRODUCTS(avx512, AVX512, 4, 1)
+FLOAT_PRODUCTS(avx512, AVX512, 4, 2)
+
+/* Rows become unsigned, as the instruction wants one of its factors, by adding 128; what that adds is subtracted. */
+AVX512 APART static void byte_products_avx512(const struct products *p, const char *tile, const int8_t *parts, double step,
+                                              float *out) {
+    const Py_ssize_t dim = p->dim;
+    const __m512i shift = _mm512_set1_epi8(-128);
+    for (int start = 0; start < TILE; start += EIGHT) {
+        const char *rows[EIGHT];
+        __m512i high[EIGHT], low[EIGHT], high_added = _mm512_setzero_si512(), low_added = high_added;
+        for (int row = 0; row < EIGHT; row++) {
+            rows[row] = tile + (start + row) * dim;
+            high[row] = low[row] = _mm512_setzero_si512();
+        }
+        for (Py_ssize_t place = 0; place < dim; place += 64) {
+            const Py_ssize_t left = dim - place;
+            const __mmask64 there = left < 64 ? ((__mmask64)1 << left) - 1 : ~(__mmask64)0;
+            ask_ahead(rows[0] + EIGHT * (dim + place), EIGHT * 64);
+            const __m512i above = _mm512_maskz_loadu_epi8(there, parts + place);
+            const __m512i below = _mm512_maskz_loadu_epi8(there, parts + dim + place);
+            high_added = _mm512_dpbusd_epi32(high_added, shift, above);
+            low_added = _mm512_dpbusd_epi32(low_added, shift, below);
+            for (int row = 0; row < EIGHT; row++) {
+                const __m512i codes = _mm512_xor_si512(_mm512_maskz_loadu_epi8(there, rows[row] + place), shift);
+                high[row] = _mm512_dpbusd_epi32(high[row], codes, above);
+                low[row] = _mm512_dpbusd_epi32(low[row], codes, below);
+            }
+        }
+        for (int row = 0; row < EIGHT; row++) {
+            const int32_t above = _mm512_reduce_add_epi32(_mm512_sub_epi32(high[row], high_added));
+            const int32_t below = _mm512_reduce_add_epi32(_mm512_sub_epi32(low[row], low_added));
+            out[start + row] = joined_parts(above, below, step);
+        }
+    }
+}
+
+AVX512 static void products_avx512(const struct products *p) {
+    static void (*const HALF[])(const struct products *, const char *, const float *, float *) = {
+        NULL, float_products_avx512_2_1, float_products_avx512_2_2};
+    static void (*const SINGLE[])(const struct products *, const char *, const float *, float *) = {
+        NULL, float_products_avx512_4_1, float_products_avx512_4_2};
+    const Py_ssize_t dim = p->dim, queries = p->queries;
+    for (Py_ssize_t number = 0; number < p->tiles; number++) {
+        const char *tile = p->rows + number * TILE * dim * p->width;
+        float *out = p->out + number * queries * TILE;
+        if (p->width == 1)
+            for (Py_ssize_t query = 0; query < queries; query++)
+                byte_products_avx512(p, tile, p->bytes + query * 2 * dim, p->steps[query], out + query * TILE);
+        else
+            for (Py_ssize_t query = 0; query < queries; query += 2) {
+                const Py_ssize_t together = queries - query < 2 ? 1 : 2;
+                (p->width == 2 ? HALF : SINGLE)[together](p, tile, p->floats + query * dim, out + query * TILE);
+            }
+    }
+}
+
 #endif
+
+static int (*const DIRECTED[PATHS])(const struct features *) = {
+    directed_plain,
+#if X86
+    directed_avx2, directed_avx512,
+#endif
+};
+static int (*const UNITS[PATHS])(const struct features *) = {
+    unit_plain,
+#if X86
+    unit_avx2, unit_avx512,
+#endif
+};
+static void (*const PRODUCTS[PATHS])(const struct products *) = {
+    products_plain,
+#if X86
+    products_avx2, products_avx512,
+#endif
+};
 
 static void (*const SCANS[PATHS])(const struct scan *) = {
     scan_plain,
@@ -879,7 +1248,7 @@ static int has_f16c(void) {
 }
 #endif
 
-static int runs_here(int path) {
+static int supported(int path) {
 #if X86
     __builtin_cpu_init();
     if (path == WITH_AVX2) return __builtin_cpu_supports("avx2") && has_f16c();
@@ -891,10 +1260,13 @@ static int runs_here(int path) {
     return path == PLAIN;
 }
 
+/* Which paths run here, found out once: in a virtual machine, asking the processor takes longer than a small search. */
+static int runs_here[PATHS];
+
 static PyObject *paths(PyObject *self, PyObject *unused) {
     PyObject *names = PyList_New(0);
     for (int path = PATHS - 1; names && path >= 0; path--) {
-        if (!runs_here(path)) continue;
+        if (!runs_here[path]) continue;
         PyObject *name = PyUnicode_FromString(PATH_NAMES[path]);
         if (!name || PyList_Append(names, name) < 0) Py_CLEAR(names);
         Py_XDECREF(name);
@@ -905,7 +1277,7 @@ static PyObject *paths(PyObject *self, PyObject *unused) {
 /* The number of a path that runs here, or -1 with an exception. */
 static int path_of(const char *name) {
     for (int path = 0; path < PATHS; path++)
-        if (strcmp(name, PATH_NAMES[path]) == 0 && runs_here(path)) return path;
+        if (strcmp(name, PATH_NAMES[path]) == 0 && runs_here[path]) return path;
     PyErr_Format(PyExc_ValueError, "no kernels '%s' run on this machine", name);
     return -1;
 }
@@ -1046,6 +1418,75 @@ static PyObject *score_rows(PyObject *self, PyObject *args) {
         PyMem_Free(rows);
     }
     Py_buffer *all[] = {&slots, &owners, &queries, &similarity};
+    for (int number = 0; number < 4; number++) PyBuffer_Release(all[number]);
+    if (!right) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *have_direction(PyObject *self, PyObject *args) {
+    const char *name;
+    Py_buffer given;
+    struct features f;
+    int directed = 0;
+    if (!PyArg_ParseTuple(args, "sy*n", &name, &given, &f.dim)) return NULL;
+    const int path = path_of(name);
+    const int right = path >= 0 && fits(f.dim > 0 && given.len % (4 * f.dim) == 0, "the features");
+    if (right) {
+        f.given = given.buf, f.made = NULL, f.count = given.len / (4 * f.dim);
+        directed = DIRECTED[path](&f);
+    }
+    PyBuffer_Release(&given);
+    if (!right) return NULL;
+    return PyBool_FromLong(directed);
+}
+
+static PyObject *unit_rows(PyObject *self, PyObject *args) {
+    const char *name;
+    Py_buffer given, made;
+    struct features f;
+    int finite = 0;
+    if (!PyArg_ParseTuple(args, "sy*nw*", &name, &given, &f.dim, &made)) return NULL;
+    const int path = path_of(name);
+    const int right = path >= 0 && fits(f.dim > 0 && f.dim <= LONGEST_SQUARES && given.len % (4 * f.dim) == 0, "the features")
+        && fits(made.len == given.len, "what is written");
+    if (right) {
+        f.given = given.buf, f.made = made.buf, f.count = given.len / (4 * f.dim);
+        Py_BEGIN_ALLOW_THREADS
+        finite = UNITS[path](&f);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&given);
+    PyBuffer_Release(&made);
+    if (!right) return NULL;
+    return PyBool_FromLong(finite);
+}
+
+/* Whether the buffers of products have the sizes that follow from the numbers of tiles and queries. */
+static int products_fit(const struct products *p, const Py_buffer *rows, const Py_buffer *queries, const Py_buffer *steps,
+                        const Py_buffer *out) {
+    const Py_ssize_t numbers = p->queries * p->dim;
+    return fits(p->tiles >= 0 && p->dim > 0 && (p->width == 1 || p->width == 2 || p->width == 4), "the rows")
+        && fits(rows->len >= p->tiles * TILE * p->dim * p->width, "the rows")
+        && fits(p->queries > 0 && queries->len == numbers * (p->width == 1 ? 2 : 4), "the queries")
+        && fits(p->width != 1 || (p->dim <= LONGEST && steps->len == p->queries * 8), "the steps")
+        && fits(out->len >= p->tiles * p->queries * TILE * 4, "what is written");
+}
+
+static PyObject *multiply_rows(PyObject *self, PyObject *args) {
+    const char *name;
+    Py_buffer rows, queries, steps, out;
+    struct products p;
+    if (!PyArg_ParseTuple(args, "sy*innny*y*w*", &name, &rows, &p.width, &p.tiles, &p.dim, &p.queries, &queries, &steps, &out))
+        return NULL;
+    const int path = path_of(name);
+    const int right = path >= 0 && products_fit(&p, &rows, &queries, &steps, &out);
+    if (right) {
+        p.rows = rows.buf, p.floats = queries.buf, p.bytes = queries.buf, p.steps = steps.buf, p.out = out.buf;
+        Py_BEGIN_ALLOW_THREADS
+        PRODUCTS[path](&p);
+        Py_END_ALLOW_THREADS
+    }
+    Py_buffer *all[] = {&rows, &queries, &steps, &out};
     for (int number = 0; number < 4; number++) PyBuffer_Release(all[number]);
     if (!right) return NULL;
     Py_RETURN_NONE;
@@ -1208,6 +1649,9 @@ static PyObject *encode_rows(PyObject *self, PyObject *args) {
 static PyMethodDef METHODS[] = {
     {"split_rows", split_rows, METH_VARARGS, "See adanpc.index.kernels.split_rows."},
     {"encode_rows", encode_rows, METH_VARARGS, "See adanpc.index.kernels.encode_rows."},
+    {"have_direction", have_direction, METH_VARARGS, "See adanpc.index.kernels.have_direction."},
+    {"unit_rows", unit_rows, METH_VARARGS, "See adanpc.index.kernels.unit_rows."},
+    {"multiply_rows", multiply_rows, METH_VARARGS, "See adanpc.index.kernels.multiply_rows."},
     {"score_rows", score_rows, METH_VARARGS, "See adanpc.index.kernels.score_rows."},
     {"hunt_tiles", hunt_tiles, METH_VARARGS, "See adanpc.index.kernels.hunt_tiles."},
     {"paths", paths, METH_NOARGS, "The names of the kernels that run on this machine, the fastest first."},
@@ -1219,4 +1663,7 @@ static PyMethodDef METHODS[] = {
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernels", "Bounds of similarities at memory speed.", -1,
                                     METHODS, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__kernels(void) { return PyModule_Create(&MODULE); }
+PyMODINIT_FUNC PyInit__kernels(void) {
+    for (int path = 0; path < PATHS; path++) runs_here[path] = supported(path);
+    return PyModule_Create(&MODULE);
+}

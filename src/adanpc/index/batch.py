@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adanpc.index import single
 from adanpc.index.blocks import TILE
-from adanpc.index.grid import to_main_memory
+from adanpc.index.grid import fine_weight, hidden_from_both, to_main_memory
 from adanpc.index.protocol import Found, Wanted
 from adanpc.index.scan import COORDINATES, scan
 
@@ -25,8 +25,9 @@ def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclud
     """The searches of as many queries as the bounds have room for.
 
     Candidates are the rows with the highest bounds. They are enough once no other bound reaches the exact k-th
-    similarity. Queries for which they are not, because many rows are nearly equal, are finished one by one with all
-    rows whose bound does.
+    similarity. Queries for which they are not enough are bounded again by the second byte of int8 rows. Queries for
+    which that is not enough either, because many rows are nearly equal, are finished one by one with all rows whose
+    bound reaches it.
     """
     all_bounds, slack = _bounds(index, queries)
     found = []
@@ -40,9 +41,16 @@ def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclud
 
 
 def _nearest_by(
-    index: ExactIndex, queries: Tensor, bounds: Tensor, slack: Tensor, k: int, exclude: Tensor | None
+    index: ExactIndex,
+    queries: Tensor,
+    bounds: Tensor,
+    slack: Tensor,
+    k: int,
+    exclude: Tensor | None,
+    *,
+    finer: bool = False,
 ) -> Found:
-    """The k nearest rows by these bounds (tiles, B, 64) and their slack (B,)."""
+    """The k nearest rows by these bounds (tiles, B, 64) and their slack (B,), which may be as fine as they get."""
     excluded = 0 if exclude is None else exclude.shape[1]
     width = k + excluded + 16
     if index.storage == "int8":
@@ -52,6 +60,14 @@ def _nearest_by(
     if width == index.padded:
         return found  # there are no others
     unsettled = (others + slack >= found.similarity[:, -1]) & ~others.isneginf()
+    if index.storage == "int8" and not finer and unsettled.any():
+        some = unsettled.nonzero()[:, 0]
+        finer_bounds, finer_slack = _finer(index, queries[some], bounds[:, some], slack[some])
+        excluded_there = None if exclude is None else exclude[some]
+        settled = _nearest_by(index, queries[some], finer_bounds, finer_slack, k, excluded_there, finer=True)
+        for column, values in zip(found, settled, strict=True):
+            column[some] = values
+        return found
     for query in unsettled.nonzero()[:, 0].tolist():
         wide = _best_of_all(index, queries, bounds, exclude, found, slack, query)
         for column, value in zip(found, wide, strict=True):
@@ -102,10 +118,10 @@ def _best_of(
 def _exact(index: ExactIndex, queries: Tensor, near: Tensor) -> Tensor:
     """The similarities (B, width) float64 of queries (B, D) and their candidates (B, width)."""
     if queries.is_cpu and near.shape[1] * index.dim >= LONG:
-        precise = queries.numpy().astype(numpy.float64)
+        owners = numpy.repeat(numpy.arange(len(queries)), near.shape[1])
         with numpy.errstate(all="ignore"):  # slots that were never written hold anything
-            scores = [single.exact(index, slots, query) for slots, query in zip(near.numpy(), precise, strict=True)]
-        return torch.from_numpy(numpy.stack(scores))
+            scores = single.scores(index, near.numpy().ravel(), owners, queries.numpy().astype(numpy.float64))
+        return torch.from_numpy(scores.reshape(near.shape))
     size = max(1, COORDINATES // (near.shape[1] * index.dim))
     parts = []
     for some, theirs in zip(queries.split(size), near.split(size), strict=True):
@@ -127,6 +143,21 @@ def _bounds(index: ExactIndex, queries: Tensor) -> tuple[Tensor, Tensor]:
             torch.addcmul(residual.view(-1, 1, TILE), part, scale.view(-1, 1, TILE), out=part)
             done += len(scale) // TILE
     return bounds, slack * (1 + index.residual) + 1e-6
+
+
+def _finer(index: ExactIndex, queries: Tensor, bounds: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
+    """Upper bounds of int8 rows (tiles, B, 64) by both of their bytes, and their slack, from those by one of them.
+
+    Where one coordinate of a row dominates, its first byte says little of all the others.
+    """
+    fine = torch.empty_like(bounds)
+    error = scan(index.blocks.used("fine", index.padded), queries, fine)
+    residual = torch.cat(index.blocks.used("residual", index.padded)).view(-1, 1, TILE)
+    scale = torch.cat(index.blocks.used("scale", index.padded)).view(-1, 1, TILE)
+    hidden = hidden_from_both(index.dim)
+    finer = bounds - residual + fine * fine_weight(scale)
+    finer.masked_fill_(bounds.isneginf(), -torch.inf)  # slots that were never written hold anything
+    return finer, slack + error * (index.residual + hidden) + hidden + 1e-6
 
 
 def _hide(index: ExactIndex, bounds: Tensor, hidden: Tensor | None) -> None:

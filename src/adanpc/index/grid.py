@@ -7,6 +7,7 @@ queries would one by one, whatever BLAS does with shapes.
 
 from __future__ import annotations
 
+import math
 from reprlib import repr as brief
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from adanpc.errors import FeatureError
+from adanpc.index.kernels import LONGEST_SQUARES, chosen, have_direction, unit_rows
 
 GRID = 2.0**24
 PIECE = 1 << 16  # numbers computed at once: what the cache holds
@@ -42,7 +44,10 @@ def check_features(features: Any, dim: int) -> Tensor:
     if values.is_complex():
         raise FeatureError(f"features must be real numbers, got {values.dtype}")
     values = values.detach().float()
-    # One pass in the common case: a row whose largest magnitude is finite has no NaN and no infinity.
+    path = chosen()
+    if values.is_cpu and path != "numpy" and have_direction(path, values.numpy()):
+        return values
+    # A row whose largest magnitude is finite has no NaN and no infinity.
     for row, size in enumerate(_magnitudes(values)):
         if 0 < size < torch.inf:
             continue
@@ -117,6 +122,11 @@ def unit(features: Tensor) -> Tensor:
     if not features.is_cpu:
         return _unit_tensor(features)
     rows = features.numpy()
+    path = chosen()
+    if path != "numpy" and rows.dtype == numpy.float32 and rows.shape[1] <= LONGEST_SQUARES:
+        at_length_one = unit_rows(path, rows)
+        if at_length_one is not None:
+            return torch.from_numpy(at_length_one)
     if rows.size <= PIECE:
         return torch.from_numpy(_unit_array(rows).astype(numpy.float32))
     made = numpy.empty(rows.shape, numpy.float32)
@@ -225,7 +235,22 @@ def decode(columns: dict[str, Rows]) -> Rows:
     return rows
 
 
+def fine_weight(scale: Rows) -> Rows:
+    """What one unit of ``fine`` stands for in rows of this scale (n, 1)."""
+    return _fine_step(scale) / GRID
+
+
+def hidden_from_both(dim: int) -> float:
+    """The most that rows of so many coordinates differ, in length, from what ``row`` and ``fine`` add up to.
+
+    ``decode`` rounds each coordinate to the grid, and float32 may round twice on the way: less than two steps in all.
+    """
+    return math.sqrt(dim) * 2 / GRID
+
+
 def _fine_step(scale: Rows) -> Rows:
     """How many steps of the grid one unit of ``fine`` stands for, rounded up so that 127 of them always suffice."""
     steps = scale / 254 * GRID
-    return -(-steps // 1)  # the ceiling, for tensors and arrays alike
+    if isinstance(steps, Tensor):
+        return steps.ceil()
+    return numpy.ceil(steps)

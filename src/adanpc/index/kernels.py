@@ -14,13 +14,17 @@ from typing import Any, NamedTuple
 import numpy
 
 from adanpc import require
-from adanpc.index.grid import Array
 
+Array = numpy.ndarray[Any, Any]
 LANES = 16  # rows of a tile, whose codes stand side by side
 SIDE = 8  # queries that are multiplied with a tile side by side
 PLANES = 4  # bits of a query's coordinate beside the single bit of a row
 PLANE_WEIGHTS = (1, 2, 4, -8)  # of those bits, in two's complement
 PIECE = 64  # tiles, or rows, that NumPy looks at together: what the cache holds
+LARGEST_WHOLE = 127 * 256  # of a query's coordinate beside int8 rows
+LONGEST_SQUARES = 1 << 13  # coordinates of features that ``unit_rows`` takes: their squares fit into 53 bits
+LONGEST = 1 << 16  # coordinates of int8 rows whose products are sure to fit into 32 bits
+NO_STEPS = numpy.zeros(0)
 VARIABLE = "ADANPC_KERNELS"  # names the path to take
 
 COMPILED = "adanpc.index._kernels"  # the extension in C
@@ -34,11 +38,15 @@ def paths(compiled: Any = _compiled) -> list[str]:
     return [*compiled.paths(), "numpy"]
 
 
+FASTEST = paths()[0]
+
+
 def chosen() -> str:
     """The path that searches take: the fastest, or the one that the environment names."""
-    available = paths()
-    wanted = os.environ.get(VARIABLE) or available[0]
-    return require.one_of(VARIABLE, wanted, available)
+    wanted = os.environ.get(VARIABLE)
+    if not wanted:
+        return FASTEST
+    return require.one_of(VARIABLE, wanted, paths())
 
 
 class HeadAndBits(NamedTuple):
@@ -258,6 +266,85 @@ def score_rows(path: str, blocks: list[Array], size: int, slots: Array, owners: 
     similarity = numpy.empty(len(slots))
     _compiled.score_rows(path, blocks, size, queries.shape[1], blocks[0].itemsize, slots, owners, queries, similarity)
     return similarity
+
+
+def have_direction(path: str, features: Array) -> bool:
+    """Whether all features (n, D) float32 are finite and have a coordinate that is neither zero nor denormal.
+
+    Args:
+        path: one of ``paths()`` but for numpy, where ``grid.check_features`` does it.
+        features: to be checked.
+    """
+    directed: bool = _compiled.have_direction(path, numpy.ascontiguousarray(features), features.shape[1])
+    return directed
+
+
+def unit_rows(path: str, features: Array) -> Array | None:
+    """Features (n, D) float32 at length one on the grid, as ``grid.unit`` makes them; None if some are not finite.
+
+    Args:
+        path: one of ``paths()`` but for numpy, where ``grid.unit`` does it.
+        features: of at most ``LONGEST_SQUARES`` coordinates.
+    """
+    made = numpy.empty(features.shape, numpy.float32)
+    if not _compiled.unit_rows(path, numpy.ascontiguousarray(features), features.shape[1], made):
+        return None
+    return made
+
+
+class ByteQueries(NamedTuple):
+    """B queries as int8 rows are multiplied with them: a coordinate is step * (256 * high + low)."""
+
+    parts: Array  # (B, 2, D) int8: high, then low
+    steps: Array  # (B,) float64
+
+    @classmethod
+    def of(cls, queries: Array) -> ByteQueries:
+        """Queries (B, D), rounded to such coordinates."""
+        exact = queries.astype(numpy.float64)
+        largest = numpy.abs(exact).max(1)
+        steps = numpy.maximum(largest, 2.0**-48) / LARGEST_WHOLE
+        whole = numpy.rint(exact / steps[:, None])
+        high = numpy.floor((whole + 128) / 256)
+        low = whole - 256 * high
+        parts = numpy.stack([high, low], axis=1).astype(numpy.int8)
+        return cls(parts, steps)
+
+    def read(self) -> Array:
+        """The queries (B, D) float64 that these parts stand for."""
+        whole = 256.0 * self.parts[:, 0] + self.parts[:, 1]
+        queries: Array = whole * self.steps[:, None]
+        return queries
+
+
+def multiply_rows(path: str, rows: Array, queries: Array | ByteQueries, out: Array) -> None:
+    """Writes the products of a block of rows and a few queries; rows are read once for two queries.
+
+    Products with int8 rows are exact up to one final rounding, and equal to the bit on every path. Other products are
+    float32 sums in an order that depends on the path; no term is rounded more than ``roundings(dim)`` times.
+
+    Args:
+        path: one of ``paths()`` but for numpy, which needs no kernel for it.
+        rows: (tiles * 64, D) float32, float16 or int8.
+        queries: (B, D) float32, or ``ByteQueries`` beside int8 rows of at most ``LONGEST`` coordinates.
+        out: (tiles, B, 64) float32, written.
+    """
+    parts = queries
+    steps = NO_STEPS
+    if isinstance(queries, ByteQueries):
+        parts = queries.parts
+        steps = queries.steps
+    tiles, count, _ = out.shape
+    _compiled.multiply_rows(path, rows, rows.itemsize, tiles, rows.shape[1], count, parts, steps, out)
+
+
+def roundings(dim: int) -> int:
+    """How often a number is rounded at most while ``multiply_rows`` adds up products of so many coordinates.
+
+    There are eight sums, or sixteen, of which each takes every eighth product: one rounding of the product and dim / 8
+    of the sum. Adding up the sums takes seven more, and at most seven products are left over at the end.
+    """
+    return dim // 8 + 16
 
 
 class Frame(NamedTuple):

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from adanpc.index.blocks import TILE
+from adanpc.index.grid import Array
+from adanpc.index.kernels import LONGEST, ByteQueries, chosen, multiply_rows, roundings
 
 numkong: Any = import_module("numkong") if find_spec("numkong") else None  # the extra `fast`
 
+MULTIPLYING = ("avx512", "avx2")  # kernels that multiply rows faster than NumPy does
 CACHED = 1 << 23  # float32 numbers that a cache holds: 32 MiB
 ALONE = 9216  # numbers of a matrix from which on OpenBLAS, NumPy's BLAS, wakes threads to multiply it
 COORDINATES = 1 << 20  # coordinates re-scored in float64 at once: what the cache holds
@@ -33,17 +36,56 @@ def scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
     Returns a bound on the error of each query's products, as a share of the length of the codes (B,).
     """
     if out.is_cpu and queries.shape[0] < 8:
-        float32 = blocks[0].dtype == torch.float32
-        if not float32 and numkong is not None:
-            return numkong_scan(blocks, queries, out)
-        cached = out.shape[0] * TILE * queries.shape[1] <= CACHED and torch.get_num_threads() <= 2
-        if float32 and queries.shape[0] <= 2 and cached:
-            return numpy_scan(blocks, queries, out)
+        return _scan_for_few(blocks, queries, out)
+    return _scan_for_many(blocks, queries, out)
+
+
+def _scan_for_few(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
+    """``scan`` for less than eight queries in main memory."""
+    count, dim = queries.shape
+    float32 = blocks[0].dtype == torch.float32
+    threads = torch.get_num_threads()
+    cached = out.shape[0] * TILE * dim <= CACHED and threads <= 2
+    alone = cached or threads == 1 or not float32  # else torch's threads share what comes from memory
+    path = chosen()
+    fits = dim <= LONGEST or blocks[0].dtype != torch.int8
+    if path in MULTIPLYING and fits and alone:
+        return kernel_scan(path, blocks, queries, out)
+    if not float32 and numkong is not None:
+        return numkong_scan(blocks, queries, out)
+    if float32 and count <= 2 and cached:
+        return numpy_scan(blocks, queries, out)
+    return _scan_for_many(blocks, queries, out)
+
+
+def _scan_for_many(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
+    """``scan`` in torch, on any device."""
     whole_numbers = blocks[0].dtype == torch.int8 and queries.shape[1] >= LONG_ENOUGH
     if out.is_cpu and whole_numbers and multiplies_integers():
         return integer_scan(blocks, queries, out)
     with torch.autocast(out.device.type, enabled=False):  # it would compute some products in bfloat16
         return torch_scan(blocks, queries, out)
+
+
+def kernel_scan(path: str, blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
+    """The same by a kernel, in this thread: rows are read once for two queries."""
+    exact = queries.numpy()
+    count, dim = exact.shape
+    multiplied: Array | ByteQueries = numpy.ascontiguousarray(exact)
+    if blocks[0].dtype == torch.int8:
+        multiplied = ByteQueries.of(exact)
+        left = exact - multiplied.read()
+        errors = numpy.sqrt(numpy.vecdot(left, left)) * 1.001 + 2.0**-22  # sums are exact, and rounded once
+    else:
+        rounded = roundings(dim) * 2.0**-24
+        errors = numpy.full(count, 1.01 * rounded / (1 - rounded))
+    products = out.numpy()
+    done = 0
+    for block in blocks:
+        tiles = len(block) // TILE
+        multiply_rows(path, block.numpy(), multiplied, products[done : done + tiles])
+        done += tiles
+    return torch.from_numpy(errors)
 
 
 def numpy_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
 import torch
 from torch import Tensor
 
 from adanpc.index.blocks import TILE
-from adanpc.index.grid import Array, decode
+from adanpc.index.grid import Array, decode, fine_weight, hidden_from_both
 from adanpc.index.kernels import chosen, score_rows
 from adanpc.index.protocol import Found, Wanted, one_after_another
 from adanpc.index.scan import COORDINATES, scan
@@ -18,6 +18,8 @@ from adanpc.index.scan import COORDINATES, scan
 if TYPE_CHECKING:
     from adanpc.index.exact import ExactIndex
 
+MORE = 64  # candidates beyond those wanted, and
+SHARE = 128  # one row in so many: more candidates among int8 rows take longer to score than a scan of their second byte
 GROUP = 16  # rows of which only the best is ranked
 LEAST = float(numpy.finfo(numpy.float32).min)
 NOBODY = numpy.zeros(0, numpy.int64)  # excluded
@@ -35,11 +37,18 @@ def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclud
         excluded = NOBODY
         if exclude is not None:
             excluded = exclude[number].numpy()
-        slack = float(errors[number]) * (1 + index.residual) + 1e-6
-        upper, lower = _both_bounds(index, products[:, number].reshape(-1)[: index.slots])
+        seen = products[:, number].reshape(-1)[: index.slots]
+        error = float(errors[number])
+        bounds = _bounds(index, seen, error)
+        finer: Bounds | None = None
         for (k, group), parts in zip(wanted, found, strict=True):
             usable = index.usable(group)
-            near = _candidates(_only(usable, upper), _only(usable, lower), k + len(excluded), 2 * slack)
+            most = k + len(excluded)
+            near = _candidates(bounds, usable, most)
+            if index.storage == "int8" and len(near) > most + MORE + index.slots // SHARE:
+                if finer is None:
+                    finer = _finer_bounds(index, seen, error, queries[number : number + 1])
+                near = _candidates(finer, usable, most)
             parts.append(ranked(index, query, near, k, excluded))
     return [one_after_another(parts) for parts in found]
 
@@ -93,16 +102,40 @@ def _query(column: Array, device: torch.device) -> Tensor:
     return torch.from_numpy(column[None]).to(device)
 
 
-def _both_bounds(index: ExactIndex, products: Array) -> tuple[Array, Array]:
-    """Upper and lower bounds of all similarities (slots,), but for the slack of either; any number where no row is."""
+class Bounds(NamedTuple):
+    """Bounds of the similarities of all rows to a query; any number where no row is."""
+
+    upper: Array  # (slots,)
+    lower: Array  # (slots,)
+    slack: float  # by how much either may be wrong
+
+
+def _bounds(index: ExactIndex, products: Array, error: float) -> Bounds:
+    """The bounds that follow from the products (slots,) of a scan, whose error is a share of the length of rows."""
+    slack = error * (1 + index.residual) + 1e-6
     if index.storage != "int8":
-        return products, products
+        return Bounds(products, products, slack)
     scale = _joined(index.blocks.used("scale", index.slots))
     residual = _joined(index.blocks.used("residual", index.slots))
     with numpy.errstate(all="ignore"):  # slots that were never written hold anything
         upper = products * scale + residual
         lower = upper - 2 * residual
-    return upper, lower
+    return Bounds(upper, lower, slack)
+
+
+def _finer_bounds(index: ExactIndex, products: Array, error: float, query: Tensor) -> Bounds:
+    """The bounds of int8 rows by both of their bytes, for a query (1, D).
+
+    One byte says little of a row in which one coordinate dominates: it sets the step for all the others.
+    """
+    fine = numpy.empty((index.padded // TILE, 1, TILE), numpy.float32)
+    fine_error = float(scan(index.blocks.used("fine", index.padded), query, torch.from_numpy(fine))[0])
+    scale = _joined(index.blocks.used("scale", index.slots))
+    with numpy.errstate(all="ignore"):  # slots that were never written hold anything
+        similarity = products * scale + fine.reshape(-1)[: index.slots] * fine_weight(scale)
+    hidden = hidden_from_both(index.dim)
+    slack = error * (1 + index.residual) + fine_error * (index.residual + hidden) + hidden + 1e-6
+    return Bounds(similarity, similarity, slack)
 
 
 def _joined(blocks: list[Tensor]) -> Array:
@@ -147,9 +180,14 @@ def scores(index: ExactIndex, slots: Array, owners: Array, queries: Array) -> Ar
     return similarity
 
 
-def _candidates(upper: Array, lower: Array, k: int, slack: float) -> Array:
-    """The slots whose upper bound (n,) comes within ``slack`` of the k-th highest lower bound; -inf never does."""
-    reaching: Array = (upper >= max(LEAST, _kth(lower, k) - slack)).nonzero()[0]
+def _candidates(bounds: Bounds, usable: Array | None, k: int) -> Array:
+    """The usable slots whose upper bound may reach the k-th highest lower bound."""
+    upper = _only(usable, bounds.upper)
+    lower = upper
+    if bounds.lower is not bounds.upper:
+        lower = _only(usable, bounds.lower)
+    least = max(LEAST, _kth(lower, k) - 2 * bounds.slack)  # which -inf never reaches
+    reaching: Array = (upper >= least).nonzero()[0]
     return reaching
 
 
