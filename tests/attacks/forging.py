@@ -106,8 +106,11 @@ def compact(value: Any) -> str:
 
 
 def seal(document: Document, columns: Columns) -> str:
-    total = hashlib.sha256(compact({name: document[name] for name in document if name != "seal"}).encode())
+    unsealed = ("seal", "signature")
+    total = hashlib.sha256(compact({name: document[name] for name in document if name not in unsealed}).encode())
     for name in sorted(columns):
+        if name == "row" and "row_sha256" in document:
+            continue
         total.update(compact([name, ORDER[str(columns[name].dtype)], columns[name].shape]).encode())
         total.update(columns[name].tobytes())
     return total.hexdigest()

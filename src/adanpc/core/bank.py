@@ -60,6 +60,7 @@ from adanpc.errors import AdaNPCError, ChangeError, LabelError, RowError
 from adanpc.index import ApproximateIndex, Index, check_features, index_for, unit
 from adanpc.index.blocks import Blocks, Kind
 from adanpc.index.grid import Columns, to_main_memory
+from adanpc.index.protocol import Coding, Kept
 
 IndexFactory = Callable[[int, str, torch.device], Index]
 ADMITTED = int(Origin.ADMITTED)  # as a plain number, which torch compares faster
@@ -297,12 +298,16 @@ class MemoryBank:
         stream = tensors.pop("stream", None)
         transform = take_transform(tensors)
         statistics = Statistics(mean, total, document["stream_count"], transform, stream).to(self.device)
+        kept = None
+        if isinstance(self._contents.index, Coding):
+            kept = state.get("kept")
         contents = self._with_rows(
             self._contents,
             self._take_ledger(),
             tensors,
             judgments=judgments_from_json(document["judgments"]),
             deleted=frozenset(document["deleted"]),
+            kept=kept,
             next_id=document["next_id"],
             position=document["position"],
             statistics=statistics,
@@ -600,17 +605,25 @@ class MemoryBank:
             admitted=_recounted(contents.admitted, voting, -1),
         )
 
-    def _with_rows(self, contents: Contents, ledger: Ledger, table: Columns, **others: Any) -> Contents:
+    def _with_rows(
+        self, contents: Contents, ledger: Ledger, table: Columns, *, kept: Kept | None = None, **others: Any
+    ) -> Contents:
         """With the rows of a table, each under its id, in slots that nobody reads, and other fields changed as well.
 
-        Where the table names no states, all its rows may vote.
+        Where the table names no states, all its rows may vote. If an index without rows gets back what it had kept,
+        they get the slots that they had.
         """
-        places = ledger.allocate(len(table["id"]))
-        if not places:
+        if not len(table["id"]):
             return with_fields(contents, **others)
-        self._check_memory(contents, max(contents.index.slots, max(places) + 1))
-        slots = torch.from_numpy(numpy.array(places)).to(self.device)
-        contents.columns.reserve(max(places) + 1)
+        if kept:
+            slots = kept.codes["slot"]
+            used = int(slots.max()) + 1
+        else:
+            places = ledger.allocate(len(table["id"]))
+            slots = torch.from_numpy(numpy.array(places)).to(self.device)
+            used = max(places) + 1
+        self._check_memory(contents, max(contents.index.slots, used))
+        contents.columns.reserve(used)
         contents.columns.write(slots, table)
         ledger.enter(table, slots, version=self._version + 1)
         group = _groups(table)
@@ -623,9 +636,14 @@ class MemoryBank:
             silenced_ids = table["id"][~active].tolist()
             their_slots = slots[~active].tolist()
             vetoed = {**vetoed, **dict(zip(silenced_ids, their_slots, strict=True))}
+        index = contents.index
+        if kept and isinstance(index, Coding):
+            index = index.put_kept(table["id"], table, group, kept)
+        else:
+            index = index.put(slots, table["id"], table, group)
         return with_fields(
             contents,
-            index=contents.index.put(slots, table["id"], table, group),
+            index=index,
             vetoed=vetoed,
             admitted=_recounted(contents.admitted, voting),
             **others,

@@ -212,9 +212,13 @@ class AdaNPC:
 
     # Keeping
 
-    def state(self) -> State:
-        """All of the classifier, its bank included, in plain values; ``AdaNPC.load`` makes it again."""
-        state = self.bank.state()
+    def state(self, *, codes: bool = False) -> State:
+        """All of the classifier, its bank included, in plain values; ``AdaNPC.load`` makes it again.
+
+        Args:
+            codes: whether to add what the bank's index would otherwise have to derive from the rows once more.
+        """
+        state = self.bank.contents.state(codes=codes)
         state["document"].update(self._preset.document())
         return state
 

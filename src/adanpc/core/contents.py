@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from reprlib import repr as brief
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from adanpc.errors import AdaNPCError, EmptyBankError, LabelError, RowError
 from adanpc.index import STORAGE, Found, Index, check_features, unit
 from adanpc.index.blocks import Blocks
 from adanpc.index.grid import Columns, tensor_of
-from adanpc.index.protocol import FILE, Accounting, Finding
+from adanpc.index.protocol import FILE, Accounting, Coding, Finding, Kept
 
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # the most dimensions, classes and neighbors
@@ -64,6 +64,7 @@ class State(TypedDict):
 
     document: dict[str, Any]  # as JSON can hold it
     tensors: dict[str, Tensor]
+    kept: NotRequired[Kept]  # what an index derived from the rows, and could make again
 
 
 @dataclass(frozen=True)
@@ -287,8 +288,8 @@ class Contents:
             queue.add(row, label)
         return queue
 
-    def state(self) -> State:
-        """All of it, in tensors of its own and plain values."""
+    def state(self, *, codes: bool = False) -> State:
+        """All of it, in tensors of its own and plain values; with the codes of an index that has any, if wanted."""
         statistics = self.statistics.to(self.index.device)  # copies, which the caller may change
         document = {
             "bank": self.settings.arguments(),
@@ -307,7 +308,10 @@ class Contents:
             tensors |= transform_tensors(statistics.transform)
         if statistics.stream is not None:
             tensors["stream"] = statistics.stream
-        return {"document": document, "tensors": tensors}
+        state: State = {"document": document, "tensors": tensors}
+        if codes and isinstance(self.index, Coding):
+            state["kept"] = Kept(self.index.codes(self.held_slots()))
+        return state
 
 
 def excluded_ids(given: Any, queries: int) -> Tensor | None:

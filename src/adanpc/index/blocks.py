@@ -141,9 +141,24 @@ class Blocks:
         if name in self.folders:
             memory = _file_memory(self.folders[name], wanted)
             return torch.from_numpy(memory).view(dtype).view(size, *shape)
-        memory = numpy.empty(wanted + LINE, numpy.uint8)
-        start = -memory.ctypes.data % LINE
-        return torch.from_numpy(memory[start : start + wanted]).view(dtype).view(size, *shape)
+        return torch.from_numpy(main_memory(wanted)).view(dtype).view(size, *shape)
+
+    def adopt(self, columns: Columns) -> None:
+        """Takes columns (n, …) in main memory for slots 0 … n - 1, of which none is in use, and their memory with them.
+
+        Whole blocks are used as they are; the rest is copied to a block that has room for more.
+        """
+        count = len(next(iter(columns.values())))
+        whole = count // self.block
+        adopted = {}
+        for name in self.kinds:
+            adopted[name] = [columns[name][number * self.block :][: self.block] for number in range(whole)]
+        self.columns = adopted
+        self.reserve(count)
+        rest = count - whole * self.block
+        if rest:
+            for name, blocks in self.arrays().items():
+                blocks[whole][:rest] = columns[name][whole * self.block :].numpy()
 
     def write(self, slots: Tensor, values: Mapping[str, Any]) -> None:
         """Writes values, each a tensor or array (n, …), into these slots (n,), for which there must be room."""
@@ -227,6 +242,13 @@ class Blocks:
         for number in block.unique().tolist():
             positions = block == number
             yield number, positions, offset[positions]
+
+
+def main_memory(size: int) -> Array:
+    """So many untouched bytes (size,) uint8, at the beginning of a line of the cache; huge pages if they are many."""
+    memory = numpy.empty(size + LINE, numpy.uint8)
+    start = -memory.ctypes.data % LINE
+    return memory[start : start + size]
 
 
 def _file_memory(folder: Path, size: int) -> Array:

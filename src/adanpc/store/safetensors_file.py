@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from adanpc.core.codec import DTYPES
+from adanpc.index.blocks import main_memory
 from adanpc.store.check import ContentsError
 
 LENGTH_BYTES = 8  # of the number before the header that says how long it is
@@ -51,17 +52,16 @@ class SafetensorsFile(NamedTuple):
         entry = self.entries[name]
         size = entry.end - entry.start
         try:
-            tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-        except RuntimeError:  # this is how torch says that memory is short; a file of holes may be of any size
+            room = main_memory(size)
+        except MemoryError:  # a file of holes may be of any size
             remedy = "load it on a machine with more memory"
             raise ContentsError(
                 f"there is no memory for the {size} bytes of its column {brief(name)}", remedy
             ) from None
-        room: Any = tensor.view(-1).view(torch.uint8).numpy()
         self.file.seek(entry.start)
         if self.file.readinto(room) != size:  # type: ignore[attr-defined]  # BinaryIO lacks it
             raise _cut_short()
-        return tensor
+        return torch.from_numpy(room).view(DTYPES[entry.dtype]).view(entry.shape)
 
 
 @contextmanager
