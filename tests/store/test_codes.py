@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import pickle
 import shutil
@@ -20,6 +21,7 @@ from torch import Tensor
 from adanpc.core import AdaNPC, Admission, Delete, MemoryBank, Veto
 from adanpc.index import ProgressiveIndex, blocks, codes, progressive
 from adanpc.index.protocol import Kept
+from adanpc.index.unread import scattered_memory
 from adanpc.store import BankFileError, DurableBank, load, save
 from adanpc.store import file as file_module
 from adanpc.store.check import CODED_VERSION
@@ -414,3 +416,8 @@ def test_a_state_with_codes_and_nothing_in_them_is_written_without(tmp_path: Pat
     state["kept"] = Kept({})
     write_state(state, {}, tmp_path / "bank")
     assert version_of(tmp_path / "bank") == 2
+
+
+def test_memory_in_small_pages_on_systems_that_have_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(mmap, "MADV_NOHUGEPAGE")
+    assert scattered_memory(10).shape == (10,)
