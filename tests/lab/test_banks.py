@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from adanpc.core import AdaNPC
 from adanpc.errors import AdaNPCError
 from adanpc.lab import banks
 from adanpc.lab.data import read_images
@@ -123,13 +124,13 @@ def test_no_more_than_a_piece_of_features_is_in_memory(data_dir: Path, monkeypat
     monkeypatch.setattr(features_module, "BATCH", 4)
     monkeypatch.setattr(features_module, "PIECE", 8)
     learned: list[int] = []
-    learn = banks.AdaNPC.learn
+    learn = AdaNPC.learn
 
     def counting(self: Any, rows: Any, *arguments: Any, **named: Any) -> Any:
         learned.append(len(rows))
         return learn(self, rows, *arguments, **named)
 
-    monkeypatch.setattr(banks.AdaNPC, "learn", counting)
+    monkeypatch.setattr(AdaNPC, "learn", counting)
     made = banks.of_images(read_images(data_dir), "convnet", preset="paper")
     assert max(learned) == 8
     table = made.classifier.bank.table()

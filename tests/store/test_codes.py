@@ -108,8 +108,13 @@ def test_what_is_opened_goes_on_as_if_it_had_never_stopped(
 
 
 @pytest.mark.parametrize("lazy_rows", [False, True])
-def test_rows_that_were_put_after_opening(tmp_path: Path, lazy_rows: bool) -> None:
+@pytest.mark.parametrize("spare", [False, True])
+def test_rows_that_were_put_after_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lazy_rows: bool, spare: bool
+) -> None:
     """Slots that are free get other rows, whether or not the rows that were there have been read."""
+    if spare:  # columns are read with room behind them for more rows, as large ones are
+        monkeypatch.setattr(file_module, "SMALL_BYTES", 1)
     original = classifier()
     save(original, tmp_path / "bank")
     opened = load(tmp_path / "bank", lazy_rows=lazy_rows)

@@ -146,19 +146,25 @@ class Blocks:
     def adopt(self, columns: Columns) -> None:
         """Takes columns (n, …) in main memory for slots 0 … n - 1, of which none is in use, and their memory with them.
 
-        Whole blocks are used as they are; the rest is copied to a block that has room for more.
+        Whole blocks are used as they are. The last one needs room for more: it is used as it is, too, if the column's
+        memory goes on far enough behind it, and otherwise copied.
         """
         count = len(next(iter(columns.values())))
+        self.columns = {name: self._adopted(name, columns[name], count) for name in self.kinds}
+        self._supply_beyond = count  # as when rows come all at once
+
+    def _adopted(self, name: str, column: Tensor, count: int) -> list[Tensor]:
+        """A column (count, …) in whole blocks."""
         whole = count // self.block
-        adopted = {}
-        for name in self.kinds:
-            adopted[name] = [columns[name][number * self.block :][: self.block] for number in range(whole)]
-        self.columns = adopted
-        self.reserve(count)
-        rest = count - whole * self.block
-        if rest:
-            for name, blocks in self.arrays().items():
-                blocks[whole][:rest] = columns[name][whole * self.block :].numpy()
+        parts = [column[number * self.block :][: self.block] for number in range(whole)]
+        rest = column[whole * self.block :]
+        if len(rest):
+            last = _with_room(rest, self.block)
+            if last is None:
+                last = self._memory(name, self.block)
+                array_if_on_cpu(last)[: len(rest)] = rest.numpy()
+            parts.append(last)
+        return parts
 
     def write(self, slots: Tensor, values: Mapping[str, Any]) -> None:
         """Writes values, each a tensor or array (n, …), into these slots (n,), for which there must be room."""
@@ -242,6 +248,14 @@ class Blocks:
         for number in block.unique().tolist():
             positions = block == number
             yield number, positions, offset[positions]
+
+
+def _with_room(column: Tensor, slots: int) -> Tensor | None:
+    """A column (n, …) with the memory behind it, for so many slots in all; None if there is not so much."""
+    wanted = (column.storage_offset() + slots * column.stride(0)) * column.itemsize
+    if column.untyped_storage().nbytes() < wanted:
+        return None
+    return column.as_strided((slots, *column.shape[1:]), column.stride())
 
 
 def main_memory(size: int) -> Array:

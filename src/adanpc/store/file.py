@@ -23,6 +23,7 @@ from adanpc.core.codec import NAMES, canonical
 from adanpc.core.contents import State
 from adanpc.core.paper import PaperSettings
 from adanpc.files import replace
+from adanpc.index.blocks import BLOCK_BYTES, SMALL_BYTES
 from adanpc.index.codes import RULE
 from adanpc.index.grid import Columns
 from adanpc.index.protocol import Kept
@@ -295,7 +296,7 @@ def _read(path: Path, *, lazy_rows: bool = False) -> State:
         own = is_own(document["signature"], _statement(document["seal"]))
         if own and lazy_rows:
             return _without_rows(path, file, document)
-        columns = {name: file.tensor(name) for name in file.entries}
+        columns = {name: _with_spare(file, name) for name in file.entries}
     kept = Kept({name.removeprefix(CODES): columns.pop(name) for name in codes})
     state = _whole(document, columns, kept)
     if not own:
@@ -321,6 +322,14 @@ def _whole(document: dict[str, Any], columns: Columns, kept: Kept | None = None)
     return state
 
 
+def _with_spare(file: SafetensorsFile, name: str) -> Tensor:
+    """A column that an index may take over; if it is large, there is memory for more rows behind it, yet untouched."""
+    entry = file.entries[name]
+    if entry.end - entry.start < SMALL_BYTES:
+        return file.tensor(name)
+    return file.tensor(name, BLOCK_BYTES)
+
+
 def _has_its_seal(document: dict[str, Any], columns: Columns) -> bool:
     if ROW_SHA in document and _sha(columns[ROW]) != document[ROW_SHA]:
         return False
@@ -337,7 +346,7 @@ def _without_rows(path: Path, file: SafetensorsFile, document: dict[str, Any]) -
 
     What is signed was checked when it was saved, and is what it was then, if it has the seal.
     """
-    columns = {name: file.tensor(name) for name in file.entries if name != ROW}
+    columns = {name: _with_spare(file, name) for name in file.entries if name != ROW}
     if _seal(document, columns) != document["seal"]:
         raise _wrong_seal()
     codes = {name.removeprefix(CODES): columns.pop(name) for name in list(columns) if name.startswith(CODES)}

@@ -47,21 +47,21 @@ class SafetensorsFile(NamedTuple):
     metadata: dict[str, str]
     entries: dict[str, Entry]
 
-    def tensor(self, name: str) -> Tensor:
-        """A tensor of the file, in memory of its own."""
+    def tensor(self, name: str, spare: int = 0) -> Tensor:
+        """A tensor of the file, in memory of its own, which goes on behind it for so many untouched bytes."""
         entry = self.entries[name]
         size = entry.end - entry.start
         try:
-            room = main_memory(size)
+            memory = main_memory(size + spare)
         except MemoryError:  # a file of holes may be of any size
             remedy = "load it on a machine with more memory"
             raise ContentsError(
                 f"there is no memory for the {size} bytes of its column {brief(name)}", remedy
             ) from None
         self.file.seek(entry.start)
-        if self.file.readinto(room) != size:  # type: ignore[attr-defined]  # BinaryIO lacks it
+        if self.file.readinto(memory[:size]) != size:  # type: ignore[attr-defined]  # BinaryIO lacks it
             raise _cut_short()
-        return torch.from_numpy(room).view(DTYPES[entry.dtype]).view(entry.shape)
+        return torch.from_numpy(memory)[:size].view(DTYPES[entry.dtype]).view(entry.shape)
 
 
 @contextmanager
