@@ -45,7 +45,7 @@ from adanpc.store.check import (
 )
 from adanpc.store.key import is_own, signed
 from adanpc.store.lazy import RowsInFile, seals_of
-from adanpc.store.safetensors_file import SafetensorsFile, opened
+from adanpc.store.safetensors_file import PIECE, THREADS, SafetensorsFile, opened
 from adanpc.version import __version__
 
 logger = logging.getLogger("adanpc")
@@ -246,15 +246,21 @@ def _seal(document: dict[str, Any], tensors: Columns) -> str:
         if name == ROW and ROW_SHA in document:
             continue
         total.update(canonical([name, NAMES[tensor.dtype], list(tensor.shape)]).encode())
-        array: Any = tensor.numpy()
-        total.update(array)
+        if ROW_SHA in document:
+            total.update(_sha(tensor).encode())
+        else:
+            array: Any = tensor.numpy()
+            total.update(array)
     return total.hexdigest()
 
 
 def _sha(tensor: Tensor) -> str:
-    """The SHA-256 of the bytes of a tensor."""
-    array: Any = tensor.numpy()
-    return hashlib.sha256(array).hexdigest()
+    """The SHA-256 of the SHA-256s of all pieces of a tensor's bytes, which two threads share."""
+    data: Any = tensor.view(-1).view(torch.uint8).numpy()
+    pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        digests = pool.map(lambda piece: hashlib.sha256(piece).digest(), pieces)
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def _document(state: State, recipe: dict[str, str]) -> dict[str, Any]:

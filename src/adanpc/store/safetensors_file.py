@@ -11,6 +11,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -22,12 +23,15 @@ from torch import Tensor
 
 from adanpc.core.codec import DTYPES
 from adanpc.index.blocks import main_memory
+from adanpc.index.grid import Array
 from adanpc.store.check import ContentsError
 
 LENGTH_BYTES = 8  # of the number before the header that says how long it is
 MOST_HEADER = 100_000_000  # bytes; the safetensors library reads no longer one
 MOST_DIMENSIONS = 2  # no column has more, so nobody has to multiply a million sizes
 MOST_BYTES = 2**63 - 1  # what a file can have at all
+PIECE = 64 << 20  # bytes of a tensor that one thread reads, or hashes
+THREADS = 2  # that share them; more would wait for memory
 FIELDS = {"dtype", "shape", "data_offsets"}
 
 
@@ -58,10 +62,23 @@ class SafetensorsFile(NamedTuple):
             raise ContentsError(
                 f"there is no memory for the {size} bytes of its column {brief(name)}", remedy
             ) from None
-        self.file.seek(entry.start)
-        if self.file.readinto(memory[:size]) != size:  # type: ignore[attr-defined]  # BinaryIO lacks it
-            raise _cut_short()
+        self._read(memory[:size], entry.start)
         return torch.from_numpy(memory)[:size].view(DTYPES[entry.dtype]).view(entry.shape)
+
+    def _read(self, room: Array, start: int) -> None:
+        """Fills bytes (n,) with those from a place of the file on; two threads share what is long.
+
+        Most of the time goes into supplying the memory, which each thread does for what it writes.
+        """
+        number = self.file.fileno()
+
+        def read_piece(begin: int) -> bool:
+            piece: Any = room[begin : begin + PIECE]
+            return os.preadv(number, [piece], start + begin) == len(piece)
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            if not all(pool.map(read_piece, range(0, len(room), PIECE))):
+                raise _cut_short()
 
 
 @contextmanager
