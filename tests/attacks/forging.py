@@ -106,10 +106,16 @@ def compact(value: Any) -> str:
 
 
 def seal(document: Document, columns: Columns) -> str:
-    total = hashlib.sha256(compact({name: document[name] for name in document if name != "seal"}).encode())
+    unsealed = ("seal", "signature")
+    total = hashlib.sha256(compact({name: document[name] for name in document if name not in unsealed}).encode())
     for name in sorted(columns):
+        if name == "row" and "row_sha256" in document:
+            continue
         total.update(compact([name, ORDER[str(columns[name].dtype)], columns[name].shape]).encode())
-        total.update(columns[name].tobytes())
+        data = columns[name].tobytes()
+        if "row_sha256" in document:  # of one piece, and as a text
+            data = hashlib.sha256(hashlib.sha256(data).digest()).hexdigest().encode()
+        total.update(data)
     return total.hexdigest()
 
 

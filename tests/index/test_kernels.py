@@ -558,7 +558,7 @@ def test_bounds_of_what_does_not_fit_are_refused(path: str, flaw: str) -> None:
 def test_a_kernel_encodes_as_numpy_does(path: str, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(dim)
     rows = random.standard_normal((300, dim)) / np.sqrt(dim)
-    coder = Coder(rows, seed=1)
+    coder = Coder.fitted(rows, seed=1)
     center = 0.1 * random.standard_normal(coder.padded) / np.sqrt(dim)
     rows = np.concatenate([rows[:7], np.zeros((1, dim)), np.eye(dim)[:1]])
     monkeypatch.setenv(kernels.VARIABLE, path)
@@ -580,7 +580,7 @@ def test_a_kernel_encodes_as_numpy_does(path: str, dim: int, monkeypatch: pytest
 def test_all_paths_encode_to_the_same_bits(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(dim)
     rows = random.standard_normal((40, dim)) / np.sqrt(dim)
-    coder = Coder(rows, seed=1)
+    coder = Coder.fitted(rows, seed=1)
     rows[3] = np.nan  # as a slot may hold that was never written
     rows[4] = 1e308
     made = []

@@ -314,7 +314,7 @@ def test_errors_are_as_likely_as_the_bound_says() -> None:
     query = spread_rows(1, 640, 4).double().numpy()[0]
     shares = []
     for seed in range(8):
-        coder = Coder(rows[:500], seed=seed)
+        coder = Coder.fitted(rows[:500], seed=seed)
         tail = coder.split(query[None])[1][0]
         coded = coder.encode(rows, np.zeros(coder.padded))
         true = coded.tails @ tail
@@ -348,7 +348,7 @@ def test_no_bound_is_below_the_similarity(kind: str, path: str, eager: None, mon
 def test_nibbles_bound_for_certain_whatever_the_rotation() -> None:
     """A query that lies where the code of a row is worst: only certified bounds hold there."""
     rows = spread_rows(600, 256, 5).double().numpy()
-    coder = Coder(rows, seed=0)
+    coder = Coder.fitted(rows, seed=0)
     none = np.zeros((1, coder.padded))
     coded = coder.encode(rows[:1], none[0])
     levels = np.concatenate([coded.nibbles & 15, coded.nibbles >> 4], axis=1)[0] - 7.5
@@ -382,7 +382,7 @@ def test_nibbles_bound_for_certain_whatever_the_rotation() -> None:
 @pytest.mark.parametrize("size", [128, 256, 640, 2048])
 def test_a_rotation_keeps_lengths_and_angles(size: int) -> None:
     random = np.random.default_rng(0)
-    rotation = codes._Rotation(size, random)
+    rotation = codes._Rotation(codes._random_rotation(size, random))
     rows = random.standard_normal((5, size))
     turned = rotation.turned(rows)
     assert np.allclose(turned @ turned.T, rows @ rows.T, rtol=1e-12, atol=1e-9)
@@ -392,12 +392,12 @@ def test_a_rotation_keeps_lengths_and_angles(size: int) -> None:
 
 def test_directions_are_those_of_the_most_energy() -> None:
     rows = spread_rows(1000, 200, 6).double().numpy()
-    directions = Coder(rows, seed=1).directions
+    directions = Coder.fitted(rows, seed=1).directions
     assert np.allclose(directions @ directions.T, np.eye(codes.HEAD), atol=1e-12)
     kept = np.square(rows @ directions.T).sum()
     best = np.linalg.eigvalsh(rows.T @ rows)[-codes.HEAD :].sum()
     assert kept > 0.98 * best
-    few = Coder(rows[:, :10], seed=1).directions
+    few = Coder.fitted(rows[:, :10], seed=1).directions
     assert np.allclose(few @ few.T, np.diag([1.0] * 10 + [0.0] * 54), atol=1e-12)
 
 
@@ -588,7 +588,7 @@ def test_its_size_counts_rows_codes_and_what_makes_them(eager: None) -> None:
 
 @pytest.mark.parametrize("dim", [100, 300, 1100])
 def test_the_size_of_a_coder_is_that_of_its_arrays(dim: int) -> None:
-    coder = Coder(np.random.default_rng(0).standard_normal((80, dim)), seed=0)
+    coder = Coder.fitted(np.random.default_rng(0).standard_normal((80, dim)), seed=0)
     arrays = [value for value in vars(coder).values() if isinstance(value, np.ndarray)]
     rotation = vars(coder._rotation)
     arrays += [part for parts in rotation["_rounds"] for part in parts]

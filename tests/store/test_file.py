@@ -352,7 +352,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / "bank-format.md").read_text(), re.DOTALL)
 
 
-def test_codes_of_rows_are_not_in_a_file_and_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bank_with_codes_comes_back_in_mid_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progressive, "LEAST", 16)
     monkeypatch.setattr(progressive, "MANY", 1)
     classifier = in_mid_stream("progressive", soft=True, centering="stream")

@@ -81,10 +81,12 @@ def create(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Create a durable bank from labeled rows or from a saved bank."""
+    """Create a durable bank from labeled rows or from a saved bank.
+
+    From images, an interrupted command goes on where it was when it is run again: features are kept as they are made.
+    """
     with one_sentence():
         from adanpc.require import one_of
-        from adanpc.store import DurableBank
         from adanpc.store.file import read
 
         one_of("preset", preset, PRESETS)
@@ -96,7 +98,8 @@ def create(
         }
         if encoder:
             _refuse_unused(context, "images", ("labels", "which"))
-            made = _of_images(source, encoder, weights, pretrained, options)
+            _create_from_images(folder, source, encoder, weights, pretrained, options, json)
+            return
         elif source.is_dir():
             _refuse_unused(context, "a run", ("labels", "weights", "pretrained"))
             made = _of_run(source, which, options)
@@ -110,9 +113,37 @@ def create(
         else:
             _refuse_unused(context, "embeddings", ("weights", "pretrained", "which"))
             made = _of_embeddings(source, labels, options)
-        classifier, recipe = made
-        with DurableBank.create(folder, classifier, recipe) as created:
-            _tell(created, "Created", folder, json)
+        _create(folder, *made, json)
+
+
+def _create(folder: Path, classifier: AdaNPC, recipe: dict[str, str], json: bool) -> None:
+    from adanpc.store import DurableBank
+
+    with DurableBank.create(folder, classifier, recipe) as created:
+        _tell(created, "Created", folder, json)
+
+
+def _create_from_images(
+    folder: Path,
+    source: Path,
+    encoder: str,
+    weights: Path | None,
+    pretrained: bool,
+    options: dict[str, Any],
+    json: bool,
+) -> None:
+    """Creates a bank from images; if that is interrupted, the same command goes on where it was."""
+    from adanpc.lab.banks import of_images, workspace_for
+    from adanpc.lab.data import read_images
+    from adanpc.lab.networks import find_encoder
+
+    find_encoder(encoder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise AdaNPCError(f"{folder} was not created: something is there already; give the path of a new folder")
+    data = read_images(source)
+    with workspace_for(folder) as workspace:
+        wrapped = of_images(data, encoder, weights=weights, pretrained=pretrained, workspace=workspace, **options)
+        _create(folder, wrapped.classifier, wrapped.recipe, json)
 
 
 def _refuse_unused(context: typer.Context, what: str, names: Sequence[str]) -> None:
@@ -122,18 +153,6 @@ def _refuse_unused(context: typer.Context, what: str, names: Sequence[str]) -> N
         given = context.get_parameter_source(name)
         if name in names and given is not None and given.name == "COMMANDLINE":
             raise AdaNPCError(f"the bank is made from {what}, so {parameter.opts[0]} has no effect: omit it")
-
-
-def _of_images(
-    source: Path, encoder: str, weights: Path | None, pretrained: bool, options: dict[str, Any]
-) -> tuple[AdaNPC, dict[str, str]]:
-    from adanpc.lab.banks import of_images
-    from adanpc.lab.data import read_images
-    from adanpc.lab.networks import find_encoder
-
-    find_encoder(encoder)
-    wrapped = of_images(read_images(source), encoder, weights=weights, pretrained=pretrained, **options)
-    return wrapped.classifier, wrapped.recipe
 
 
 def _of_run(source: Path, which: str, options: dict[str, Any]) -> tuple[AdaNPC, dict[str, str]]:

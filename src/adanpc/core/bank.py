@@ -64,6 +64,7 @@ from adanpc.errors import AdaNPCError, ChangeError, LabelError, RowError
 from adanpc.index import ApproximateIndex, Index, check_features, index_for, unit
 from adanpc.index.blocks import Blocks, Kind
 from adanpc.index.grid import Columns, to_main_memory
+from adanpc.index.protocol import Coding, Kept
 
 IndexFactory = Callable[[int, str, torch.device], Index]
 Histories = Mapping[int, tuple[Judgment, ...]]  # what people decided about each row, by id, oldest first
@@ -320,12 +321,16 @@ class MemoryBank:
         stream = tensors.pop("stream", None)
         transform = take_transform(tensors)
         statistics = Statistics(mean, total, document["stream_count"], transform, stream).to(self.device)
+        kept = None
+        if isinstance(self._contents.index, Coding):
+            kept = state.get("kept")
         contents = self._with_rows(
             self._contents,
             self._take_ledger(),
             tensors,
             judgments=judgments_from_json(document["judgments"]),
             deleted=frozenset(document["deleted"]),
+            kept=kept,
             next_id=document["next_id"],
             position=document["position"],
             statistics=statistics,
@@ -639,21 +644,29 @@ class MemoryBank:
             admitted=_recounted(contents.admitted, voting, -1),
         )
 
-    def _with_rows(self, contents: Contents, ledger: Ledger, table: Columns, **others: Any) -> Contents:
+    def _with_rows(
+        self, contents: Contents, ledger: Ledger, table: Columns, *, kept: Kept | None = None, **others: Any
+    ) -> Contents:
         """The contents with the rows of a table added, in slots that nobody reads, and with other fields changed.
 
         Args:
             contents: the contents that the rows are added to.
             ledger: the ledger of these contents, which is altered to match the result.
             table: the new rows with their ids. Without a column of states, all of them may vote.
+            kept: what the index kept of these rows in a file. If given, the contents must be empty, and the rows go
+                back to the slots that they had.
             **others: fields of the contents that change as well.
         """
-        allocated = ledger.allocate(table["id"].shape[0])
-        if not allocated:
+        if not len(table["id"]):
             return with_fields(contents, **others)
-        end = max(allocated) + 1
+        if kept is None:
+            allocated = ledger.allocate(len(table["id"]))
+            slots = torch.from_numpy(numpy.array(allocated)).to(self.device)
+            end = max(allocated) + 1
+        else:
+            slots = kept.codes["slot"]
+            end = int(slots.max()) + 1
         self._check_memory(contents, max(contents.index.slots, end))
-        slots = torch.from_numpy(numpy.array(allocated)).to(self.device)
         contents.columns.reserve(end)
         contents.columns.write(slots, table)
         ledger.enter(table, slots, version=self._version + 1)
@@ -667,9 +680,14 @@ class MemoryBank:
             vetoed_ids = table["id"][~active].tolist()
             vetoed_slots = slots[~active].tolist()
             vetoed = {**vetoed, **dict(zip(vetoed_ids, vetoed_slots, strict=True))}
+        index = contents.index
+        if kept is not None and isinstance(index, Coding):
+            index = index.put_kept(table["id"], table, group, kept)
+        else:
+            index = index.put(slots, table["id"], table, group)
         return with_fields(
             contents,
-            index=contents.index.put(slots, table["id"], table, group),
+            index=index,
             vetoed=vetoed,
             admitted=_recounted(contents.admitted, voting),
             **others,

@@ -244,9 +244,13 @@ class AdaNPC:
 
     # Saving and loading
 
-    def state(self) -> State:
-        """The whole classifier and its bank in plain values, from which ``AdaNPC.load`` makes an equal classifier."""
-        state = self.bank.state()
+    def state(self, *, codes: bool = False) -> State:
+        """The whole classifier and its bank in plain values, from which ``AdaNPC.load`` makes an equal classifier.
+
+        Args:
+            codes: True to include what the bank's index would otherwise have to compute from the rows again.
+        """
+        state = self.bank.contents.state(codes=codes)
         state["document"].update(self._preset.document())
         return state
 

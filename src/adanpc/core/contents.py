@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from reprlib import repr as brief
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from adanpc.errors import AdaNPCError, EmptyBankError, LabelError, RowError
 from adanpc.index import STORAGE, Found, Index, check_features, unit
 from adanpc.index.blocks import Blocks
 from adanpc.index.grid import Columns, tensor_of
-from adanpc.index.protocol import FILE, Accounting, Finding
+from adanpc.index.protocol import FILE, Accounting, Coding, Finding, Kept
 
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # the most dimensions, classes and neighbors
@@ -67,6 +67,7 @@ class State(TypedDict):
 
     document: dict[str, Any]  # values that JSON can hold
     tensors: dict[str, Tensor]
+    kept: NotRequired[Kept]  # what an index derived from the rows, and could make again
 
 
 @dataclass(frozen=True)
@@ -310,8 +311,12 @@ class Contents:
             queue.add(row, label)
         return queue
 
-    def state(self) -> State:
-        """The contents in plain values, all of them copies that the caller may change."""
+    def state(self, *, codes: bool = False) -> State:
+        """The contents in plain values, all of them copies that the caller may change.
+
+        Args:
+            codes: True to include the codes of an index that has any.
+        """
         statistics = self.statistics.to(self.index.device)  # copies
         document = {
             "bank": self.settings.arguments(),
@@ -330,7 +335,12 @@ class Contents:
             tensors |= transform_tensors(statistics.transform)
         if statistics.stream is not None:
             tensors["stream"] = statistics.stream
-        return {"document": document, "tensors": tensors}
+        state: State = {"document": document, "tensors": tensors}
+        if codes and isinstance(self.index, Coding):
+            made = self.index.codes(self.held_slots())
+            if made:
+                state["kept"] = Kept(made)
+        return state
 
 
 def excluded_ids(given: Any, queries: int) -> Tensor | None:

@@ -150,9 +150,30 @@ class Blocks:
         if name in self.folders:
             memory = _file_memory(self.folders[name], wanted)
             return torch.from_numpy(memory).view(dtype).view(size, *shape)
-        memory = numpy.empty(wanted + LINE, numpy.uint8)
-        start = -memory.ctypes.data % LINE
-        return torch.from_numpy(memory[start : start + wanted]).view(dtype).view(size, *shape)
+        return torch.from_numpy(main_memory(wanted)).view(dtype).view(size, *shape)
+
+    def adopt(self, columns: Columns) -> None:
+        """Takes columns (n, …) in main memory for slots 0 … n - 1, of which none is in use, and their memory with them.
+
+        Whole blocks are used as they are. The last one needs room for more: it is used as it is, too, if the column's
+        memory goes on far enough behind it, and otherwise copied.
+        """
+        count = len(next(iter(columns.values())))
+        self.columns = {name: self._adopted(name, columns[name], count) for name in self.kinds}
+        self._supply_beyond = count  # as when rows come all at once
+
+    def _adopted(self, name: str, column: Tensor, count: int) -> list[Tensor]:
+        """A column (count, …) in whole blocks."""
+        whole = count // self.block
+        parts = [column[number * self.block :][: self.block] for number in range(whole)]
+        rest = column[whole * self.block :]
+        if len(rest):
+            last = _with_room(rest, self.block)
+            if last is None:
+                last = self._memory(name, self.block)
+                array_if_on_cpu(last)[: len(rest)] = rest.numpy()
+            parts.append(last)
+        return parts
 
     def write(self, slots: Tensor, values: Mapping[str, Any]) -> None:
         """Writes values, each a tensor or array (n, …), into these slots (n,), for which there must be room."""
@@ -251,6 +272,21 @@ class Blocks:
         for number in block.unique().tolist():
             positions = block == number
             yield number, positions, offset[positions]
+
+
+def _with_room(column: Tensor, slots: int) -> Tensor | None:
+    """A column (n, …) with the memory behind it, for so many slots in all; None if there is not so much."""
+    wanted = (column.storage_offset() + slots * column.stride(0)) * column.itemsize
+    if column.untyped_storage().nbytes() < wanted:
+        return None
+    return column.as_strided((slots, *column.shape[1:]), column.stride())
+
+
+def main_memory(size: int) -> Array:
+    """So many untouched bytes (size,) uint8, at the beginning of a line of the cache; huge pages if they are many."""
+    memory = numpy.empty(size + LINE, numpy.uint8)
+    start = -memory.ctypes.data % LINE
+    return memory[start : start + size]
 
 
 def _file_memory(folder: Path, size: int) -> Array:

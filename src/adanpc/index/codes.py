@@ -9,7 +9,8 @@ deviations, G|q| / √(D - 1) each, but for a probability below exp(-18). It is 
 
 from __future__ import annotations
 
-from math import sqrt
+from collections.abc import Mapping
+from math import prod, sqrt
 from typing import NamedTuple
 
 import numpy
@@ -27,6 +28,7 @@ from adanpc.index.kernels import (
     split_rows,
 )
 
+RULE = 1  # by which codes are made; another number wherever codes of the same rows would differ or mean another thing
 HEAD = 64  # directions of a head
 BIT_STEPS = 7  # of a query's coordinate on either side of zero beside a row's single bit
 SHORT = 1024  # signs that are read of every row: all of a shorter tail, half of a longer one but no fewer
@@ -41,6 +43,7 @@ ROUNDS = 4  # of the iteration that finds them
 NOTHING = numpy.zeros(0)
 SINGLES = 16  # rows up to which a kernel encodes them: it multiplies no faster than BLAS, but is a single call
 SPLIT = 64  # rows up to which a kernel splits them: no faster than BLAS, but it wakes no threads
+ROUND = 64  # coordinates that a small rotation mixes
 
 
 def padded_length(dim: int) -> int:
@@ -56,11 +59,7 @@ def number_of_signs(dim: int) -> int:
 
 def bytes_of_coder(dim: int) -> int:
     """Bytes of what a ``Coder`` for rows of this length keeps."""
-    padded = padded_length(dim)
-    rotation = padded**2
-    if padded > DENSE:
-        rotation = 2 * (padded + (padded // 64) ** 2 + 64**2)
-    return 8 * (HEAD * dim + HEAD + padded + rotation)
+    return 8 * sum(prod(shape) for shape in shapes_of_parts(dim).values())
 
 
 class Coded(NamedTuple):
@@ -79,21 +78,37 @@ class Coder:
     """Makes codes of rows, and of queries what kernels compare with them. It never changes.
 
     Args:
-        rows: (n, D) float64, a sample.
-        seed: of the rotation; None for one that nobody can foresee, so that no rows can be made for which it is bad.
+        parts: what it is made of, (rows, columns) float64 each, with the shapes of ``shapes_of_parts``.
     """
 
-    def __init__(self, rows: Array, seed: int | None = None) -> None:
-        random = numpy.random.default_rng(seed)
-        dim = rows.shape[1]
+    def __init__(self, parts: Mapping[str, Array]) -> None:
+        self.parts = dict(parts)
+        self.directions = parts["directions"]  # (HEAD, D)
+        self.scales = parts["scales"][0]  # (HEAD,)
+        dim = self.directions.shape[1]
         self.padded = padded_length(dim)
         self.signs = number_of_signs(dim)
-        self.directions = _directions(rows, random)  # (HEAD, D)
-        energy = numpy.square(rows @ self.directions.T).mean(0)
-        self.scales = numpy.maximum(numpy.sqrt(energy), 1 / sqrt(dim))  # (HEAD,)
-        self._rotation = _Rotation(self.padded, random)
-        self._dither = random.random(self.padded)
+        self._rotation = _Rotation(parts)
+        self._dither = parts["dither"][0]
         self._frame = Frame(self.directions, self.scales, *self._rotation.parts())
+
+    @classmethod
+    def fitted(cls, rows: Array, seed: int | None = None) -> Coder:
+        """A coder for rows such as these.
+
+        Args:
+            rows: (n, D) float64, a sample.
+            seed: of the rotation; None for one that nobody can foresee, so that no rows can be made for which it is
+                bad.
+        """
+        random = numpy.random.default_rng(seed)
+        dim = rows.shape[1]
+        directions = _directions(rows, random)
+        energy = numpy.square(rows @ directions.T).mean(0)
+        scales = numpy.maximum(numpy.sqrt(energy), 1 / sqrt(dim))
+        rotation = _random_rotation(padded_length(dim), random)
+        dither = random.random((1, padded_length(dim)))
+        return cls({"directions": directions, "scales": scales[None], "dither": dither, **rotation})
 
     def split(self, rows: Array) -> tuple[Array, Array]:
         """The heads (n, HEAD) of rows (n, D) and their turned tails (n, padded), all float64."""
@@ -285,19 +300,16 @@ class _Rotation:
     """A random rotation: one of all rotations of few coordinates, two rounds of signs and small rotations of many.
 
     Args:
-        size: number of coordinates, a multiple of 128.
-        random: draws it.
+        parts: what ``_random_rotation`` drew.
     """
 
-    def __init__(self, size: int, random: numpy.random.Generator) -> None:
+    def __init__(self, parts: Mapping[str, Array]) -> None:
         self._rounds: list[tuple[Array, Array, Array]] = []
-        self._dense: Array | None = None
-        if size <= DENSE:
-            self._dense = _haar(size, random)
-            return
-        for _ in range(2):
-            signs = random.integers(0, 2, size) * 2.0 - 1
-            self._rounds.append((signs, _haar(size // 64, random), _haar(64, random)))
+        self._dense = parts.get("dense")
+        if self._dense is None:
+            lefts = numpy.split(parts["lefts"], 2)
+            rights = numpy.split(parts["rights"], 2)
+            self._rounds = list(zip(parts["signs"], lefts, rights, strict=True))
 
     def parts(self) -> tuple[Array, Array, Array, Array]:
         """The dense rotation, and signs, left and right sides of the rounds; empty what there is not."""
@@ -312,10 +324,34 @@ class _Rotation:
             turned: Array = rows @ self._dense
             return turned
         for signs, left, right in self._rounds:
-            squares = (rows * signs).reshape(len(rows), len(left), 64)
+            squares = (rows * signs).reshape(len(rows), len(left), ROUND)
             squares = left @ (squares @ right)
             rows = squares.transpose(0, 2, 1).reshape(len(rows), -1)
         return rows
+
+
+def shapes_of_parts(dim: int) -> dict[str, tuple[int, int]]:
+    """The shapes of what a ``Coder`` for rows of this length is made of, by name."""
+    padded = padded_length(dim)
+    shapes = {"directions": (HEAD, dim), "scales": (1, HEAD), "dither": (1, padded)}
+    if padded <= DENSE:
+        return shapes | {"dense": (padded, padded)}
+    left = padded // ROUND
+    return shapes | {"signs": (2, padded), "lefts": (2 * left, left), "rights": (2 * ROUND, ROUND)}
+
+
+def _random_rotation(size: int, random: numpy.random.Generator) -> dict[str, Array]:
+    """The parts of a rotation of so many coordinates, a multiple of 128."""
+    if size <= DENSE:
+        return {"dense": _haar(size, random)}
+    signs = []
+    lefts = []
+    rights = []
+    for _ in range(2):
+        signs.append(random.integers(0, 2, size) * 2.0 - 1)
+        lefts.append(_haar(size // ROUND, random))
+        rights.append(_haar(ROUND, random))
+    return {"signs": numpy.stack(signs), "lefts": numpy.concatenate(lefts), "rights": numpy.concatenate(rights)}
 
 
 def _haar(size: int, random: numpy.random.Generator) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -16,6 +16,7 @@ from adanpc.index import batch, single
 from adanpc.index.blocks import TILE, Blocks, Kind
 from adanpc.index.grid import STORAGE, Array, Columns, array_if_on_cpu, decode, encode, to_main_memory
 from adanpc.index.protocol import FILE, Found, Wanted, one_after_another
+from adanpc.index.unread import scattered_memory
 
 SCORES = 1 << 25  # bounds held at once: 128 MiB
 WORDS = 1 << 16  # coordinates hashed at once: what the cache holds
@@ -135,6 +136,32 @@ class ExactIndex:
         if "residual" in columns:
             changed.residual = max(self.residual, float(columns["residual"].max()))
         return changed
+
+    def put_all(self, ids: Tensor, columns: Columns, group: Tensor) -> ExactIndex:
+        """``put`` in slots 0 … n - 1 of an index in main memory that has no rows; it takes over the columns' memory."""
+        encoded = {name: columns[name] for name in self.encoded}
+        self.blocks.adopt({**encoded, "id": ids, "hash": torch.as_tensor(self._hash(columns))})
+        count = len(ids)
+        return self._regrouped(self._with_room(count), count, torch.arange(count), group, 0)
+
+    def put_unread(self, slots: Tensor, ids: Tensor, group: Tensor) -> ExactIndex:
+        """``put`` for an index in main memory that has no rows, without the rows, which ``fill`` adds later."""
+        used = int(slots.max()) + 1
+        room = -(-used // self.blocks.block) * self.blocks.block  # whole blocks, which are not copied
+        shape, dtype = self.blocks.kinds["row"]
+        rows = torch.from_numpy(scattered_memory(room * self.dim * dtype.itemsize))
+        all_ids = torch.zeros(room, dtype=torch.int64)
+        all_ids[slots] = ids
+        hashes = torch.zeros(room, dtype=torch.int64)
+        self.blocks.adopt({"row": rows.view(dtype).view(room, *shape), "id": all_ids, "hash": hashes})
+        groups = self._with_room(used)
+        groups[:used] = 0
+        return self._regrouped(groups, used, slots, group, 0)
+
+    def fill(self, slots: Tensor, columns: Mapping[str, Tensor]) -> None:
+        """Writes the encoded rows of slots (n,) that were put without them."""
+        encoded = dict(columns)
+        self.blocks.write(slots, {**encoded, "id": self.ids(slots), "hash": self._hash(encoded)})
 
     def hide(self, slots: Tensor) -> ExactIndex:
         """With the rows in these slots no longer to be found."""

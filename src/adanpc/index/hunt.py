@@ -119,6 +119,14 @@ def _hunt(queries: int, wanted: list[tuple[int, int]], room: int) -> Hunt:
     )
 
 
+def candidates_of(hunt: Hunt, number: int) -> Array:
+    """The slots (n,) of all candidates of one search, of all queries."""
+    counts = hunt.counts[:, number]
+    listed = numpy.arange(hunt.slots.shape[2]) < counts[:, None]
+    slots: Array = hunt.slots[:, number][listed]
+    return slots
+
+
 def nearest(
     index: ExactIndex, queries: Array, hunt: Hunt, number: int, search: Search, exclude: Array | None
 ) -> tuple[Found, Array]:

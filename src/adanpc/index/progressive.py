@@ -17,11 +17,22 @@ from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.index import hunt, single
 from adanpc.index.blocks import Blocks, Kind
-from adanpc.index.codes import HEAD, SAMPLE, WIDEST, Coded, Coder, bytes_of_coder, number_of_signs, padded_length
+from adanpc.index.codes import (
+    HEAD,
+    SAMPLE,
+    WIDEST,
+    Coded,
+    Coder,
+    bytes_of_coder,
+    number_of_signs,
+    padded_length,
+    shapes_of_parts,
+)
 from adanpc.index.exact import ExactIndex
-from adanpc.index.grid import Array, Columns, decode
+from adanpc.index.grid import STORAGE, Array, Columns, decode
 from adanpc.index.kernels import LANES, HeadAndBits, Nibbles, bound_rows, chosen, scan_tiles
-from adanpc.index.protocol import Found, Wanted, one_after_another
+from adanpc.index.protocol import FILE, Found, Kept, Wanted, one_after_another
+from adanpc.index.unread import Unread
 
 logger = logging.getLogger("adanpc")
 
@@ -36,6 +47,8 @@ BOUNDS = 8  # bytes of what a search writes of a slot
 SEVERAL = 8  # queries from which on they share a pass over four bits of each row: fewer are faster one by one
 TOGETHER = 64  # queries that share such a pass, at most
 MANY = 8  # one in so many rows may be wanted; if more are, every row is scored
+PART = "coder."  # before the names of what codes were made with, where they are kept
+SPARSE = 2  # slots for each row from which on codes are not kept: made again, they take less room
 
 
 class ProgressiveIndex:
@@ -48,8 +61,9 @@ class ProgressiveIndex:
     query with k = 50 that one of the k rows is missed; see docs/architecture.md. How many rows are looked at is a
     matter of time, never of the answer.
 
-    Codes are made from the first 16,384 rows on; until then, every row is read. They are not saved, but made again.
-    Where they are made is fitted once, to the rows that are there at that moment: other rows later make bounds wider.
+    Codes are made from the first 16,384 rows on; until then, every row is read. ``codes`` gives them to be kept, and
+    ``put_kept`` takes them back.
+    How they are made is fitted once, to the rows that are there at that moment: other rows later make bounds wider.
 
     Args:
         dim: length of a row.
@@ -81,6 +95,7 @@ class ProgressiveIndex:
         self._exact = ExactIndex(dim, storage, device, folder=folder)
         self._codes = _Codes(dim)
         self._auditor = _Auditor(require.between("sample", sample, 0, 1))
+        self._unread: Unread | None = None  # rows that are still in a file
 
     def __repr__(self) -> str:
         certified = ", certified=True" if self.certified else ""
@@ -119,6 +134,10 @@ class ProgressiveIndex:
     def memory(self, slots: int) -> dict[str, int]:
         """Bytes that so many slots need, by what they are for; each thread that searches needs those of a search."""
         parts = self._exact.memory(slots)
+        if self._unread is not None:
+            unread = self._unread.count * self.dim * STORAGE[self.storage].itemsize
+            parts["rows"] -= unread
+            parts[FILE] = unread
         codes = self._codes.nbytes(slots)
         if codes:
             parts["codes"] = codes
@@ -143,17 +162,57 @@ class ProgressiveIndex:
 
     def rows(self, slots: Tensor) -> Tensor:
         """The rows in these slots, (n, D) float32."""
+        self._bring(slots.numpy())
         return self._exact.rows(slots)
 
     def state(self, slots: Tensor) -> Columns:
         """The encoded rows in these slots, as ``put`` takes them."""
+        self._bring(slots.numpy())
         return self._exact.state(slots)
 
     def put(self, slots: Tensor, ids: Tensor, columns: Columns, group: Tensor) -> ProgressiveIndex:
         """With encoded rows in these slots (n,), each under its id (n,) and in its group (n,); group 0 is hidden."""
+        if self._unread is not None:
+            self._unread.forget(slots.numpy())
         exact = self._exact.put(slots, ids, columns, group)
         self._codes.add(exact, slots.numpy())
         return self._with(exact)
+
+    def _bring(self, slots: Array) -> None:
+        """Has the rows of these slots (n,) in memory. Whatever looks at rows calls it first."""
+        if self._unread is not None:
+            self._unread.bring(self._exact, slots)
+
+    def codes(self, slots: Tensor) -> Columns:
+        """The codes of the rows in these slots, as ``put_kept`` takes them; nothing if they are better made again."""
+        coder = self._codes.coder
+        if coder is None or self.storage != "progressive":
+            return {}
+        if not len(slots) or int(slots.max()) >= SPARSE * len(slots):
+            return {}
+        return self._codes.kept(coder, slots)
+
+    def put_kept(self, ids: Tensor, columns: Columns, group: Tensor, kept: Kept) -> ProgressiveIndex:
+        """``put`` for an index without rows: in the slots that ``codes`` named, without making codes.
+
+        Codes are believed, so whoever has read them from somewhere must know that they are those of these rows. The
+        memory of columns and codes becomes that of the index. Rows that are not given but stored are read when they
+        are needed.
+        """
+        slots = kept.codes["slot"]
+        unread = None
+        if kept.rows is not None:
+            unread = Unread(kept.rows, slots.numpy())
+            exact = self._exact.put_unread(slots, ids, group)
+        elif torch.equal(slots, torch.arange(len(slots))) and not self._exact.blocks.folders:
+            exact = self._exact.put_all(ids, columns, group)
+        else:
+            exact = self._exact.put(slots, ids, columns, group)
+        changed = self._with(exact)
+        changed._unread = unread
+        changed._codes = _Codes(self.dim)
+        changed._codes.restore(kept.codes, changed.slots)
+        return changed
 
     def hide(self, slots: Tensor) -> ProgressiveIndex:
         """With the rows in these slots no longer to be found."""
@@ -231,6 +290,8 @@ class ProgressiveIndex:
         one_pass = hunt.Pass(path, self._codes.blocks(self.slots), SPAN // LANES, self._exact.groups, self.slots)
         hunted = one_pass.candidates(prepared, list(searches.values()))
         for place, (number, search) in enumerate(searches.items()):
+            if self._unread is not None:
+                self._bring(hunt.candidates_of(hunted, place))
             answers[number] = _Answers(*hunt.nearest(self._exact, queries, hunted, place, search, exclude))
         return answers
 
@@ -242,14 +303,18 @@ class ProgressiveIndex:
             count = int(numpy.count_nonzero(usable))
         wanted = k + len(excluded)
         if wanted * MANY > count:
-            return single.ranked(self._exact, query, _places(usable, count), k, excluded)
+            everyone = _places(usable, count)
+            self._bring(everyone)
+            return single.ranked(self._exact, query, everyone, k, excluded)
         reach = self._reach(bounds, query, usable, wanted)
         candidates = bounds.reaching(reach, usable)
+        self._bring(candidates)
         return single.ranked(self._exact, query, candidates, k, excluded)
 
     def _audit(self, found: list[Found], number: int, query: Array, wanted: Sequence[Wanted], excluded: Array) -> None:
         """Notes whether exact search finds the same for one query (D,) of a batch; what it finds is the answer."""
         exclude = torch.from_numpy(excluded[None])
+        self._bring(numpy.arange(self.slots))
         exact = self._exact.search_groups(torch.from_numpy(query[None]), wanted, exclude=exclude)
         same = all(torch.equal(ours.ids[number], theirs.ids[0]) for ours, theirs in zip(found, exact, strict=True))
         self._auditor.note(same)
@@ -266,6 +331,7 @@ class ProgressiveIndex:
         some = wanted + SPARE
         if len(near) > some:
             near = near[numpy.argpartition(tighter, -some)[-some:]]
+        self._bring(near)
         similarity = single.exact(self._exact, near, query.astype(numpy.float64))
         return float(numpy.partition(similarity, -wanted)[-wanted])
 
@@ -444,7 +510,7 @@ class _Codes:
         visible = exact.visible
         places = torch.linspace(0, len(visible) - 1, min(SAMPLE, len(visible)), dtype=torch.float64).long()
         sample = exact.rows(visible[places]).numpy().astype(numpy.float64)
-        coder = Coder(sample)
+        coder = Coder.fitted(sample)
         _, tails = coder.split(sample)
         self._sum = tails.sum(0)
         self._summed = len(tails)
@@ -516,6 +582,50 @@ class _Codes:
         block, offset = divmod(slot, self._rows.block)
         rows["nibbles"][block][offset] = coded.nibbles[0]
         rows["factors"][block][offset] = coded.factors[0]
+
+    def kept(self, coder: Coder, slots: Tensor) -> Columns:
+        """The codes of the rows in these slots, by slot, and what they were made with: (rows, columns) each.
+
+        Of other slots there are zeros: their rows were deleted, or never written, and are nobody's business.
+        """
+        used = int(slots.max()) + 1
+        tiles = -(-used // LANES)
+        unused = numpy.ones(tiles * LANES, bool)
+        unused[slots.numpy()] = False
+        places = unused.nonzero()[0]
+        columns = {"slot": slots}
+        for name in self._tiles.kinds:
+            column = torch.cat(self._tiles.used(name, tiles))
+            column.numpy()[places // LANES, :, places % LANES] = 0
+            if column.dtype == torch.uint32:
+                column = column.view(torch.uint8)
+            columns[name] = column.reshape(tiles, -1)
+        for name in self._rows.kinds:
+            column = torch.cat(self._rows.used(name, used))
+            column.numpy()[places[places < used]] = 0
+            columns[name] = column
+        columns["centers"] = torch.from_numpy(self._centers[: self._spans].copy())
+        columns["sum"] = torch.from_numpy(self._sum[None].copy())
+        columns["numbers"] = torch.tensor([[self.longest, self._summed]], dtype=torch.float64)
+        for name, part in coder.parts.items():
+            columns[PART + name] = torch.from_numpy(part)
+        return columns
+
+    def restore(self, columns: Columns, slots: int) -> None:
+        """Takes what ``kept`` gave of rows in so many slots."""
+        tiles = {}
+        for name, (shape, dtype) in self._tiles.kinds.items():
+            tiles[name] = columns[name].view(dtype).view(-1, *shape)
+        self._tiles.adopt(tiles)
+        self._rows.adopt({name: columns[name] for name in self._rows.kinds})
+        self._centers = columns["centers"].numpy()
+        self._spans = len(self._centers)
+        self._sum = columns["sum"].numpy()[0]
+        longest, summed = columns["numbers"][0].tolist()
+        self.longest = longest
+        self._summed = int(summed)
+        self._slots = slots
+        self.coder = Coder({name: columns[PART + name].numpy() for name in shapes_of_parts(self._dim)})
 
     def centers(self, slots: int) -> Array:
         """The centers (spans, padded) of so many slots."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from adanpc.index.grid import Columns, array_if_on_cpu
+from adanpc.index.unread import StoredRows
 
 Wanted = tuple[int, int | None]  # how many rows to find, and in which group; None for all groups
 FILE = "rows in a file"  # the entry of ``Accounting.memory`` for bytes on a disk, not in memory
@@ -131,3 +132,21 @@ class Finding(Protocol):
 
     def find(self, ids: Sequence[int]) -> list[int]:
         """The slots of the rows with these ids; -1 for a row that is hidden or not there."""
+
+
+class Kept(NamedTuple):
+    """What an index has kept of its rows."""
+
+    codes: Columns
+    rows: StoredRows | None = None  # from which rows are read when they are needed; None if they are given
+
+
+@runtime_checkable
+class Coding(Protocol):
+    """An index that derives codes from its rows, which take long to make and can be kept in a file."""
+
+    def codes(self, slots: Tensor) -> Columns:
+        """The codes of the rows in these slots (n,), their slots included; nothing if it has none worth keeping."""
+
+    def put_kept(self, ids: Tensor, columns: Columns, group: Tensor, kept: Kept) -> Index:
+        """``Index.put`` for an index without rows: in the slots that ``codes`` gave, without making codes."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adanpc.core import AdaNPC, MemoryBank
+from adanpc.errors import AdaNPCError
+from adanpc.files import held
 from adanpc.lab.data.domain import DataSet, Domain
 from adanpc.lab.networks import build
-from adanpc.lab.networks.features import features
+from adanpc.lab.networks.features import features, features_in_pieces
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.train.assemble import load_algorithm, splits
 from adanpc.lab.train.run import Run
@@ -64,6 +69,7 @@ def of_domains(
     classes: Sequence[str],
     *,
     cache: Path | None = None,
+    workspace: Path | None = None,
     preset: str = "safe",
     settings: Mapping[str, Any] | None = None,
     storage: str = AUTO,
@@ -75,7 +81,8 @@ def of_domains(
         model: that makes the features.
         domains: labeled images, as the model takes them.
         classes: their names.
-        cache: a folder for features.
+        cache: a folder for features, which are kept there.
+        workspace: a folder for features while the bank is built, a few thousand rows in a file; see ``workspace_for``.
         preset: how it learns.
         settings: of the preset.
         storage: see ``storage_for``.
@@ -85,11 +92,66 @@ def of_domains(
     bank_settings["storage"] = storage_for(rows, storage)
     bank = MemoryBank(model.dim, list(classes), soft=preset == "safe", **bank_settings)
     classifier = AdaNPC(bank, preset=preset, **(settings or {}))
+    if classifier.needs_all_at_once:
+        _learn_at_once(classifier, model, domains, cache, workspace)
+    else:
+        _learn_in_pieces(classifier, model, domains, cache, workspace)
+    return Wrapped(model, classifier, LAYER, model.preprocessing)
+
+
+def _learn_at_once(
+    classifier: AdaNPC, model: SourceModel, domains: Sequence[Domain], cache: Path | None, workspace: Path | None
+) -> None:
+    """Has all rows learned in one call, from one tensor of all features."""
+    rows = sum(len(domain) for domain in domains)
+    everything = torch.empty(rows, model.dim)
+    done = 0
+    for domain in domains:
+        for piece in _pieces(model, domain, cache, workspace):
+            everything[done : done + len(piece)] = piece
+            done += len(piece)
     places = [torch.full((len(domain),), place) for place, domain in enumerate(domains)]
     classifier.learn(
-        torch.cat([features(model, domain, cache=cache) for domain in domains]),
+        everything,
         torch.cat([domain.labels for domain in domains]),
         domain=torch.cat(places),
         keys=torch.arange(rows),
     )
-    return Wrapped(model, classifier, LAYER, model.preprocessing)
+
+
+def _learn_in_pieces(
+    classifier: AdaNPC, model: SourceModel, domains: Sequence[Domain], cache: Path | None, workspace: Path | None
+) -> None:
+    """Has rows learned as their features are made: no more of these than a piece is in memory."""
+    key = 0
+    for place, domain in enumerate(domains):
+        done = 0
+        for piece in _pieces(model, domain, cache, workspace):
+            count = len(piece)
+            labels = domain.labels[done : done + count]
+            classifier.learn(piece, labels, domain=place, keys=torch.arange(key, key + count))
+            done += count
+            key += count
+
+
+def _pieces(model: SourceModel, domain: Domain, cache: Path | None, workspace: Path | None) -> Iterator[Tensor]:
+    """The features of a domain: all at once from a cache, or piece by piece."""
+    if cache is not None:
+        yield features(model, domain, cache=cache)
+    else:
+        yield from features_in_pieces(model, domain, workspace)
+
+
+@contextmanager
+def workspace_for(target: Path) -> Iterator[Path]:
+    """A folder beside the target in which features are kept while a bank is built that shall be there.
+
+    It stays if the work is interrupted or fails, so that the next attempt goes on from there, and goes when it is done.
+    """
+    target = target.absolute()
+    folder = target.with_name(f".{target.name}.building")
+    with held(folder / "lock", wait=False) as alone:
+        if not alone:
+            raise AdaNPCError(f"another process is building {target}: wait for it, or give another path")
+        yield folder
+        shutil.rmtree(folder)

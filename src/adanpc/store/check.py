@@ -34,8 +34,11 @@ from adanpc.errors import AdaNPCError
 from adanpc.index.grid import Columns
 
 FORMAT = "adanpc-bank"
-VERSION = 5  # of files with the preset "safe", and the highest that is read
-PAPER_VERSION = 2  # of files with the preset "paper", which earlier releases can read
+VERSION = 6  # the highest that is read
+CODED_VERSION = 6  # of files with codes of their rows, with either preset
+SAFE_VERSION = 5  # of other files with the preset "safe"
+PAPER_VERSION = 2  # and with the preset "paper", which earlier releases can read
+CODES = "codes."  # before the names of columns that hold codes
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # a file must not make its reader allocate more than it holds itself
 SIZES = ("dim", "classes", "k", "k_source", "k_target")
@@ -114,18 +117,21 @@ def check_header(document: Any) -> int:
 
 
 def version_of(document: dict[str, Any]) -> int:
-    """The version of the format in which a document is written."""
-    return VERSION if "safe" in document else PAPER_VERSION
+    """The version of the format in which a document is written, without codes."""
+    return SAFE_VERSION if "safe" in document else PAPER_VERSION
 
 
 def check_document(document: dict[str, Any]) -> None:
-    """Passes a document of format 2 or 5 that has all its fields and no other, each of its type and range."""
+    """Passes a document of format 2, 5 or 6 that has all its fields and no other, each of its type and range."""
     parts = SAFE_PARTS if "safe" in document else PAPER_PARTS
-    check_fields("document", document, FIELDS["document"] | dict.fromkeys(parts, dict))
+    fields = FIELDS["document"] | dict.fromkeys(parts, dict)
+    if document["version"] == CODED_VERSION:
+        fields |= {"signature": str, "row_sha256": str}
+    check_fields("document", document, fields)
     for part in ("bank", *parts, "recipe"):
         if part != "recipe" or document[part]:  # a bank without a model has none
             check_fields(part, document[part], FIELDS[part])
-    if document["version"] != version_of(document):
+    if document["version"] not in (version_of(document), CODED_VERSION):
         raise ContentsError(f"its settings are not those of format {document['version']}")
     if "safe" in document and not document["bank"]["soft"]:
         raise ContentsError("it is of the preset 'safe' and keeps no probabilities in its rows")

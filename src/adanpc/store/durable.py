@@ -139,7 +139,7 @@ class DurableBank:
             check_keepable(thing)
         except ContentsError as flaw:
             raise LogWriteError(f"{folder} was not created: {flaw}; {flaw.remedy}") from None
-        return cls(SqliteLog.create(folder, thing.state(), recipe or {}), snapshot_every=snapshot_every)
+        return cls(SqliteLog.create(folder, thing.state(codes=True), recipe or {}), snapshot_every=snapshot_every)
 
     @classmethod
     @require.names_its_arguments
@@ -326,12 +326,12 @@ class DurableBank:
 
     def save(self, path: Location) -> None:
         """Writes the bank as it is now to one file, which ``adanpc.load`` reads."""
-        write_state(self._classifier.state(), self.recipe, path)
+        write_state(self._classifier.state(codes=True), self.recipe, path)
 
     def snapshot(self) -> None:
         """Writes down all of the bank, so that the next start replays nothing before it."""
         with self._snapshot_lock:
-            state = self._classifier.state()
+            state = self._classifier.state(codes=True)
             position = state["document"]["position"]
             if position > self._snapshot_position:
                 self._log.snapshot(state, self.recipe)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
@@ -13,7 +15,7 @@ from typing import Any, overload
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from adanpc import require
 from adanpc.core import AdaNPC, Admission, MemoryBank
@@ -21,11 +23,16 @@ from adanpc.core.codec import NAMES, canonical
 from adanpc.core.contents import State
 from adanpc.core.paper import PaperSettings
 from adanpc.files import replace
+from adanpc.index.blocks import BLOCK_BYTES, SMALL_BYTES
+from adanpc.index.codes import RULE
 from adanpc.index.grid import Columns
+from adanpc.index.protocol import Kept
 from adanpc.models import RecipeError, Wrapped
 from adanpc.models.wrap import check_model
 from adanpc.store import format1, format3, format4
 from adanpc.store.check import (
+    CODED_VERSION,
+    CODES,
     FORMAT,
     BankFileError,
     ContentsError,
@@ -36,10 +43,18 @@ from adanpc.store.check import (
     check_tensors,
     version_of,
 )
-from adanpc.store.safetensors_file import SafetensorsFile, opened
+from adanpc.store.key import is_own, signed
+from adanpc.store.lazy import RowsInFile, seals_of
+from adanpc.store.safetensors_file import PIECE, THREADS, SafetensorsFile, opened
 from adanpc.version import __version__
 
+logger = logging.getLogger("adanpc")
+
 KEY = "adanpc"  # of the one metadata entry
+ROW = "row"  # the one column that may stay in the file
+ROW_SHA = "row_sha256"  # the field of a document that covers it
+ROW_SEAL = CODES + "row_seal"
+UNSEALED = ("seal", "signature")  # fields of a document that a seal does not cover
 ESTIMATOR = "adanpc.estimator"  # the layer of files that hold a scikit-learn estimator
 MOST_TEXT = 99_000_000  # bytes of it in the header; the safetensors library reads a header of 100 MB at most
 REMEDY_OF_SAVING = "what was there before is unchanged; check the disk and save again"
@@ -71,7 +86,7 @@ def write(classifier: AdaNPC, recipe: dict[str, str], path: Location) -> None:
     """``save`` for a classifier and how its features are made."""
     with _one_sentence(path, "was not saved", REMEDY_OF_SAVING):
         check_keepable(classifier)
-        state = classifier.state()
+        state = classifier.state(codes=True)
     write_state(state, recipe, path)
 
 
@@ -91,7 +106,8 @@ def write_state(state: State, recipe: dict[str, str], path: Location) -> None:
         document = _document(state, recipe)
         tensors = {name: tensor.cpu().contiguous() for name, tensor in state["tensors"].items()}
         _check(document, tensors)  # a file that load would refuse is not written
-        text = canonical({**document, "seal": _seal(document, tensors)})
+        document, tensors = _sealed(document, tensors, state.get("kept", Kept({})).codes)
+        text = canonical(document)
         if len(json.dumps(text)) > MOST_TEXT:
             raise ContentsError(f"its texts need more than {MOST_TEXT} bytes", "shorten the reasons of its judgments")
         target = Path(os.path.realpath(path))
@@ -108,13 +124,25 @@ def put(path: Path, fill: Callable[[Path], None]) -> None:
 
 @overload
 def load(
-    path: Location, model: None = None, *, preprocessing: Any = None, strict: bool = True, device: Device = "cpu"
+    path: Location,
+    model: None = None,
+    *,
+    preprocessing: Any = None,
+    strict: bool = True,
+    device: Device = "cpu",
+    lazy_rows: bool = False,
 ) -> AdaNPC: ...
 
 
 @overload
 def load(
-    path: Location, model: nn.Module, *, preprocessing: Any = None, strict: bool = True, device: Device = "cpu"
+    path: Location,
+    model: nn.Module,
+    *,
+    preprocessing: Any = None,
+    strict: bool = True,
+    device: Device = "cpu",
+    lazy_rows: bool = False,
 ) -> Wrapped: ...
 
 
@@ -126,6 +154,7 @@ def load(
     preprocessing: Any = None,
     strict: bool = True,
     device: Device = "cpu",
+    lazy_rows: bool = False,
 ) -> AdaNPC | Wrapped:
     """What was saved, to continue exactly where it stopped; executes no code from the file.
 
@@ -136,11 +165,15 @@ def load(
             with, or a RecipeError says what differs.
         strict: False to accept other weights and another preprocessing, if you know that the features are the same.
         device: where the bank shall live.
+        lazy_rows: True to leave the rows of a bank with storage="progressive" in the file, and read each when a search
+            first needs it: a million rows are open in a second or two. A row is checked when it is read, so damage to
+            the file may turn up as late as that, as a BankFileError. Do not overwrite the file meanwhile; ``save``
+            may replace it. It has no effect on a file without codes, or with codes that another account made.
     """
     _check_path(path, "load(path, model)")
     if model is not None:
         check_model(model)
-    classifier, recipe = read(path, device)
+    classifier, recipe = read(path, device, lazy_rows=lazy_rows)
     if recipe.get("layer") == ESTIMATOR:
         raise BankFileError(f"{path} was not loaded: it holds an estimator; use AdaNPCClassifier.load(path)")
     if model is None:
@@ -161,11 +194,11 @@ def _check_path(path: Any, call: str) -> None:
         raise BankFileError(f"path must be the path of a file, as in {call}, got {type(path).__name__}")
 
 
-def read(path: Location, device: Device = "cpu") -> tuple[AdaNPC, dict[str, str]]:
+def read(path: Location, device: Device = "cpu", *, lazy_rows: bool = False) -> tuple[AdaNPC, dict[str, str]]:
     """The classifier in a file, and how its features are made; nothing if no model was saved with it."""
     remedy = "the file is damaged or forged: use another copy or build the bank again"
     with _one_sentence(path, "was not loaded", remedy):
-        state = _read(Path(path))
+        state = _read(Path(path), lazy_rows=lazy_rows)
         recipe: dict[str, str] = state["document"].pop("recipe")
         return AdaNPC.load(state, device=device), recipe
 
@@ -187,15 +220,47 @@ def _one_sentence(path: Location, fate: str, remedy: str) -> Iterator[None]:
         raise BankFileError(f"{path} {fate}: {what}; {remedy}") from error
 
 
+def _sealed(document: dict[str, Any], tensors: Columns, codes: Columns) -> tuple[dict[str, Any], Columns]:
+    """The document with its seal and all columns: with the codes, if this account can sign that it made them."""
+    if codes:
+        coded = {**document, "version": CODED_VERSION, ROW_SHA: _sha(tensors[ROW])}
+        columns = {**tensors, **{CODES + name: codes[name].contiguous() for name in codes}}
+        columns[ROW_SEAL] = seals_of(tensors[ROW])
+        seal = _seal(coded, columns)
+        signature = signed(_statement(seal))
+        if signature:
+            return {**coded, "seal": seal, "signature": signature}, columns
+    return {**document, "seal": _seal(document, tensors)}, tensors
+
+
+def _statement(seal: str) -> str:
+    """What is signed of a file with codes: that they are those of its rows, made as this version makes them."""
+    return f"adanpc: the codes under the seal {seal} were made of its rows, by rule {RULE}"
+
+
 def _seal(document: dict[str, Any], tensors: Columns) -> str:
-    """A hash of all that the file says but for the seal itself."""
-    unsealed = {name: value for name, value in document.items() if name != "seal"}
-    total = hashlib.sha256(canonical(unsealed).encode())
+    """A hash of all that the file says but for the seal itself, and for rows that the document has a hash of."""
+    sealed = {name: value for name, value in document.items() if name not in UNSEALED}
+    total = hashlib.sha256(canonical(sealed).encode())
     for name, tensor in sorted(tensors.items()):
+        if name == ROW and ROW_SHA in document:
+            continue
         total.update(canonical([name, NAMES[tensor.dtype], list(tensor.shape)]).encode())
-        array: Any = tensor.numpy()
-        total.update(array)
+        if ROW_SHA in document:
+            total.update(_sha(tensor).encode())
+        else:
+            array: Any = tensor.numpy()
+            total.update(array)
     return total.hexdigest()
+
+
+def _sha(tensor: Tensor) -> str:
+    """The SHA-256 of the SHA-256s of all pieces of a tensor's bytes, which two threads share."""
+    data: Any = tensor.view(-1).view(torch.uint8).numpy()
+    pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        digests = pool.map(lambda piece: hashlib.sha256(piece).digest(), pieces)
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def _document(state: State, recipe: dict[str, str]) -> dict[str, Any]:
@@ -221,15 +286,82 @@ def _check(document: dict[str, Any], tensors: Columns) -> None:
     check_tensors(document, tensors)
 
 
-def _read(path: Path) -> State:
-    """The checked document and columns of a file, as format 2 or 5 has them."""
+def _read(path: Path, *, lazy_rows: bool = False) -> State:
+    """The checked document and columns of a file, as format 2, 5 or 6 has them."""
     with opened(path) as file:
         document = _document_in(file)
         found = {name: (entry.dtype, entry.shape) for name, entry in file.entries.items()}
+        codes = []
+        if document["version"] == CODED_VERSION:
+            codes = [name for name in found if name.startswith(CODES)]
+        for name in codes:
+            found.pop(name)
         check_columns(document, _empty_table(document), _due_beside_rows(document, found), found)
-        tensors = {name: file.tensor(name) for name in file.entries}
-    if _seal(document, tensors) != document["seal"]:
-        raise ContentsError("its contents do not have the seal that it states")
+        if not codes:
+            return _whole(document, {name: file.tensor(name) for name in file.entries})
+        own = is_own(document["signature"], _statement(document["seal"]))
+        if own and lazy_rows:
+            return _without_rows(path, file, document)
+        columns = {name: _with_spare(file, name) for name in file.entries}
+    kept = Kept({name.removeprefix(CODES): columns.pop(name) for name in codes})
+    state = _whole(document, columns, kept)
+    if not own:
+        logger.warning("%s: this account did not make the codes in it, so they are made again from its rows", path)
+        del state["kept"]
+    return state
+
+
+def _whole(document: dict[str, Any], columns: Columns, kept: Kept | None = None) -> State:
+    """The state in a file, if it has its seal and a bank can hold it."""
+    everything = dict(columns)
+    if kept is not None:
+        everything |= {CODES + name: column for name, column in kept.codes.items()}
+    with ThreadPoolExecutor(1) as other_thread:
+        sealing = other_thread.submit(_has_its_seal, document, everything)
+        try:
+            state = _checked(document, columns)
+        finally:  # a wrong seal explains whatever else is wrong
+            if not sealing.result():
+                raise _wrong_seal()
+    if kept is not None:
+        state["kept"] = kept
+    return state
+
+
+def _with_spare(file: SafetensorsFile, name: str) -> Tensor:
+    """A column that an index may take over; if it is large, there is memory for more rows behind it, yet untouched."""
+    entry = file.entries[name]
+    if entry.end - entry.start < SMALL_BYTES:
+        return file.tensor(name)
+    return file.tensor(name, BLOCK_BYTES)
+
+
+def _has_its_seal(document: dict[str, Any], columns: Columns) -> bool:
+    if ROW_SHA in document and _sha(columns[ROW]) != document[ROW_SHA]:
+        return False
+    seal: str = document["seal"]
+    return _seal(document, columns) == seal
+
+
+def _wrong_seal() -> ContentsError:
+    return ContentsError("its contents do not have the seal that it states")
+
+
+def _without_rows(path: Path, file: SafetensorsFile, document: dict[str, Any]) -> State:
+    """The state in a file that this account has signed, but for its rows, which are read when they are needed.
+
+    What is signed was checked when it was saved, and is what it was then, if it has the seal.
+    """
+    columns = {name: _with_spare(file, name) for name in file.entries if name != ROW}
+    if _seal(document, columns) != document["seal"]:
+        raise _wrong_seal()
+    codes = {name.removeprefix(CODES): columns.pop(name) for name in list(columns) if name.startswith(CODES)}
+    rows = RowsInFile(path, file.file.fileno(), file.entries[ROW], codes["row_seal"])
+    return {"document": document, "tensors": columns, "kept": Kept(codes, rows)}
+
+
+def _checked(document: dict[str, Any], tensors: Columns) -> State:
+    """Document and columns as format 2, 5 or 6 has them, if a bank can hold them."""
     if document["version"] == 1:
         document, tensors = format1.upgraded(document, tensors)
     if document["version"] == 3:

@@ -30,7 +30,7 @@ def check_document(document: dict[str, Any]) -> None:
 def upgraded_document(document: dict[str, Any]) -> dict[str, Any]:
     """The document of format 5 that means the same: every query joined."""
     safe = {"transform": True, "screen": False, "carry": False, "home": False, **document["safe"]}
-    return {**document, "version": check.VERSION, "safe": safe}
+    return {**document, "version": check.SAFE_VERSION, "safe": safe}
 
 
 def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[int]]]) -> dict[str, list[int]]:

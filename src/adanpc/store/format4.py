@@ -12,7 +12,7 @@ from adanpc.store import check
 
 def check_document(document: dict[str, Any]) -> None:
     """Passes a document of format 4 that has all its fields and no other, each of its type and range."""
-    check.check_document({**document, "version": check.VERSION})
+    check.check_document({**document, "version": check.SAFE_VERSION})
 
 
 def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[int]]]) -> dict[str, list[int]]:
@@ -28,4 +28,4 @@ def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any]
     columns = dict(tensors)
     if check.STREAM in columns:
         columns[check.STREAM] = completed(columns[check.STREAM], document["bank"]["dim"], check.classes_of(document))
-    return {**document, "version": check.VERSION}, columns
+    return {**document, "version": check.SAFE_VERSION}, columns

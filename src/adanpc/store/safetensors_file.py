@@ -11,6 +11,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -21,12 +22,16 @@ import torch
 from torch import Tensor
 
 from adanpc.core.codec import DTYPES
+from adanpc.index.blocks import main_memory
+from adanpc.index.grid import Array
 from adanpc.store.check import ContentsError
 
 LENGTH_BYTES = 8  # of the number before the header that says how long it is
 MOST_HEADER = 100_000_000  # bytes; the safetensors library reads no longer one
 MOST_DIMENSIONS = 2  # no column has more, so nobody has to multiply a million sizes
 MOST_BYTES = 2**63 - 1  # what a file can have at all
+PIECE = 64 << 20  # bytes of a tensor that one thread reads, or hashes
+THREADS = 2  # that share them; more would wait for memory
 FIELDS = {"dtype", "shape", "data_offsets"}
 
 
@@ -46,22 +51,34 @@ class SafetensorsFile(NamedTuple):
     metadata: dict[str, str]
     entries: dict[str, Entry]
 
-    def tensor(self, name: str) -> Tensor:
-        """A tensor of the file, in memory of its own."""
+    def tensor(self, name: str, spare: int = 0) -> Tensor:
+        """A tensor of the file, in memory of its own, which goes on behind it for so many untouched bytes."""
         entry = self.entries[name]
         size = entry.end - entry.start
         try:
-            tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-        except RuntimeError:  # this is how torch says that memory is short; a file of holes may be of any size
+            memory = main_memory(size + spare)
+        except MemoryError:  # a file of holes may be of any size
             remedy = "load it on a machine with more memory"
             raise ContentsError(
                 f"there is no memory for the {size} bytes of its column {brief(name)}", remedy
             ) from None
-        room: Any = tensor.view(-1).view(torch.uint8).numpy()
-        self.file.seek(entry.start)
-        if self.file.readinto(room) != size:  # type: ignore[attr-defined]  # BinaryIO lacks it
-            raise _cut_short()
-        return tensor
+        self._read(memory[:size], entry.start)
+        return torch.from_numpy(memory)[:size].view(DTYPES[entry.dtype]).view(entry.shape)
+
+    def _read(self, room: Array, start: int) -> None:
+        """Fills bytes (n,) with those from a place of the file on; two threads share what is long.
+
+        Most of the time goes into supplying the memory, which each thread does for what it writes.
+        """
+        number = self.file.fileno()
+
+        def read_piece(begin: int) -> bool:
+            piece: Any = room[begin : begin + PIECE]
+            return os.preadv(number, [piece], start + begin) == len(piece)
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            if not all(pool.map(read_piece, range(0, len(room), PIECE))):
+                raise _cut_short()
 
 
 @contextmanager

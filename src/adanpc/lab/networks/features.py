@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from adanpc.progress import track
 FORMAT = "adanpc-features"
 VERSION = 1
 BATCH = 64  # images encoded at once; it matters for speed only
+PIECE = 64 * BATCH  # images whose features are kept in one file while a bank is built; whole batches, for equal bits
 
 logger = logging.getLogger("adanpc")
 
@@ -43,23 +44,58 @@ def features(
     """
     if cache is None:
         return _encode(model, domain, workers, size)
-    origin = {
+    origin = {**_origin(model, domain), "rows": len(domain)}
+    path = cache / f"{origin['model']}-{origin['domain']}.safetensors"
+    with held(path.with_suffix(".lock"), wait=True):  # several processes may want the same features at once
+        return _kept_or_made(model, domain, path, origin, workers, size)
+
+
+def features_in_pieces(
+    model: SourceModel, domain: Domain, folder: Path | None, *, workers: int | None = None
+) -> Iterator[Tensor]:
+    """What ``features`` gives, to the bit, a few thousand rows at a time.
+
+    Args:
+        model, domain, workers: see ``features``.
+        folder: where each piece is kept as soon as it is made, and read from if it was made before: whoever is killed
+            and starts again goes on where it was. A piece that is damaged, or of anything else, is made again.
+    """
+    origin: dict[str, Any] = {}
+    if folder is not None:
+        origin = _origin(model, domain)
+    starts = range(0, len(domain), PIECE)
+    for start in track(starts, f"features of {domain.name}", len(starts)):
+        piece = domain.subset(range(start, min(start + PIECE, len(domain))))
+        if folder is None:
+            yield _encode(model, piece, workers, BATCH)
+        else:
+            about = {**origin, "start": start, "rows": len(piece)}
+            name = f"{origin['model']}-{origin['domain']}-{start}.safetensors"
+            yield _kept_or_made(model, piece, folder / name, about, workers)
+
+
+def _kept_or_made(
+    model: SourceModel, domain: Domain, path: Path, origin: Mapping[str, Any], workers: int | None, size: int = BATCH
+) -> Tensor:
+    """The features of a domain from a file, which is made if it is not there or holds anything else."""
+    if path.exists():
+        try:
+            return _read(path, origin)
+        except SealError as error:
+            logger.warning("%s; it is computed again", error)
+    encoded = _encode(model, domain, workers, size)
+    write_sealed(path, {"features": encoded}, {**origin, "dim": encoded.shape[1]})
+    return encoded
+
+
+def _origin(model: SourceModel, domain: Domain) -> dict[str, Any]:
+    """What says of which model and which images features are."""
+    return {
         "format": FORMAT,
         "version": VERSION,
         "model": fingerprint(nn.ModuleList([model.encoder, model.norm])),  # the head does not affect features
         "domain": domain.digest(),
-        "rows": len(domain),
     }
-    path = cache / f"{origin['model']}-{origin['domain']}.safetensors"
-    with held(path.with_suffix(".lock"), wait=True):  # several processes may want the same features at once
-        if path.exists():
-            try:
-                return _read(path, origin)
-            except SealError as error:
-                logger.warning("%s; it is computed again", error)
-        encoded = _encode(model, domain, workers, size)
-        write_sealed(path, {"features": encoded}, {**origin, "dim": encoded.shape[1]})
-    return encoded
 
 
 def _read(path: Path, origin: Mapping[str, Any]) -> Tensor:

@@ -1,0 +1,164 @@
+"""Banks of images: built a piece at a time, and after a kill from where they were."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from adanpc.core import AdaNPC
+from adanpc.errors import AdaNPCError
+from adanpc.lab import banks
+from adanpc.lab.data import read_images
+from adanpc.lab.networks import build
+from adanpc.lab.networks import features as features_module
+from adanpc.lab.networks.features import features, features_in_pieces
+from adanpc.store import DurableBank
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+from adanpc.cli.app import app
+import adanpc.cli
+from adanpc.lab.networks import features
+
+images, weights, bank, kill_after, preset = sys.argv[1:]
+features.BATCH = 2
+features.PIECE = 8
+write = features.write_sealed
+encode = features._encode
+left = int(kill_after)
+encoded = 0
+
+def written(*arguments):
+    global left
+    write(*arguments)
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def counted(*arguments):
+    global encoded
+    encoded += 1
+    return encode(*arguments)
+
+features.write_sealed = written
+features._encode = counted
+command = ["bank", "create", bank, "--from", images, "--encoder", "convnet", "--weights", weights, "--preset", preset]
+try:
+    adanpc.cli.app(command)
+finally:
+    print(encoded, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def weights(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of weights, so that every process has the same model."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "convnet.safetensors"
+    save_file(build("convnet", 3, channels=3).encoder.state_dict(), path)
+    return path
+
+
+def create(images: Path, weights: Path, bank: Path, kill_after: int, preset: str) -> tuple[int, int]:
+    """Runs the command in a process that may be killed: how it ended, and how many pieces it encoded."""
+    arguments = [str(images), str(weights), str(bank), str(kill_after), preset]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    encoded = 0
+    if done.returncode == 0:
+        encoded = int(done.stdout.splitlines()[-1])
+    else:
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    return done.returncode, encoded
+
+
+@pytest.mark.parametrize("preset", ["paper", "safe"])
+def test_a_build_that_is_killed_goes_on_where_it_was(
+    data_dir: Path, weights: Path, tmp_path: Path, preset: str
+) -> None:
+    """90 images in three domains: 12 pieces."""
+    assert create(data_dir, weights, tmp_path / "whole", 0, preset) == (0, 12)
+    killed = tmp_path / "killed"
+    workspace = tmp_path / ".killed.building"
+    create(data_dir, weights, killed, 5, preset)
+    assert not killed.exists()
+    assert len(list(workspace.glob("*.safetensors"))) == 5
+    damaged = sorted(workspace.glob("*.safetensors"))[0]
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    assert create(data_dir, weights, killed, 0, preset) == (0, 12 - 5 + 1)
+    assert not workspace.exists()
+    with DurableBank.open(tmp_path / "whole") as whole, DurableBank.open(killed) as resumed:
+        assert resumed.digest() == whole.digest()
+        assert len(resumed.contents) == 90
+
+
+def test_pieces_are_the_features_of_the_whole(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features_module, "BATCH", 4)
+    monkeypatch.setattr(features_module, "PIECE", 8)
+    model = build("convnet", 3, channels=3).eval()
+    domain = read_images(data_dir).domains[0].with_transform(model.preprocessing)
+    whole = features(model, domain, workers=0, size=4)
+    for folder in (None, tmp_path, tmp_path):
+        pieces = list(features_in_pieces(model, domain, folder, workers=0))
+        assert [len(piece) for piece in pieces] == [8, 8, 8, 6]
+        assert torch.equal(torch.cat(pieces), whole)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_no_more_than_a_piece_of_features_is_in_memory(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features_module, "BATCH", 4)
+    monkeypatch.setattr(features_module, "PIECE", 8)
+    learned: list[int] = []
+    learn = AdaNPC.learn
+
+    def counting(self: Any, rows: Any, *arguments: Any, **named: Any) -> Any:
+        learned.append(len(rows))
+        return learn(self, rows, *arguments, **named)
+
+    monkeypatch.setattr(AdaNPC, "learn", counting)
+    made = banks.of_images(read_images(data_dir), "convnet", preset="paper")
+    assert max(learned) == 8
+    table = made.classifier.bank.table()
+    assert torch.equal(table["key"], torch.arange(90))
+    assert table["domain"].bincount().tolist() == [30, 30, 30]
+    learned.clear()
+    banks.of_images(read_images(data_dir), "convnet", preset="paper", settings={"centering": "source"})
+    assert learned == [90], "a mean is made of all rows"
+
+
+def test_one_process_builds_at_a_time(tmp_path: Path) -> None:
+    with (
+        banks.workspace_for(tmp_path / "bank"),
+        pytest.raises(AdaNPCError, match=r"another process is building .*bank: wait for it"),
+        banks.workspace_for(tmp_path / "bank"),
+    ):
+        raise AssertionError("both are building")
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_was_made_stays_when_the_work_fails(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with banks.workspace_for(tmp_path / "bank") as folder:
+            (folder / "piece").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    with banks.workspace_for(tmp_path / "bank") as folder:
+        assert (folder / "piece").exists()
+    assert os.listdir(tmp_path) == []
