@@ -254,12 +254,24 @@ def test_changes_that_cannot_be_made_are_refused_and_none_is_made(
     assert bank.position == 1
 
 
+def labels_of(bank: adanpc.DurableBank, rows: int) -> list[int]:
+    """The labels of the first rows."""
+    labels: list[int] = bank.contents.table("label")["label"][:rows].tolist()
+    return labels
+
+
 def test_a_correction_of_different_labels_is_taken_back_whole(url: str, bank: adanpc.DurableBank) -> None:
     position = changed(url, "relabel", rows=[0, 1, 2], label=1)
     veto = changed(url, "veto", rows=[2])
-    changed(url, "undo", position=position)
-    labels = bank.contents.table("label")["label"][:3].tolist()
-    assert labels == [0, 1, 0]
+    undone = changed(url, "undo", position=position)
+    assert undone == veto + 1  # by one change
+    assert labels_of(bank, 3) == [0, 1, 0]
+    entry = requests.get(f"{url}/v1/log").json()["entries"][0]
+    assert (entry["ids"], entry["label"], entry["undoable"]) == ([0, 1, 2], [0, 1, 0], True)
+    again = changed(url, "undo", position=undone)
+    assert labels_of(bank, 3) == [1, 1, 1]
+    changed(url, "undo", position=again)
+    assert labels_of(bank, 3) == [0, 1, 0]
     assert 2 in bank.contents.vetoed  # the other judgment stands
     changed(url, "undo", position=veto)
     assert 2 not in bank.contents.vetoed

@@ -3,7 +3,7 @@
 A change is a header and the bytes of its tensors:
 
     4 bytes   "ADNC"
-    1 byte    version, 1
+    1 byte    version: 2 of a relabel with a label for each row, 1 of everything else
     4 bytes   length of the header, little-endian
     header    JSON, names sorted, no blanks, ASCII: everything that is not a tensor, and for each tensor
               [name, type, shape] in the order in which their bytes follow
@@ -43,6 +43,7 @@ from adanpc.errors import AdaNPCError, ChangeError
 
 MAGIC = b"ADNC"
 VERSION = 1
+WITH_LABELS = 2  # the version of a relabel with a label for each row; to earlier releases it says: upgrade
 PREFIX = struct.Struct("<4sBI")
 DTYPES = {
     "F64": torch.float64,
@@ -256,7 +257,14 @@ def _packed(header: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
         described.append([name, NAMES[tensor.dtype], list(tensor.shape)])
         parts.append(tensor.numpy().tobytes())
     text = canonical({**header, "tensors": described}).encode()
-    return b"".join([PREFIX.pack(MAGIC, VERSION, len(text)), text, *parts])
+    return b"".join([PREFIX.pack(MAGIC, _version_of(header), len(text)), text, *parts])
+
+
+def _version_of(header: Mapping[str, Any]) -> int:
+    """The version that a change with this header has."""
+    if header.get("kind") == "relabel" and isinstance(header.get("label"), list | tuple):
+        return WITH_LABELS
+    return VERSION
 
 
 def _unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -266,14 +274,16 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     magic, version, length = PREFIX.unpack_from(data)
     if magic != MAGIC:
         raise ChangeError(f"a change begins with {MAGIC!r}, got {magic!r}")
-    if version != VERSION:
-        raise ChangeError(f"this adanpc reads changes of version {VERSION}, got {version}: upgrade adanpc")
+    if version not in (VERSION, WITH_LABELS):
+        raise ChangeError(f"this adanpc reads changes up to version {WITH_LABELS}, got {version}: upgrade adanpc")
     start = PREFIX.size + length
     try:
         header = json.loads(data[PREFIX.size : start])
         described = header.pop("tensors")
         if canonical({**header, "tensors": described}).encode() != data[PREFIX.size : start]:
             raise ChangeError("the header of a change is not written as adanpc writes it")
+        if version != _version_of(header):
+            raise ChangeError(f"a change with this header has version {_version_of(header)}, got {version}")
         tensors = {}
         for name, kind, shape in described:
             tensor, start = _tensor(data, start, kind, shape)
