@@ -95,9 +95,9 @@ def report(setting: Setting, place: Path, options: argparse.Namespace) -> list[s
     after = proposing(classifier, queries, options.clients)
     echo = median(one.processor for one in rounds["binary"]["echo"])
     parts.append(
-        f"Search and vote alone, `propose` of {options.clients} queries: {before:.2f} ms of processor time a query before "
-        f"these rounds and {after:.2f} after, where an echo of bytes takes {echo:.2f}. Load of the machine at the end, by "
-        f"uptime: {os.getloadavg()[0]:.1f}, on {os.cpu_count()} cores."
+        f"Search and vote alone, `propose` of {options.clients} queries: {before:.2f} ms of processor time a query "
+        f"before these rounds and {after:.2f} after; an echo of bytes takes {echo:.2f}. Load of the machine at the "
+        f"end, by uptime: {os.getloadavg()[0]:.1f}, on {os.cpu_count()} cores."
     )
     print("\n\n".join(parts), flush=True)
     return parts
@@ -124,9 +124,9 @@ def about(options: argparse.Namespace) -> str:
         f"connection, send requests{ids} of one query to /v2, as binary tensors or as JSON, and wait for the answer; "
         f"{options.rounds} rounds of {options.seconds:g} s for each server, in turns; medians of the rounds. "
         "*durable*: every answer is given once what it taught is on the disk. *memory*: the same service over a log "
-        "that keeps nothing. *echo*: a bare FastAPI app that gives the body back, on the same uvicorn: the bytes as they "
-        "came, or the JSON document that it read (`async def echo(body: dict) -> dict`). Processor time is that of the "
-        "server for each answer. The clients share the machine."
+        "that keeps nothing. *echo*: a bare FastAPI app that gives the body back, on the same uvicorn: the bytes as "
+        "they came, or the JSON document that it read (`async def echo(body: dict) -> dict`). Processor time is that "
+        "of the server for each answer. The clients share the machine."
     )
 
 
@@ -196,7 +196,8 @@ def table(rounds: dict[str, list[Round]]) -> str:
     pairs = list(zip(rounds["durable"], rounds["echo"], strict=True))
     share = median(one.load.rate / echo.load.rate for one, echo in pairs)
     of_processor = median(echo.processor / one.processor for one, echo in pairs)
-    lines += ["", f"Aim, {100 * AIM:.0f} % of the echo: {_verdict(share)}; in processor time: {_verdict(of_processor)}."]
+    verdict = f"{_verdict(share)}; in processor time: {_verdict(of_processor)}"
+    lines += ["", f"Aim, {100 * AIM:.0f} % of the echo: {verdict}."]
     return "\n".join(lines)
 
 

@@ -56,10 +56,11 @@ class Requests:
                 text = f'{{"id": "{time.time_ns()}-{self._number}", '.encode() + text[1:]
             head = f"{start}Content-Length: {len(text) + len(numbers)}\r\n"
             if self._wire == "json":
-                head += "Content-Type: application/json\r\n\r\n"
+                head += "Content-Type: application/json\r\n"
             else:
-                head += f"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: {len(text)}\r\n\r\n"
-            yield head.encode() + text + numbers
+                head += "Content-Type: application/octet-stream\r\n"
+                head += f"Inference-Header-Content-Length: {len(text)}\r\n"
+            yield f"{head}\r\n".encode() + text + numbers
 
 
 def _body(row: np.ndarray, wire: str) -> tuple[bytes, bytes]:

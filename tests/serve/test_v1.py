@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,16 @@ def test_a_correction_of_different_labels_is_taken_back_whole(url: str, bank: ad
     asked(url, queries(1))
     refused = requests.post(f"{url}/v1/undo", json={"position": bank.position})
     assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+
+
+def test_of_two_experts_who_take_the_same_change_back_at_once_one_does(url: str, bank: adanpc.DurableBank) -> None:
+    for _ in range(10):
+        position = changed(url, "relabel", rows=[0, 1, 2], label=1)
+        with ThreadPoolExecutor(2) as experts:
+            asked = [experts.submit(requests.post, f"{url}/v1/undo", json={"position": position}) for _ in range(2)]
+        assert sorted(one.result().status_code for one in asked) == [200, 409]
+        assert bank.position == position + 1
+        assert labels_of(bank, 3) == [0, 1, 0]
 
 
 def test_deleted_rows_are_gone_with_their_pictures(url: str, bank: adanpc.DurableBank) -> None:

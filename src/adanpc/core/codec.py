@@ -267,6 +267,16 @@ def _version_of(header: Mapping[str, Any]) -> int:
     return VERSION
 
 
+def _header(text: bytes, version: int) -> dict[str, Any]:
+    """A header, if it is written as ``_packed`` would write it in a change of this version."""
+    header: dict[str, Any] = json.loads(text)
+    if canonical(header).encode() != text:
+        raise ChangeError("the header of a change is not written as adanpc writes it")
+    if version != _version_of(header):
+        raise ChangeError(f"a change with this header has version {_version_of(header)}, got {version}")
+    return header
+
+
 def _unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and the tensors; allocates no more than the bytes hold."""
     if len(data) < PREFIX.size:
@@ -278,12 +288,8 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ChangeError(f"this adanpc reads changes up to version {WITH_LABELS}, got {version}: upgrade adanpc")
     start = PREFIX.size + length
     try:
-        header = json.loads(data[PREFIX.size : start])
+        header = _header(data[PREFIX.size : start], version)
         described = header.pop("tensors")
-        if canonical({**header, "tensors": described}).encode() != data[PREFIX.size : start]:
-            raise ChangeError("the header of a change is not written as adanpc writes it")
-        if version != _version_of(header):
-            raise ChangeError(f"a change with this header has version {_version_of(header)}, got {version}")
         tensors = {}
         for name, kind, shape in described:
             tensor, start = _tensor(data, start, kind, shape)

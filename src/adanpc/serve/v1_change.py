@@ -64,8 +64,7 @@ async def undo(service: Here, body: UndoBody, expert: Expert) -> dict[str, Any]:
     """Takes one expert's change back."""
     change = await run_in_threadpool(change_at, service.bank, body.position)
     why = body.why or f"Undo of the change at position {body.position}"
-    opposite = undoing(change, service.bank.contents, who=expert.name, why=why)
-    return {"position": await service.apply(opposite)}
+    return {"position": await service.decide(lambda contents: undoing(change, contents, who=expert.name, why=why))}
 
 
 @routes.get("/ask")
