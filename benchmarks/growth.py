@@ -11,7 +11,8 @@ import gc
 import resource
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ import torch
 
 from adanpc import MemoryBank
 from adanpc.core import Append
+from adanpc.index.grid import Array
 from adanpc.lab.environment import machine
 from adanpc.progress import track
 
@@ -27,13 +29,18 @@ CLASSES = 10
 SETTINGS = ((64, "float32"), (512, "float32"), (512, "float16"), (512, "int8"))  # dimensions and storage
 SINGLES = 64  # rows that are appended one by one, before each block
 BLOCK = 960  # rows that are appended at once
+NOTHING = 0  # rows that the control appends
 LIMIT = 20.0  # milliseconds that no append should exceed
+CONTROL_BYTES = 4 << 20  # that the control computes with, again and again
+CONTROL_PASSES = 25  # which take about as long as appending a block
 CONDITIONS = (
     "A bank without capacity, from empty to {rows:,} rows: {singles} rows one by one, then {block} at once, and so on. "
     "Milliseconds of one append: processor time of the appending thread, page faults included, and in brackets the "
     "time that passed, which has in it whatever else ran on the machine. Another thread has memory supplied ahead, and "
-    "its time is not counted. Page faults: pages touched for the first time by the appending thread, in the median and "
-    "in the longest append; one of 2 MiB counts as one. What was imported is hidden from Python's garbage collector "
+    "its time is not counted. Control: after each block, arithmetic in place on 4 MiB that were touched long before, "
+    "without the library, an allocation or a system call: what it takes beyond its median is the machine's doing. "
+    "Page faults: pages touched for the first time by the appending thread, in the median and in the longest append; "
+    "one of 2 MiB counts as one. What was imported is hidden from Python's garbage collector "
     "(`gc.freeze()`) unless `--collect-all` is given."
 )
 
@@ -75,7 +82,7 @@ def main() -> None:
         for each in appends(dim, storage, options.rows):
             measured.extend(each)
         times = numpy.reshape(measured, (-1, len(Time._fields)))
-        for count in (1, BLOCK):
+        for count in (1, BLOCK, NOTHING):
             lines.append(row(f"{dim} x {storage}", [Time(*each) for each in times if each[1] == count]))
     options.out.write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
@@ -85,21 +92,34 @@ def appends(dim: int, storage: str, most: int) -> Iterator[Time]:
     """The times of all appends to a bank that grows to at least so many rows."""
     bank = MemoryBank(dim, CLASSES, storage=storage)
     generator = torch.Generator().manual_seed(0)
+    numbers = numpy.ones(CONTROL_BYTES // 8)
     rows = 0
     while rows < most:
         features = torch.randn(SINGLES + BLOCK, dim, generator=generator)
         labels = torch.arange(SINGLES + BLOCK) % CLASSES
         sizes = [1] * SINGLES + [BLOCK]
         for some, theirs in zip(features.split(sizes), labels.split(sizes), strict=True):
-            change = Append(some, theirs)
-            faults = page_faults()
-            passed = time.perf_counter()
-            processor = time.thread_time()
-            bank.apply(change)
-            processor = time.thread_time() - processor
-            passed = time.perf_counter() - passed
-            yield Time(rows, len(some), 1000 * processor, 1000 * passed, page_faults() - faults)
+            yield time_of(partial(bank.apply, Append(some, theirs)), rows, len(some))
             rows += len(some)
+        yield time_of(partial(control, numbers), rows, NOTHING)
+
+
+def time_of(action: Callable[[], object], rows: int, added: int) -> Time:
+    """What an action takes, in a bank of so many rows to which it adds so many."""
+    faults = page_faults()
+    passed = time.perf_counter()
+    processor = time.thread_time()
+    action()
+    processor = time.thread_time() - processor
+    passed = time.perf_counter() - passed
+    return Time(rows, added, 1000 * processor, 1000 * passed, page_faults() - faults)
+
+
+def control(numbers: Array) -> None:
+    """Some arithmetic that needs nothing of the system."""
+    for _ in range(CONTROL_PASSES):
+        numpy.multiply(numbers, 0.999, out=numbers)
+        numpy.add(numbers, 1.0, out=numbers)
 
 
 def page_faults() -> int:
@@ -113,7 +133,10 @@ def row(setting: str, times: list[Time]) -> str:
     passed = numpy.array([each.passed for each in times])
     longest = max(times, key=lambda each: each.processor)
     typical = numpy.median([each.faults for each in times])
-    cells = [setting, f"{times[0].added:.0f}"]
+    appended = f"{times[0].added:.0f}"
+    if times[0].added == NOTHING:
+        appended = "control"
+    cells = [setting, appended]
     for share in (0.5, 0.99, 0.999, 1.0):
         cells.append(f"{numpy.quantile(processor, share):.2f} ({numpy.quantile(passed, share):.2f})")
     cells.append(f"{longest.rows:,.0f}")

@@ -508,7 +508,7 @@ class TestFiles:
 
     def test_a_bank_without_an_estimator_is_refused(self, tmp_path: Path) -> None:
         adanpc.save(adanpc.AdaNPC(adanpc.MemoryBank(2, 2)), tmp_path / "bank")
-        with pytest.raises(AdaNPCError, match="it holds no estimator; use adanpc.load"):
+        with pytest.raises(AdaNPCError, match="it does not hold an estimator; use adanpc.load"):
             AdaNPCClassifier.load(tmp_path / "bank")
 
     @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Adapt a trained classifier while it is used: a bank of features, a vote of the nearest, no gradients."""
+"""Adapts a trained classifier while it is in use: a bank of features, a vote of the nearest rows, no gradients."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from adanpc.rebuild import merged, reduced, with_capacity, with_classes
     from adanpc.store import DurableBank, load, save
 
-# Where each name comes from. A module is imported when one of its names is first used: torch alone takes seconds, which
-# nobody should wait for who asks for the version or completes a command.
+# The module that each name comes from. It is imported when one of its names is first used: torch alone takes seconds to
+# import, and nobody should wait for that who only asks for the version or completes a command.
 _MODULES = {
     "core": [
         "AdaNPC", "Admission", "Append", "Delete", "Feedback", "MemoryBank", "Origin", "Prediction",
@@ -60,18 +60,22 @@ __all__ = [
 ]  # fmt: skip
 
 
-if not TYPE_CHECKING:  # else type checkers would believe in every name
+if not TYPE_CHECKING:  # type checkers would otherwise accept every name
 
     def __getattr__(name: str) -> Any:
+        """Imports a public module or name when it is first used."""
         if name in _MODULES:
             return import_module(f"{__name__}.{name}")
         if name not in _MODULE_OF:
-            # The message must begin as Python's own does, since tools look for that.
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __all__)}")
-        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-        globals()[name] = value  # found without this function from now on
+            hint = did_you_mean(name, __all__)
+            # The message must begin like Python's own, because some tools look for that.
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+        module = import_module(f"{__name__}.{_MODULE_OF[name]}")
+        value = getattr(module, name)
+        globals()[name] = value  # so that Python finds it without this function from now on
         return value
 
 
 def __dir__() -> list[str]:
+    """All public names, including those that have not been imported yet."""
     return sorted({*globals(), *__all__, *_MODULES})

@@ -1,6 +1,6 @@
-"""Every refusal of this library is one of these; the message names the value and the remedy.
+"""The errors that this library raises. Their messages name the value and the remedy.
 
-``code`` is a stable, machine-readable name of the cause: messages may be reworded, codes are not.
+``code`` is a stable, machine-readable name of the cause: messages may be reworded, codes will not be.
 """
 
 from __future__ import annotations
@@ -9,48 +9,48 @@ from typing import ClassVar
 
 
 class AdaNPCError(ValueError):
-    """A value that cannot be used."""
+    """Raised for a value that cannot be used; the base class of all errors of this library."""
 
     code: ClassVar[str] = "invalid-value"
 
 
 class ArgumentError(AdaNPCError, TypeError):
-    """An argument whose name is unknown."""
+    """Raised for an argument whose name is unknown."""
 
     code = "unknown-argument"
 
 
 class UnavailableError(AdaNPCError):
-    """Something outside the library is missing, damaged or changed, and may be available later: data, weights, runs."""
+    """Raised if data, weights, runs or libraries are missing, damaged or changed; they may be available later."""
 
     code = "unavailable"
 
 
 class FeatureError(AdaNPCError):
-    """Features that cannot be stored or searched: wrong shape, NaN, infinite, or zero."""
+    """Raised for features that cannot be stored or searched: of a wrong shape, NaN, infinite or zero."""
 
     code = "bad-features"
 
 
 class LabelError(AdaNPCError):
-    """A label outside the bank's classes, or columns that do not fit the features."""
+    """Raised for labels outside the bank's classes, and for labels, domains or keys that do not fit the features."""
 
     code = "bad-labels"
 
 
 class EmptyBankError(AdaNPCError):
-    """No row may vote."""
+    """Raised if no row may vote."""
 
     code = "empty-bank"
 
 
 class RowError(AdaNPCError):
-    """An id that names no row of the bank."""
+    """Raised for an id that no row of the bank has."""
 
     code = "unknown-row"
 
 
 class ChangeError(AdaNPCError):
-    """Something that is not a change, a change that cannot be carried out, or bytes that do not hold one."""
+    """Raised for a change that cannot be carried out, something that is not a change, or bytes that do not hold one."""
 
     code = "bad-change"

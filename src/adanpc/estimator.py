@@ -1,4 +1,4 @@
-"""AdaNPCClassifier: the scikit-learn face of the method, for arrays instead of tensors."""
+"""AdaNPCClassifier and AdaNPCTransformer: the method as scikit-learn estimators, for arrays instead of tensors."""
 # ruff: noqa: N803 - scikit-learn calls the features X
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ from adanpc.errors import AdaNPCError, LabelError
 from adanpc.store import BankFileError
 from adanpc.store.file import ESTIMATOR, read, write
 
-KINDS = r"[UO]|[<>|][biuf][1248]"  # of classes that a file may hold, in NumPy's letters
-CHUNK_BYTES = 1 << 26  # about as much of a sparse matrix is made dense at once
+KINDS = r"[UO]|[<>|][biuf][1248]"  # the NumPy types of classes that a file may hold
+CHUNK_BYTES = 1 << 26  # about how many bytes of a sparse matrix are made dense at once
 PAPER_ARGUMENTS = ("n_neighbors", "rule", "temperature", "admission", "centering")
 TINY = np.finfo(np.float32).tiny
 
 
 @require.names_its_arguments
 class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """A nearest-neighbor classifier by cosine similarity that can learn from its own confident answers.
+    """A nearest-neighbor classifier by cosine similarity that can learn from its own answers.
 
-    ``predict`` never changes it, so scores, searches and pipelines see the classifier as it was fitted;
-    ``adapt_predict`` lets confident answers join. Arguments are checked and take effect at the next ``fit``.
+    ``predict`` changes nothing, so scores, searches and pipelines see the classifier as it was fitted;
+    ``adapt_predict`` learns as it answers. Arguments are checked and take effect at the next ``fit``.
 
-    Only the direction of a row counts. That suits embeddings; columns with units of their own need a StandardScaler
-    in front. A row of zeros has no direction, so it gets one of its own: similarity 0 to all other rows, as in
-    scikit-learn's cosine distance, and 1 to rows of zeros. No other similarity is changed by this.
+    Only the direction of a row counts. That suits embeddings; columns with different units need a StandardScaler
+    in front. A row of zeros has no direction, so it gets one of its own: its similarity is 0 to all other rows, as in
+    scikit-learn's cosine distance, and 1 to rows of zeros. No other similarity is affected.
 
-    Features may be sparse, as TF-IDF makes them. The bank is dense all the same, and needs 4 bytes for each feature of
-    each row (``storage="float16"``: 2); for a large vocabulary put a TruncatedSVD in front.
+    Features may be sparse, as TF-IDF makes them. The bank is dense nevertheless, and needs 4 bytes for each feature of
+    each row (2 with ``storage="float16"``); for a large vocabulary, put a TruncatedSVD in front.
 
     Args:
         n_neighbors: how many rows vote with ``preset="paper"``; all of them while there are fewer.
-        preset: how it learns: ``safe``, or ``paper``; see ``AdaNPC``.
-        stream: with ``preset="safe"``, what is known of the order in which classes arrive, see ``SafeSettings``.
-        rule, temperature: with ``preset="paper"``, the vote rule, see ``adanpc.core.vote``.
+        preset: how the classifier learns, ``safe`` or ``paper``; see ``AdaNPC``.
+        stream: with ``preset="safe"``, what is known about the order in which classes arrive; see ``SafeSettings``.
+        rule, temperature: with ``preset="paper"``, the vote rule; see ``adanpc.core.vote``.
         admission: with ``preset="paper"``, which answers join in ``adapt_predict``; None for
             ``Admission(min_confidence=0.9)``.
         storage, capacity, evict: see ``MemoryBank``.
-        centering: with ``preset="paper"``: ``none``, ``source`` or ``stream``, see ``Centering``. The first call of
-            ``partial_fit`` sets the source mean, and each call is a source domain of its own to ``stream``.
-        random_state: decides which rows stay with ``evict="reservoir"``; None draws it anew in each ``fit``.
+        centering: with ``preset="paper"``: ``none``, ``source`` or ``stream``; see ``Centering``. The first call of
+            ``partial_fit`` sets the source mean. For ``stream``, each call counts as a source domain of its own.
+        random_state: decides which rows stay with ``evict="reservoir"``; with None, each ``fit`` draws a new one.
 
     Attributes:
         classes_: (C,) the labels, sorted.
-        n_features_in_: how many features a row has.
-        model_: the ``AdaNPC`` behind it. Its rows have one coordinate more, the direction of rows of zeros.
+        n_features_in_: the number of features.
+        model_: the ``AdaNPC`` behind it. Its rows have one coordinate more, for the direction of rows of zeros.
     """
 
     classes_: NDArray[Any]
@@ -101,30 +101,30 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         self.random_state = random_state
 
     def fit(self, X: Any, y: ArrayLike, domains: ArrayLike | None = None) -> Self:
-        """The estimator, with the labeled rows X (n, D) and nothing else in its bank.
+        """Fills the bank with the labeled rows of X and nothing else, and returns the estimator.
 
         Args:
-            X: the features.
+            X: (n, D) the features, dense or sparse.
             y: (n,) their labels.
-            domains: (n,) names or numbers that say under which condition each row was drawn: a camera, a hospital, a
-                style. Rows of each are centered by themselves. Without them, all are of one.
+            domains: (n,) names or numbers of the conditions under which rows were drawn: a camera, a hospital, a
+                style. The rows of each domain are centered separately. By default all rows are of one domain.
         """
-        self._build(1, 1)  # refuses bad arguments before anything changes
+        self._build(1, 1)  # raises an error for bad arguments before anything changes
         rows, given = self._labeled(X, y, first=True)
         classes = np.unique(given)
         model = self._build(rows.shape[1] + 1, _names(classes))
         labels = torch.from_numpy(np.searchsorted(classes, given))
-        of_rows = _domains(domains, len(labels))
+        domain_of_row = _domains(domains, len(labels))
         parts = iter([_dense(rows)]) if model.needs_all_at_once else _dense_parts(rows)
         start = 0
         for part in parts:
             here = slice(start, start + len(part))
-            model.learn(part, labels[here], domain=of_rows[here])
+            model.learn(part, labels[here], domain=domain_of_row[here])
             start += len(part)
         return self._take(model, classes)
 
     def partial_fit(self, X: Any, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
-        """The estimator, with the labeled rows X (n, D) appended; the first call must name all ``classes``."""
+        """Adds the labeled rows X (n, D), and returns the estimator; the first call must name all ``classes``."""
         first = not self.__sklearn_is_fitted__()
         if first and classes is None:
             raise LabelError("classes is missing: name all classes in the first call to partial_fit, or call fit first")
@@ -138,31 +138,35 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
                 f"label {unknown.tolist()[0]!r} is not among the classes {named}; name all classes at the start"
             )
         model = self._build(rows.shape[1] + 1, _names(named)) if first else self.model_
-        model.learn(_dense(rows), torch.from_numpy(np.searchsorted(named, given)))
+        labels = torch.from_numpy(np.searchsorted(named, given))
+        model.learn(_dense(rows), labels)
         return self._take(model, named)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The label of each row of X (B, D), ties to the first class; changes nothing."""
-        return self._named([self.model_.predict(part).labels for part in self._queries(X)])
+        labels = [self.model_.predict(part).labels for part in self._queries(X)]
+        return self._named(labels)
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """The probabilities of ``classes_`` for each row of X, (B, C); changes nothing."""
-        return torch.cat([self.model_.predict(part).probs for part in self._queries(X)]).numpy()
+        probs = [self.model_.predict(part).probs for part in self._queries(X)]
+        return torch.cat(probs).numpy()
 
     def adapt_predict(self, X: Any) -> NDArray[Any]:
-        """The label of each row of X (B, D), answered in this order; confident answers join and vote from then on.
+        """The label of each row of X (B, D), answered in this order while the classifier learns from each of them.
 
-        The answers are the same for every way of cutting X into calls. A Pipeline does not pass this method on; see
+        The answers do not depend on how X is split into calls. A Pipeline does not pass this method on; see
         ``adanpc.adapt_predict``.
         """
-        return self._named([self.model_.step(part).labels for part in self._queries(X)])
+        labels = [self.model_.step(part).labels for part in self._queries(X)]
+        return self._named(labels)
 
     def kneighbors(
         self, X: Any, n_neighbors: int | None = None, return_distance: bool = True
     ) -> NDArray[np.int64] | tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Cosine distances and row ids of the nearest rows, both (B, K), nearest first; or the ids alone.
+        """The cosine distances and ids of the nearest rows, both (B, K), nearest first; or the ids alone.
 
-        Rows are numbered in order of arrival from 0: the fitted ones are the rows of X in ``fit``.
+        Ids count rows in the order of their arrival from 0, so the first ids are the rows of X in ``fit``.
         """
         parts = self._queries(X)
         count = _whole("n_neighbors", self.n_neighbors)
@@ -175,25 +179,26 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         ids = []
         for queries in parts:
             near = contents.search(self.model_.frozen_queries(queries), count, None, None)
-            # Stored rows have length one up to rounding, so a similarity may exceed 1 by as much.
+            # Rounding may make a stored row slightly longer than one, and a similarity slightly larger than 1.
             distances.append((1 - near.similarity).clamp(min=0))
             ids.append(near.ids)
         rows: NDArray[np.int64] = torch.cat(ids).numpy()
-        return (torch.cat(distances).numpy(), rows) if return_distance else rows
+        if not return_distance:
+            return rows
+        return torch.cat(distances).numpy(), rows
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the fitted estimator, classes and arguments included, as ``adanpc.save`` writes a bank."""
+        """Writes the fitted estimator, with its classes and arguments, to a file like those of ``adanpc.save``."""
         check_is_fitted(self)
         arguments = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
-        arguments["admission"] = self.admission is not None
+        arguments["admission"] = self.admission is not None  # the admission itself is in the bank's part of the file
         columns = getattr(self, "feature_names_in_", None)
-        kind = self.classes_.dtype.kind
-        description = {
-            "arguments": arguments,
-            "classes": self.classes_.tolist(),
-            "columns": None if columns is None else columns.tolist(),
-            "kind": kind if kind in "UO" else self.classes_.dtype.str,
-        }
+        if columns is not None:
+            columns = columns.tolist()
+        kind: str = self.classes_.dtype.kind
+        if kind not in "UO":
+            kind = self.classes_.dtype.str
+        description = {"arguments": arguments, "classes": self.classes_.tolist(), "columns": columns, "kind": kind}
         try:
             text = canonical(description)
         except (TypeError, ValueError) as error:
@@ -202,10 +207,10 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The estimator that ``save`` wrote, to continue exactly where it stopped; executes no code from the file."""
+        """The estimator that ``save`` wrote, which continues exactly where it stopped; no code in the file is run."""
         model, recipe = read(path)
         if recipe.get("layer") != ESTIMATOR:
-            raise BankFileError(f"{path} was not loaded: it holds no estimator; use adanpc.load")
+            raise BankFileError(f"{path} was not loaded: it does not hold an estimator; use adanpc.load")
         try:
             return cls._described(json.loads(recipe["preprocessing"]), model)
         except (AdaNPCError, AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -215,7 +220,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
     @classmethod
     def _described(cls, description: dict[str, Any], model: AdaNPC) -> Self:
-        """The estimator with this model that a file describes; nothing in the description is believed."""
+        """The estimator with this model that a file describes; everything in the description is checked."""
         arguments = description["arguments"]
         arguments.setdefault("preset", model.preset)
         if arguments["admission"]:
@@ -224,24 +229,24 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             arguments["admission"] = model.settings.admission
         else:
             arguments["admission"] = None
-        made = cls(**arguments)
-        made._build(1, 1)
+        estimator = cls(**arguments)
+        estimator._build(1, 1)  # raises an error for bad arguments
         kind = description["kind"]
         if not re.fullmatch(KINDS, kind):
             raise AdaNPCError(f"there are no classes of kind {kind!r}")
         classes = np.array(description["classes"], dtype=kind)
         if classes.shape != (model.bank.classes,) or not np.array_equal(np.unique(classes), classes):
             raise AdaNPCError("its classes are not those of the bank")
-        made.n_features_in_ = model.bank.dim - 1
+        estimator.n_features_in_ = model.bank.dim - 1
         if description["columns"] is not None:
             columns = np.array(description["columns"], dtype=object)
-            if columns.shape != (made.n_features_in_,) or not all(isinstance(name, str) for name in columns):
+            if columns.shape != (estimator.n_features_in_,) or not all(isinstance(name, str) for name in columns):
                 raise AdaNPCError("its columns are not those of the bank")
-            made.feature_names_in_ = columns
-        return made._take(model, classes)
+            estimator.feature_names_in_ = columns
+        return estimator._take(model, classes)
 
     def __sklearn_is_fitted__(self) -> bool:
-        # A first call that is refused may leave n_features_in_ behind, so scikit-learn's own guess would be wrong.
+        # scikit-learn would look for any attribute such as n_features_in_, which a failed fit may leave behind.
         return hasattr(self, "model_")
 
     def __sklearn_tags__(self) -> Any:
@@ -250,10 +255,14 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return tags
 
     def _build(self, dim: int, classes: int | Sequence[str]) -> AdaNPC:
-        """An empty model of this size, or an AdaNPCError that names the argument at fault."""
+        """An empty classifier with these arguments; raises an AdaNPCError that names an invalid one."""
         k = _whole("n_neighbors", self.n_neighbors)
-        capacity = None if self.capacity is None else _whole("capacity", self.capacity)
-        admission = DEFAULT_ADMISSION if self.admission is None else self.admission
+        capacity = self.capacity
+        if capacity is not None:
+            capacity = _whole("capacity", capacity)
+        admission = self.admission
+        if admission is None:
+            admission = DEFAULT_ADMISSION
         if not isinstance(self.temperature, Real):
             raise AdaNPCError(f"temperature must be a number, got {self.temperature!r}")
         bank = MemoryBank(
@@ -280,7 +289,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         )
 
     def _check_defaults(self, names: Sequence[str], preset: str) -> None:
-        """Refuses arguments of another preset that are not at their defaults: they would have no effect."""
+        """Raises an error for arguments of another preset that differ from their defaults, as they have no effect."""
         defaults = signature(type(self)).parameters
         for name in names:
             given = getattr(self, name)
@@ -288,12 +297,19 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
                 raise AdaNPCError(f"{name}={given!r} has no effect with preset={self.preset!r}: pass preset={preset!r}")
 
     def _take(self, model: AdaNPC, classes: NDArray[Any]) -> Self:
+        """Makes this the fitted model, and returns the estimator."""
         self.model_ = model
         self.classes_ = classes
         return self
 
     def _labeled(self, X: Any, y: ArrayLike, *, first: bool) -> tuple[Any, NDArray[Any]]:
-        """Features (n, D), dense or sparse, and their labels (n,)."""
+        """The checked features (n, D), dense or sparse, and their labels (n,).
+
+        Args:
+            X: the features.
+            y: their labels.
+            first: whether they decide how many features there are.
+        """
         shape: tuple[int, ...] = getattr(y, "shape", ())
         if isinstance(y, list) and y and isinstance(y[0], list | tuple):
             shape = (len(y), len(y[0]))
@@ -304,44 +320,49 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return features, given
 
     def _queries(self, X: Any) -> Iterator[Tensor]:
-        """The rows of X in parts that fit into memory, dense."""
+        """The rows of X as dense parts of a moderate size."""
         check_is_fitted(self)
-        return _dense_parts(validate_data(self, X, dtype=np.float32, accept_sparse="csr", reset=False))
+        features = validate_data(self, X, dtype=np.float32, accept_sparse="csr", reset=False)
+        return _dense_parts(features)
 
     def _named(self, labels: list[Tensor]) -> NDArray[Any]:
+        """The classes that these numbers stand for."""
         named: NDArray[Any] = self.classes_[torch.cat(labels).numpy()]
         return named
 
 
 class AdaNPCTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """The feature transform of the preset "safe" by itself, for any classifier behind it; see ``core.transform``.
+    """The feature transform of the preset "safe" alone, to put in front of any classifier; see ``core.transform``.
 
-    What tells samples of one class apart counts less, and what tells classes apart counts more. The result is meant to
-    be compared by cosine similarity.
+    It reduces differences between samples of one class and amplifies differences between classes. The result is meant
+    to be compared by cosine similarity.
     """
 
     def fit(self, X: Any, y: ArrayLike, domains: ArrayLike | None = None) -> Self:
-        """The transformer, fitted to labeled rows X (n, D).
+        """Fits the transform to labeled rows, and returns the transformer.
 
         Args:
-            X: the features.
+            X: (n, D) the features.
             y: (n,) their labels.
-            domains: (n,) under which condition each row was drawn, as in ``AdaNPCClassifier.fit``.
+            domains: (n,) the condition under which each row was drawn, as in ``AdaNPCClassifier.fit``.
         """
         rows, given = validate_data(self, X, y, dtype=np.float32, order="C")
         check_classification_targets(given)
-        classes, labels = np.unique(given, return_inverse=True)
-        of_rows = _domains(domains, len(labels))
-        source = (torch.from_numpy(rows), torch.from_numpy(labels), of_rows, len(classes))
-        self.transform_ = fit_transform_of(*source, suitable_parts(*source))
+        classes, label_of_row = np.unique(given, return_inverse=True)
+        features = torch.from_numpy(rows)
+        labels = torch.from_numpy(label_of_row)
+        domain_of_row = _domains(domains, len(labels))
+        parts = suitable_parts(features, labels, domain_of_row, len(classes))
+        self.transform_ = fit_transform_of(features, labels, domain_of_row, len(classes), parts)
         return self
 
     def transform(self, X: Any) -> NDArray[np.float32]:
-        """Rows X (n, D), transformed and less the mean of the source's domains, (n, D)."""
+        """The rows of X, transformed and with the mean of the source's domains subtracted, (n, D)."""
         check_is_fitted(self)
         rows = validate_data(self, X, dtype=np.float32, order="C", reset=False)
-        transformed = self.transform_.still(self.transform_(torch.from_numpy(rows)))
-        return transformed.float().numpy()
+        transformed = self.transform_(torch.from_numpy(rows))
+        centered = self.transform_.still(transformed)
+        return centered.float().numpy()
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -352,16 +373,18 @@ class AdaNPCTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
 
 @require.names_its_arguments
 def adapt_predict(pipeline: Any, X: Any) -> NDArray[Any]:
-    """The answers of a fitted pipeline that ends in an AdaNPCClassifier, which learns from the confident ones.
+    """The answers of a fitted pipeline that ends in an AdaNPCClassifier, which learns as it answers.
 
-    X passes the other steps as in ``predict``; then the last one answers by its ``adapt_predict``. A Pipeline itself
-    passes on no method that scikit-learn does not know. Of a search, give ``search.best_estimator_``.
+    The other steps transform X as in ``predict``; then the last one answers by its ``adapt_predict``, a method that a
+    Pipeline itself does not pass on. After a search, give ``search.best_estimator_``.
 
     Args:
         pipeline: a fitted Pipeline, or an AdaNPCClassifier alone.
-        X: what its first step takes.
+        X: what the first step takes.
     """
-    last = pipeline[-1] if isinstance(pipeline, Pipeline) else pipeline
+    last = pipeline
+    if isinstance(pipeline, Pipeline):
+        last = pipeline[-1]
     if not isinstance(last, AdaNPCClassifier):
         raise AdaNPCError(f"pipeline must be a Pipeline that ends in an AdaNPCClassifier, got {type(last).__name__}")
     if isinstance(pipeline, Pipeline) and len(pipeline) > 1:
@@ -370,23 +393,26 @@ def adapt_predict(pipeline: Any, X: Any) -> NDArray[Any]:
 
 
 def _domains(given: ArrayLike | None, count: int) -> Tensor:
-    """The domain of each row (n,); -1, which is unknown, if none are given."""
+    """The number of each row's domain (n,); -1, which means unknown, if none are given."""
     if given is None:
         return torch.full((count,), -1)
     domains = np.asarray(given)
     if domains.shape != (count,):
         raise LabelError(f"domains must have shape ({count},), one for each row, got {domains.shape}")
-    return torch.from_numpy(np.unique(domains, return_inverse=True)[1])
+    _, numbers = np.unique(domains, return_inverse=True)
+    return torch.from_numpy(numbers)
 
 
 def _names(classes: NDArray[Any]) -> int | list[str]:
-    """The names of classes for the bank, or their number if some would be called alike."""
+    """The names of the classes for the bank, or only their number if two of them, such as 1 and "1", look the same."""
     names = [str(name) for name in classes.tolist()]
-    return names if len(set(names)) == len(names) else len(names)
+    if len(set(names)) < len(names):
+        return len(names)
+    return names
 
 
 def _dense_parts(features: Any) -> Iterator[Tensor]:
-    """``_dense`` for as many rows at a time as need little memory; a dense matrix is taken whole."""
+    """The result of ``_dense`` in parts of about ``CHUNK_BYTES``; a matrix that is dense already is one part."""
     if not issparse(features):
         yield _dense(features)
         return
@@ -396,24 +422,29 @@ def _dense_parts(features: Any) -> Iterator[Tensor]:
 
 
 def _dense(features: Any) -> Tensor:
-    """Features (n, D) with one coordinate more, (n, D + 1), in which rows of zeros alone are not zero.
+    """Dense features with one coordinate more, (n, D + 1), which is zero except in rows of zeros.
 
-    It is as small as can be: normalized, it is the row's whole direction; beside a mean taken away, it is nothing.
+    There it is the smallest normal number. Normalizing the row turns it into a direction of its own, and if a mean is
+    subtracted first, it is too small to matter.
     """
     if issparse(features):
         features = features.toarray()
     rows = np.zeros((len(features), features.shape[1] + 1), dtype=np.float32)
     rows[:, :-1] = features
-    rows[~features.any(1), -1] = TINY
+    zero = ~features.any(1)
+    rows[zero, -1] = TINY
     return torch.from_numpy(rows)
 
 
 def _plain(value: Any) -> Any:
-    """An argument as JSON can hold it."""
-    return value.item() if isinstance(value, np.generic) else value
+    """The argument, with NumPy's numbers as Python's, which JSON can hold."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
 
 
 def _whole(name: str, value: Any) -> int:
+    """The value as an int of at least 1; raises an AdaNPCError for anything else."""
     if not isinstance(value, Integral) or value < 1:
         raise AdaNPCError(f"{name} must be a whole number of at least 1, got {value!r}")
     return int(value)

@@ -1,4 +1,4 @@
-"""Who voted for an answer: the rows behind it, for a terminal, a notebook or a program."""
+"""Explanation: the rows behind an answer, for a terminal, a notebook or a program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from reprlib import repr as brief
@@ -25,9 +25,9 @@ from adanpc.errors import AdaNPCError
 Files = Mapping[int, Any] | Sequence[Any]
 HEADINGS = ("share", "class", "similarity", "origin", "row", "key", "file")
 UNKNOWN = "–"
-THUMBNAIL = 64  # pixels, the longer side
-SHOWN = 20  # rows in a table; a program gets all
-MOST_BYTES = 64 << 20  # of a picture that is shown in small
+THUMBNAIL = 64  # length of a thumbnail's longer side, in pixels
+SHOWN = 20  # how many rows a table shows; programs get all of them
+MOST_BYTES = 64 << 20  # larger pictures get no thumbnail
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,26 @@ class Witness:
 
     row: int  # its id
     label: int
-    name: str  # of its class
-    share: float  # of the vote
+    name: str  # the name of its class
+    share: float  # its share of the vote
     similarity: float
     origin: str  # source, admitted or expert; "this batch" before a proposal is applied; "left" if it is gone
     key: int | None
-    vetoed: bool = False  # since it voted
+    vetoed: bool = False  # whether it has been vetoed since
     file: str | None = None
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """What is shown under each of ``HEADINGS``."""
-        origin = f"{self.origin}, vetoed since" if self.vetoed else self.origin
-        key = UNKNOWN if self.key is None else str(self.key)
-        file = UNKNOWN if self.file is None else self.file
+        """The text under each of ``HEADINGS``."""
+        origin = self.origin
+        if self.vetoed:
+            origin = f"{self.origin}, vetoed since"
+        key = UNKNOWN
+        if self.key is not None:
+            key = str(self.key)
+        file = self.file
+        if file is None:
+            file = UNKNOWN
         share = f"{self.share:.3f}"
         similarity = f"{self.similarity:.4f}"
         return (share, self.name, similarity, origin, str(self.row), key, file)
@@ -57,16 +63,17 @@ class Witness:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a query got its answer. It prints as a table, and notebooks show it with the pictures that are known."""
+    """Why a query got its answer. It prints as a table; notebooks add thumbnails of the files that are known."""
 
-    query: int  # its number in the batch
+    query: int  # its position in the batch
     answer: str  # the name of the predicted class
     confidence: float
-    joined: int | None  # the id under which the query joined the bank
+    joined: int | None  # the id under which the query joined the bank; None if it did not
     votes: Mapping[str, float]  # the probability of each class that got any, the highest first
     witnesses: tuple[Witness, ...]  # the largest share first
-    trust: float | None = None  # how much of the answer is the adapted one, with the preset "safe"
-    frozen: str | None = None  # what would have been answered without adapting, likewise
+    # With the preset "safe" only:
+    trust: float | None = None  # how much of the answer is the adapted one
+    frozen: str | None = None  # the name of the class that would have been answered without adapting
 
     @property
     def title(self) -> str:
@@ -81,8 +88,9 @@ class Explanation:
 
     @property
     def summary(self) -> str:
-        """The votes in one line, and how many rows a table leaves out."""
-        votes = "Votes: " + ", ".join(f"{name} {share:.3f}" for name, share in self.votes.items())
+        """The votes in one line, and how many rows the table leaves out."""
+        shares = [f"{name} {share:.3f}" for name, share in self.votes.items()]
+        votes = "Votes: " + ", ".join(shares)
         more = len(self.witnesses) - SHOWN
         if more <= 0:
             return votes
@@ -90,7 +98,8 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [HEADINGS, *(witness.cells for witness in self.witnesses[:SHOWN])]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
+        columns = zip(*lines, strict=True)
+        widths = [max(map(len, column)) for column in columns]
         table = []
         for line in lines:
             cells = [_printable(cell).ljust(width) for cell, width in zip(line, widths, strict=True)]
@@ -101,12 +110,13 @@ class Explanation:
 
     def __rich__(self) -> Any:
         """The table for ``rich.print``."""
-        text = import_module("rich.text").Text
-        table = import_module("rich.table").Table(
-            *HEADINGS, title=text(_printable(self.title)), caption=text(_printable(self.summary))
-        )
+        text = import_module("rich.text").Text  # a Text shows brackets as they are, where a str would be markup
+        title = text(_printable(self.title))
+        caption = text(_printable(self.summary))
+        table = import_module("rich.table").Table(*HEADINGS, title=title, caption=caption)
         for witness in self.witnesses[:SHOWN]:
-            table.add_row(*(text(_printable(cell)) for cell in witness.cells))
+            cells = [text(_printable(cell)) for cell in witness.cells]
+            table.add_row(*cells)
         return table
 
     def _repr_html_(self) -> str:
@@ -121,12 +131,12 @@ class Explanation:
 
 @require.names_its_arguments
 def explain(answer: Prediction, bank: MemoryBank, query: int = 0, *, files: Files | None = None) -> Explanation:
-    """The rows that voted for the answer to one query, with what the bank knows of them.
+    """The rows that voted on one query, with what the bank knows about them.
 
     Args:
-        answer: of ``predict``, ``propose`` or ``step``.
-        bank: that answered, as it is now: rows that have left since are shown without their history.
-        query: which query of the batch.
+        answer: an answer of ``predict``, ``propose`` or ``step``.
+        bank: the bank that answered. Rows that have left it since then are shown with what the answer says of them.
+        query: the position of the query in the batch.
         files: the file of each row by its key, such as a list of paths in the order of the data set.
     """
     if not isinstance(bank, MemoryBank):
@@ -137,7 +147,7 @@ def explain(answer: Prediction, bank: MemoryBank, query: int = 0, *, files: File
 def explanation(
     answer: Prediction, contents: Contents, query: int, file_of: Callable[[Witness], Any | None]
 ) -> Explanation:
-    """``explain``, with a function that knows the files of rows."""
+    """The result of ``explain``, given a function that returns the file of a row, or None if it is unknown."""
     if not isinstance(answer, Prediction):
         raise AdaNPCError(f"answer must be a Prediction, as step and predict return it, got {brief(answer)}")
     count, classes = answer.probs.shape
@@ -148,13 +158,13 @@ def explanation(
     if not count:
         raise AdaNPCError("the answer is empty: there is no query to explain")
     query = require.whole("query", query, least=0, most=count - 1)
-    names = contents.settings.names or tuple(str(label) for label in range(contents.settings.classes))
+    names = contents.settings.names or tuple(str(label) for label in range(classes))
     probs = answer.probs[query].tolist()
-    votes = {}
-    for label in sorted(range(len(probs)), key=lambda label: -probs[label]):
-        if probs[label] > 0:
-            votes[names[label]] = probs[label]
-    joined = int(answer.joined[query])
+    by_probability = sorted(range(classes), key=lambda label: -probs[label])
+    votes = {names[label]: probs[label] for label in by_probability if probs[label] > 0}
+    joined: int | None = int(answer.joined[query])
+    if joined == -1:
+        joined = None
     trust = None
     frozen = None
     if answer.trust is not None and answer.frozen is not None:
@@ -164,7 +174,7 @@ def explanation(
         query=query,
         answer=names[int(answer.labels[query])],
         confidence=float(answer.confidence[query]),
-        joined=None if joined < 0 else joined,
+        joined=joined,
         votes=votes,
         witnesses=tuple(_witnesses(answer, contents, query, names, file_of)),
         trust=trust,
@@ -173,7 +183,7 @@ def explanation(
 
 
 def file_finder(files: Files | None) -> Callable[[Witness], Any | None]:
-    """A function that finds the file of a row by its key."""
+    """A function that returns the file of a row, found by its key, or None if it is unknown."""
     if isinstance(files, str | os.PathLike):
         raise AdaNPCError(f"files must be a list of paths, or a mapping from keys to paths, got {brief(files)}")
 
@@ -182,7 +192,9 @@ def file_finder(files: Files | None) -> Callable[[Witness], Any | None]:
             return None
         if isinstance(files, Mapping):
             return files.get(witness.key)
-        return files[witness.key] if witness.key < len(files) else None
+        if witness.key >= len(files):
+            return None
+        return files[witness.key]
 
     return file_of
 
@@ -190,46 +202,45 @@ def file_finder(files: Files | None) -> Callable[[Witness], Any | None]:
 def _witnesses(
     answer: Prediction, contents: Contents, query: int, names: Sequence[str], file_of: Callable[[Witness], Any | None]
 ) -> list[Witness]:
+    """The rows that voted on a query, the largest share first."""
     near = answer.neighbors
-    present = (near.ids[query] >= 0) & (answer.weights[query] != 0)  # others were found, and did not vote
-    ids = near.ids[query][present]
-    labels = near.labels[query][present].tolist()
-    similarity = near.similarity[query][present].tolist()
-    shares = answer.weights[query][present].tolist()
+    voted = (near.ids[query] >= 0) & (answer.weights[query] != 0)  # a row may be found and yet not vote
+    ids = near.ids[query][voted]
+    labels = near.labels[query][voted].tolist()
+    similarity = near.similarity[query][voted].tolist()
+    shares = answer.weights[query][voted].tolist()
     table = contents.table("id", "origin", "key", "state")
     places = torch.searchsorted(table["id"], ids.to(table["id"].device)).tolist()
     held = table["id"].tolist()
     witnesses = []
     for number, row in enumerate(ids.tolist()):
         origin = "left"
-        key = -1
+        key = None
         vetoed = False
         place = places[number]
         if answer.provisional is not None and row >= answer.provisional:
             origin = "this batch"
         elif place < len(held) and held[place] == row:
             origin = Origin(int(table["origin"][place])).name.lower()
-            key = int(table["key"][place])
             vetoed = int(table["state"][place]) == VETOED
+            if table["key"][place] >= 0:
+                key = int(table["key"][place])
         label = labels[number]
-        known = None if key < 0 else key
-        witness = Witness(row, label, names[label], shares[number], similarity[number], origin, known, vetoed)
-        witnesses.append(_with_file(witness, file_of(witness)))
+        witness = Witness(row, label, names[label], shares[number], similarity[number], origin, key, vetoed)
+        file = file_of(witness)
+        if file is not None:
+            witness = replace(witness, file=os.fspath(file))
+        witnesses.append(witness)
     return sorted(witnesses, key=lambda witness: -witness.share)
 
 
-def _with_file(witness: Witness, file: Any | None) -> Witness:
-    if file is None:
-        return witness
-    return Witness(**{**vars(witness), "file": os.fspath(file)})
-
-
 def _printable(text: str) -> str:
-    """The text without characters that would steer a terminal: names of files and classes may contain any."""
+    """The text without control characters: the name of a file or class must not be able to control a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _html_row(tag: str, cells: Sequence[str], picture: str = "") -> str:
+    """One row of an HTML table, with a picture given by its URL as the last cell."""
     shown = "".join(f"<{tag}>{html.escape(_printable(cell))}</{tag}>" for cell in cells)
     if picture:
         shown += f'<{tag}><img src="{picture}" alt=""></{tag}>'
@@ -237,7 +248,7 @@ def _html_row(tag: str, cells: Sequence[str], picture: str = "") -> str:
 
 
 def _thumbnail(file: str | None) -> str:
-    """A small PNG of a picture as a data URL; empty if the file cannot be shown, for whatever reason."""
+    """A small PNG of a picture as a data URL; empty if the file cannot be shown for any reason."""
     if file is None or not Path(file).is_file() or Path(file).stat().st_size > MOST_BYTES:
         return ""
     try:
@@ -246,13 +257,13 @@ def _thumbnail(file: str | None) -> str:
         return ""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of a picture with more pixels than memory should hold
+            warnings.simplefilter("error")  # PIL warns of a picture with so many pixels that it may be an attack
             with image_module.open(file) as picture:
-                picture.draft("RGB", (THUMBNAIL, THUMBNAIL))
+                picture.draft("RGB", (THUMBNAIL, THUMBNAIL))  # decodes a JPEG at a smaller size, which is faster
                 small = picture.convert("RGB")
         small.thumbnail((THUMBNAIL, THUMBNAIL))
         written = io.BytesIO()
         small.save(written, "PNG")
-    except Exception:  # a damaged picture raises nearly anything, and its name is shown all the same
+    except Exception:  # a damaged picture may raise nearly anything, and the table must be shown without it
         return ""
     return "data:image/png;base64," + base64.b64encode(written.getvalue()).decode()

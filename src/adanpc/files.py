@@ -1,4 +1,4 @@
-"""Files that a crash at any moment leaves whole: replaced at once, or added to line by line."""
+"""Writes files so that a crash at any moment leaves them intact: by replacing them whole, or by appending lines."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ STALE = 3600.0  # seconds; no save takes that long, so what is older was left by
 
 
 def replace(target: Path, write: Callable[[Path], None]) -> None:
-    """Puts the file that ``write`` makes in place of the target, on the disk when it returns, or changes nothing.
+    """Replaces the target by the file that ``write`` makes, or changes nothing. The new file is on the disk afterward.
 
-    It is made in a folder of its own beside the target: whatever ``write`` creates on its way goes with that folder,
-    and no other writer ever touches it. It keeps the permissions of the file that it replaces.
+    It is written in a temporary folder next to the target, which no other writer touches; whatever else ``write``
+    creates there is removed with the folder. The new file gets the permissions of the file that it replaces.
 
-    Links are not followed. If the target is a symbolic link, the link is replaced, and the file that it led to stays as
-    it is; to replace that file instead, give ``os.path.realpath(target)``. Other hard links keep the old file.
+    Links are not followed. If the target is a symbolic link, the link is replaced, and the file that it points to stays
+    as it is; to replace that file instead, pass ``os.path.realpath(target)``. Other hard links keep the old file.
+
+    Args:
+        target: the file to replace; it need not exist.
+        write: called with the path of an empty file to fill.
     """
     with temporary_sibling(target) as folder:
         new = folder / "new"
-        new.touch()  # gets the permissions of the umask
+        new.touch()  # with the permissions that the umask gives
         mode = _permissions(target, new)
         write(new)
         with new.open("rb+") as file:
@@ -43,28 +47,30 @@ def replace(target: Path, write: Callable[[Path], None]) -> None:
 
 @contextmanager
 def temporary_sibling(target: Path) -> Iterator[Path]:
-    """A folder beside the target in which something is made that is then put in the target's place.
+    """A temporary folder next to the target, in which its replacement can be made.
 
-    Whatever is left in it goes with it. What killed writers of the target left an hour ago or earlier goes, too.
+    The folder is removed at the end with everything in it, and so are folders that killed writers of the same target
+    left behind more than an hour ago.
     """
     folder = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
     try:
         folder.mkdir(0o700)
         _sweep(target, folder.stat().st_mtime - STALE)
         yield folder
-    finally:  # after Ctrl-C too
+    finally:  # also after Ctrl-C
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def add_entry(path: Path, entry: Mapping[str, Any]) -> None:
-    """Adds a line of JSON to a file, on the disk when it returns; a line that a crash cut off before stays behind.
+    """Appends a line of JSON to a file; it is on the disk when the function returns.
 
-    A symbolic link is refused, lest whoever may plant one chooses which file is written to.
+    If a crash has cut off the last line, the new entry starts on a line of its own. A symbolic link is refused, because
+    whoever can place a link could otherwise choose which file is written.
     """
     with open(open_no_link(path, os.O_APPEND), "ab+") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
-        torn = file.read(1) not in (b"", b"\n")
+        torn = file.read(1) not in (b"", b"\n")  # the last line does not end
         line = json.dumps(entry) + "\n"
         if torn:
             line = "\n" + line
@@ -74,7 +80,7 @@ def add_entry(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def entries(path: Path) -> Iterator[dict[str, Any]]:
-    """What ``add_entry`` added, in order; nothing if there is no file. Lines that are no entries are passed over."""
+    """The entries that ``add_entry`` wrote, in order; none if there is no file. Other lines are skipped."""
     if not path.exists():
         return
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -88,10 +94,14 @@ def entries(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def held(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Holds a lock file against other processes of this machine; a killed process holds nothing.
+    """Holds a lock against other processes of this machine; yields False if another process holds it.
 
-    Without waiting, False says that another process holds it. Where the platform has no such locks, nothing is held.
-    What is in the file stays in it. A symbolic link is refused, as by ``add_entry``.
+    The lock of a process that is killed is released. On a platform without such locks, nothing is held. What the file
+    contains is left alone. A symbolic link is refused, as by ``add_entry``.
+
+    Args:
+        path: the file to lock, which is created if there is none.
+        wait: whether to wait until no other process holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(open_no_link(path), "rb+") as file:
@@ -108,15 +118,16 @@ def held(path: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def open_no_link(path: Path, flags: int = 0) -> int:
-    """The descriptor of a file that is made if there is none; an OSError in one sentence if the path is a link."""
+    """The descriptor of a file, which is created if there is none; raises an OSError if the path is a symbolic link."""
     refusal = f"{path} is a symbolic link, and is not followed: give the path of the file itself"
     no_follow = getattr(os, "O_NOFOLLOW", None)
     if no_follow is None:
         if path.is_symlink():
             raise OSError(refusal)
         no_follow = 0
+    binary = getattr(os, "O_BINARY", 0)  # on Windows only
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | no_follow | flags, 0o666)
+        return os.open(path, os.O_RDWR | os.O_CREAT | binary | no_follow | flags, 0o666)
     except OSError as error:
         if path.is_symlink():
             raise OSError(refusal) from error
@@ -124,7 +135,7 @@ def open_no_link(path: Path, flags: int = 0) -> int:
 
 
 def _permissions(target: Path, new: Path) -> int:
-    """The permissions that the new file gets: those of the file that it replaces, or else of the umask."""
+    """The permissions for the new file: those of the file that it replaces, or else those that it has."""
     try:
         status = target.lstat()
     except FileNotFoundError:
@@ -135,30 +146,31 @@ def _permissions(target: Path, new: Path) -> int:
 
 
 def _sweep(target: Path, before: float) -> None:
-    """Removes what killed writers of the target left before that time, on the clock of the target's disk."""
+    """Removes temporary folders that killed writers of the target left before that time, by the clock of its disk."""
     pattern = re.compile(rf"\.{re.escape(target.name)}\.\d+-[0-9a-f]+\.tmp")
-    with suppress(OSError):  # another writer sweeps too, or the folder may not be listed: no reason not to save
+    # Another writer may be removing the same folders, or the parent may not be readable: no reason not to save.
+    with suppress(OSError):
         for path in target.parent.iterdir():
             if pattern.fullmatch(path.name) and path.lstat().st_mtime < before:
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder, and those above it that are missing, on the disk when it returns."""
+    """Creates a folder and any missing parents; they are on the disk when the function returns."""
     missing = []
     while not folder.exists():
         missing.append(folder)
         folder = folder.parent
-    for made in reversed(missing):
-        made.mkdir(exist_ok=True)
-        sync_folder(made.parent)
+    for created in reversed(missing):
+        created.mkdir(exist_ok=True)
+        sync_folder(created.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Forces the names in a folder to the disk, where the platform can."""
-    if os.name == "posix":  # Windows opens no folders
-        number = os.open(folder, os.O_RDONLY)
+    """Forces the names in a folder to the disk, where the platform can do so."""
+    if os.name == "posix":  # Windows cannot open folders
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(number)
+            os.fsync(descriptor)
         finally:
-            os.close(number)
+            os.close(descriptor)

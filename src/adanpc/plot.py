@@ -1,4 +1,4 @@
-"""One picture of a stream: how sure the answers were, how many of them joined, and how many were right."""
+"""A figure of a stream: how confident the answers were, how many of them joined, and how many were right."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from adanpc.index.grid import tensor_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-UNLABELED = -1  # the label of a query whose class is not known
+UNLABELED = -1  # the label of a query whose class is unknown
 
 
 def stream_curves(
     answers: Prediction | Sequence[Prediction], labels: Any = None, *, window: int = 50
 ) -> dict[str, Tensor]:
-    """What ``plot_stream`` draws: each curve by name, (B,), one value for each query.
+    """The curves that ``plot_stream`` draws, by name, each (B,) with one value for each query.
 
-    Curves are averages over the last ``window`` queries, but for ``admitted``, which counts from the start. Where none
-    of these has a label, the accuracy is NaN.
+    Each is an average over the last ``window`` queries, except for ``admitted``, which counts from the start. Accuracy
+    is NaN where none of these queries has a label.
     """
     window = require.whole("window", window, least=1)
-    parts = [answers] if isinstance(answers, Prediction) else list(answers)
+    if isinstance(answers, Prediction):
+        answers = [answers]
+    parts = list(answers)
     if not parts or not all(isinstance(part, Prediction) for part in parts):
         raise AdaNPCError("answers must be a Prediction or a list of them, as step returns them")
     confidence = torch.cat([part.confidence for part in parts]).double().cpu()
@@ -57,15 +59,15 @@ def plot_stream(
     window: int = 50,
     path: str | Path | None = None,
 ) -> Figure:
-    """A figure of a stream: accuracy where labels are known, confidence, trust, and how many answers joined the bank.
+    """A figure of a stream: accuracy if labels are given, confidence, trust, and how many queries joined the bank.
 
-    Trust is there if the answers have it, which those of the preset "safe" do.
+    Trust is shown for answers of the preset "safe".
 
     Args:
-        answers: what ``step`` returned, one or several in order.
-        labels: (B,) the true classes of all queries; -1 for those that are not known.
-        window: how many queries a point averages over.
-        path: where to write the figure, if anywhere: a .png, .pdf or .svg file.
+        answers: what ``step`` returned, once or several times in order.
+        labels: (B,) the true classes of all queries; -1 where it is unknown.
+        window: how many queries each point is an average of.
+        path: the .png, .pdf or .svg file to write; by default none.
     """
     curves = stream_curves(answers, labels, window=window)
     figure_module = require.library("matplotlib.figure", "a plot")
@@ -77,6 +79,7 @@ def plot_stream(
 
 
 def _draw(figure: Figure, curves: Mapping[str, Tensor], window: int) -> None:
+    """Draws the averages in one panel, and below it how many queries have joined."""
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     for name, curve in curves.items():
         if name != "admitted":
@@ -93,6 +96,7 @@ def _draw(figure: Figure, curves: Mapping[str, Tensor], window: int) -> None:
 
 
 def _column(name: str, given: Any, count: int) -> Tensor:
+    """The values as a tensor (count,); raises a LabelError for anything else."""
     try:
         values = tensor_of(given).cpu()
     except (TypeError, ValueError, RuntimeError):
@@ -103,13 +107,12 @@ def _column(name: str, given: Any, count: int) -> Tensor:
 
 
 def _running_mean(values: Tensor, known: Tensor, window: int) -> Tensor:
-    """The mean (B,) of the known ones among the last ``window`` values up to each; NaN where none is known."""
+    """For each place, the mean of the known among the last ``window`` values up to it, (B,); NaN if none is known."""
     totals = torch.where(known, values, 0.0).cumsum(0)
     counts = known.cumsum(0)
-    earlier = torch.arange(len(values)) - window
-    before = (earlier >= 0).nonzero()[:, 0]
+    # A sum over a window is the difference of two running totals; the first windows begin at the first value.
     sums = totals.clone()
-    seen = counts.clone()
-    sums[before] -= totals[earlier[before]]
-    seen[before] -= counts[earlier[before]]
-    return sums / seen
+    sums[window:] -= totals[:-window]
+    known_in_window = counts.clone()
+    known_in_window[window:] -= counts[:-window]
+    return sums / known_in_window

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar in terminals and notebooks, now and then a line anywhere else."""
+"""Shows the progress of long work on stderr: a bar in terminals and notebooks, an occasional line anywhere else."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ INTERVAL = 30.0  # seconds between two lines; shorter work writes none
 
 
 class Tracked(Generic[T]):
-    """The items of an iterable, with progress shown on stderr as they are taken; see ``track``."""
+    """The items of an iterable, with progress shown on stderr as they are consumed; see ``track``."""
 
-    reporting: ClassVar[bool] = False  # whether some progress is shown already
+    reporting: ClassVar[bool] = False  # whether some progress is being shown already
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class Tracked(Generic[T]):
         self._bar: Progress | None = None
 
     def note(self, text: str) -> None:
-        """Shows a short text, such as the loss, beside the progress."""
+        """Shows a short text, such as the loss, next to the progress."""
         self._note = _printable(text)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], note=self._note)
 
     def __iter__(self) -> Iterator[T]:
-        if Tracked.reporting or not _speaks_for_others():
+        if Tracked.reporting or not _is_main_process():
             yield from self.items
             return
         console = Console(stderr=True)
@@ -79,38 +79,42 @@ class Tracked(Generic[T]):
                 reported = now
 
     def _line(self, done: int, elapsed: float) -> str:
-        """Such as ``training erm: 120/300, loss 0.3, 2 min left``."""
-        count = f"{done} done" if self.total is None else f"{done}/{self.total}"
+        """One line of progress, such as ``training erm: 120/300, loss 0.3, 2 min left``."""
+        count = f"{done} done"
+        if self.total is not None:
+            count = f"{done}/{self.total}"
         parts = [count]
         if self._note:
             parts.append(self._note)
         if self.total is not None and done < self.total:
-            remaining = elapsed / done * (self.total - done)
+            seconds_per_item = elapsed / done
+            remaining = seconds_per_item * (self.total - done)
             parts.append(f"{_duration(remaining)} left")
         return f"{self.description}: {', '.join(parts)}"
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Tracked[T]:
-    """The items, with progress shown on stderr while they are taken.
+    """The items, with progress shown on stderr while they are consumed.
 
-    A terminal or a notebook shows a bar. Elsewhere, as in a log file, a line is written every 30 seconds at most,
-    so that short work writes nothing. ``for item in (bar := track(items, "training")): bar.note("loss 0.1")`` also
-    shows a text. Progress inside other progress is not shown.
+    A terminal or a notebook shows a bar. Elsewhere, as in a log file, a line is written every 30 seconds at most, so
+    that short work writes nothing. ``for item in (bar := track(items, "training")): bar.note("loss 0.1")`` also
+    shows a text. Progress within other progress is not shown.
 
     Args:
-        items: anything that can be iterated.
+        items: anything that can be iterated over.
         description: what is being done, in a few words.
-        total: how many items there are, if the items cannot tell; without it no remaining time is shown.
+        total: how many items there are, if the items do not know; without it, no remaining time is shown.
     """
     return Tracked(items, description, total)
 
 
-def _speaks_for_others() -> bool:
-    """Whether this process shows progress: not the workers of a pool, nor those of torchrun but the first."""
+def _is_main_process() -> bool:
+    """Whether this process should show progress: not a worker of a pool, and only the first process of torchrun."""
     return multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
 
 
 def _bar(console: Console) -> Progress:
+    """An empty bar with the columns that ``Tracked`` fills."""
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -125,17 +129,17 @@ def _can_draw(console: Console) -> bool:
     """Whether a moving bar is readable: in a real terminal, or in a notebook with the widgets that rich needs."""
     if console.is_jupyter:
         return find_spec("ipywidgets") is not None
-    # rich alone would believe FORCE_COLOR, and write control characters into a log file.
+    # The file is asked first: with FORCE_COLOR, rich would take a log file for a terminal.
     return console.file.isatty() and console.is_interactive
 
 
 def _printable(text: str) -> str:
-    """The text with control characters spelled out: the name of a file must not be able to steer a terminal."""
+    """The text with control characters escaped: the name of a file must not be able to control a terminal."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def _duration(seconds: float) -> str:
-    """A length of time in the unit that suits it."""
+    """A length of time in seconds, minutes or hours, whichever reads best."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:

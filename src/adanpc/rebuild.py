@@ -1,7 +1,7 @@
-"""Other classifiers made of the rows of existing ones: another capacity, more classes, fewer rows, or those of two.
+"""New classifiers from the rows of existing ones: with another capacity, more classes, fewer rows, or the rows of two.
 
-These are no changes of a bank, since they alter its settings. Each returns a new classifier and leaves the given ones
-as they are.
+These are functions rather than changes, because they alter a bank's settings. Each returns a new classifier and leaves
+the given ones as they are.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Thing = TypeVar("Thing", bound=AdaNPC | Wrapped)
 
 @require.names_its_arguments
 def with_capacity(thing: Thing, capacity: int | None) -> Thing:
-    """The same classifier with another capacity, or without one; rows that no longer fit have left.
+    """The same classifier with another capacity, or without one.
 
     Args:
         thing: a classifier or a wrapped model.
-        capacity: the most admitted rows that may vote. Those beyond leave in the order of the bank's ``evict``.
+        capacity: the most admitted rows that may vote. If there are more, some leave, as the bank's ``evict`` decides.
     """
     if capacity is not None:
         capacity = require.whole("capacity", capacity, least=1, most=LARGEST)
@@ -45,11 +45,11 @@ def with_capacity(thing: Thing, capacity: int | None) -> Thing:
 
 @require.names_its_arguments
 def with_classes(thing: Thing, classes: int | Sequence[str]) -> Thing:
-    """The same classifier with more classes, or with names for those that it has. Rows keep their labels.
+    """The same classifier with more classes, or with names for the classes that it has. Rows keep their labels.
 
     Args:
         thing: a classifier or a wrapped model.
-        classes: how many, or the names of all; those that there are keep their names and their places.
+        classes: the number of classes, or the names of all of them, beginning with those that the bank has.
     """
     settings = _classifier_of(thing).bank.settings
     names = class_names(classes)
@@ -70,18 +70,18 @@ def with_classes(thing: Thing, classes: int | Sequence[str]) -> Thing:
 
 @require.names_its_arguments
 def merged(thing: Thing, other: Thing) -> Thing:
-    """A classifier with the rows of both, and the settings and the stream of the first.
+    """A classifier with the rows of both, and with the settings and the stream of the first.
 
     Rows of the second get new ids, in the same order, after those of the first. Source rows that both hold are kept
-    once, so that two copies of a bank that learned from different streams become one. What people decided about rows of
-    the second, or deleted there, concerns those rows only. If more rows were admitted than the first has room for, some
-    leave, as from a full bank.
+    once, so that two copies of a bank that learned from different streams become one. Judgments and deletions in the
+    second concern its own rows only. If there are more admitted rows than the capacity of the first, some leave, as
+    from a full bank.
 
     Args:
         thing: a classifier or a wrapped model.
-        other: of the same kind: with the same classes, dimensions, storage, kind of labels and preset, and without
-            centering; with the preset "safe", one that began with the same source rows; a wrapped model with the same
-            weights, layer and preprocessing.
+        other: another one with the same classes, dimensions, storage, kind of labels and preset. With the preset
+            "paper", neither may use centering; with "safe", both must have begun with the same source rows. Wrapped
+            models must have the same weights, layer and preprocessing.
     """
     if isinstance(thing, Wrapped) and isinstance(other, Wrapped):
         thing.check(other.recipe)
@@ -97,12 +97,15 @@ def merged(thing: Thing, other: Thing) -> Thing:
     for name, column in added["tensors"].items():
         if name in BESIDE_ROWS:
             continue
-        moved = column + first_id if name == "id" else column
-        columns[name] = torch.cat([columns[name], moved.to(columns[name].device)])
-    document["judgments"] += [[first_id + row, history] for row, history in added["document"]["judgments"]]
-    document["deleted"] += [first_id + row for row in added["document"]["deleted"]]
-    document["next_id"] += added["document"]["next_id"]
-    document["position"] += added["document"]["position"]
+        if name == "id":
+            column = column + first_id
+        ours = columns[name]
+        columns[name] = torch.cat([ours, column.to(ours.device)])
+    added_document = added["document"]
+    document["judgments"] += [[first_id + row, history] for row, history in added_document["judgments"]]
+    document["deleted"] += [first_id + row for row in added_document["deleted"]]
+    document["next_id"] += added_document["next_id"]
+    document["position"] += added_document["position"]
     return _rebuilt(thing, _within_capacity(state))
 
 
@@ -110,34 +113,39 @@ def merged(thing: Thing, other: Thing) -> Thing:
 def reduced(thing: Thing, share: float) -> Thing:
     """The same classifier with a share of its source rows.
 
-    Of each class in each domain the same share stays, drawn at random, always the same. Rows that were admitted, that
-    an expert added or that somebody has judged all stay, and so does the feature transform that was fitted to all rows.
+    The rows that stay are drawn at random, with a fixed seed, and in the same proportion from each class in each
+    domain. Rows that were admitted, added by an expert or judged by anybody all stay, and so does the feature
+    transform that was fitted to all rows.
 
     Args:
         thing: a classifier or a wrapped model.
-        share: of the source rows that stay, more than 0 and at most 1. Of each class and domain, one row at least.
+        share: the share of the source rows that stays, more than 0 and at most 1; at least one row of each class in
+            each domain.
     """
     share = require.between("share", share, 0, 1)
     if share == 0:
         raise AdaNPCError("share must be more than 0, got 0: a classifier without source rows answers nothing")
     state = _classifier_of(thing).state()
-    ids = state["tensors"]["id"].cpu()
+    table = state["tensors"]
+    ids = table["id"].cpu()
     judged = torch.tensor([row for row, _ in state["document"]["judgments"]], dtype=torch.int64)
-    is_source = state["tensors"]["origin"].cpu() == Origin.SOURCE
+    is_source = table["origin"].cpu() == Origin.SOURCE
     may_leave = is_source & ~torch.isin(ids, judged)
-    kinds = torch.stack([state["tensors"]["label"], state["tensors"]["domain"]], 1).cpu()
+    strata = torch.stack([table["label"], table["domain"]], 1).cpu()  # (n, 2)
     # Rows that cover the others best, chosen greedily or by herding, answer no better; see docs/results.md.
     generator = torch.Generator().manual_seed(0)
     leaving: list[int] = []
-    for kind in kinds[may_leave].unique(dim=0):
-        members = ids[may_leave & (kinds == kind).all(1)]
-        order = torch.randperm(len(members), generator=generator)
-        stays = ceil(share * len(members))
-        leaving += members[order[stays:]].tolist()
+    for stratum in strata[may_leave].unique(dim=0):
+        in_stratum = (strata == stratum).all(1)
+        members = ids[may_leave & in_stratum]
+        shuffled = members[torch.randperm(len(members), generator=generator)]
+        staying = ceil(share * len(members))
+        leaving += shuffled[staying:].tolist()
     return _rebuilt(thing, _without(state, leaving))
 
 
 def _check_alike(one: AdaNPC, two: AdaNPC) -> None:
+    """Raises an error if the rows of two classifiers cannot be put into one bank."""
     for name in ("dim", "classes", "names", "storage", "soft"):
         ours = getattr(one.bank.settings, name)
         theirs = getattr(two.bank.settings, name)
@@ -158,10 +166,11 @@ def _check_alike(one: AdaNPC, two: AdaNPC) -> None:
 
 
 def _check_same_transform(one: AdaNPC, two: AdaNPC) -> None:
-    """Refuses banks of the preset "safe" whose features are not comparable."""
+    """Raises an error if two banks of the preset "safe" have different transforms, so that rows are not comparable."""
     ours = one.state()["tensors"]
     theirs = two.state()["tensors"]
-    for name in (PREFIX_OF_TRANSFORM + part for part in TRANSFORM):
+    for part in TRANSFORM:
+        name = PREFIX_OF_TRANSFORM + part
         known = name in ours and name in theirs
         if not known or not torch.equal(ours[name].cpu(), theirs[name].cpu()):
             raise AdaNPCError(
@@ -171,14 +180,15 @@ def _check_same_transform(one: AdaNPC, two: AdaNPC) -> None:
 
 
 def _known_source_rows(state: State, added: State) -> list[int]:
-    """The ids of source rows of the second state that the first holds, too, and that nobody has judged."""
-    known = set(_source_rows(state).values())
+    """The ids of the source rows in ``added`` that ``state`` holds as well, and that nobody has judged."""
+    known = set(_hashes_of_source_rows(state).values())
     judged = {row for row, _ in added["document"]["judgments"]}
-    return [row for row, contents in _source_rows(added).items() if contents in known and row not in judged]
+    hashes = _hashes_of_source_rows(added)
+    return [row for row, digest in hashes.items() if digest in known and row not in judged]
 
 
-def _source_rows(state: State) -> dict[int, bytes]:
-    """A hash of all that is stored of each source row but its id, by id."""
+def _hashes_of_source_rows(state: State) -> dict[int, bytes]:
+    """For each source row, by id, a hash of everything that is stored of it except its id."""
     table = state["tensors"]
     source = (table["origin"] == Origin.SOURCE).cpu()
     columns = []
@@ -187,33 +197,38 @@ def _source_rows(state: State) -> dict[int, bytes]:
             columns.append(column.cpu()[source].contiguous())
     hashes = {}
     for place, row in enumerate(table["id"].cpu()[source].tolist()):
-        total = hashlib.blake2b(digest_size=16)
+        hasher = hashlib.blake2b(digest_size=16)
         for column in columns:
-            total.update(column[place].numpy().tobytes())
-        hashes[row] = total.digest()
+            hasher.update(column[place].numpy().tobytes())
+        hashes[row] = hasher.digest()
     return hashes
 
 
 def _within_capacity(state: State) -> State:
-    """The state without the admitted rows that leave until the capacity is kept."""
+    """The state without the admitted rows that exceed its capacity."""
     settings = state["document"]["bank"]
     if settings["capacity"] is None:
         return state
     table = state["tensors"]
     queue = Eviction(settings["evict"], settings["capacity"], settings["seed"])
     counted = (table["origin"] == Origin.ADMITTED) & (table["state"] == ACTIVE)
-    for row, label in zip(table["id"][counted].tolist(), table["label"][counted].tolist(), strict=True):
+    ids = table["id"][counted].tolist()
+    labels = table["label"][counted].tolist()
+    for row, label in zip(ids, labels, strict=True):
         queue.add(row, label)
-    return _without(state, queue.overflow(()))
+    return _without(state, queue.overflow(protected=()))
 
 
 def _without(state: State, leaving: Collection[int]) -> State:
-    """The state without these rows."""
+    """The state without the rows with these ids, and without judgments on them."""
     ids = state["tensors"]["id"]
-    stay = ~torch.isin(ids, torch.tensor(list(leaving), dtype=torch.int64, device=ids.device))
+    leaving_ids = torch.tensor(list(leaving), dtype=torch.int64, device=ids.device)
+    stays = ~torch.isin(ids, leaving_ids)
     tensors: dict[str, Tensor] = {}
     for name, tensor in state["tensors"].items():
-        tensors[name] = tensor if name in BESIDE_ROWS else tensor[stay]
+        if name not in BESIDE_ROWS:
+            tensor = tensor[stays]
+        tensors[name] = tensor
     gone = set(leaving)
     document = dict(state["document"])
     document["judgments"] = [entry for entry in document["judgments"] if entry[0] not in gone]
@@ -221,6 +236,7 @@ def _without(state: State, leaving: Collection[int]) -> State:
 
 
 def _classifier_of(thing: Any) -> AdaNPC:
+    """The classifier itself, or that of a wrapped model."""
     if isinstance(thing, Wrapped):
         return thing.classifier
     if not isinstance(thing, AdaNPC):
@@ -229,7 +245,7 @@ def _classifier_of(thing: Any) -> AdaNPC:
 
 
 def _rebuilt(thing: Thing, state: State) -> Thing:
-    """What was given, with a classifier of this state."""
+    """A classifier with this state; wrapped, if a wrapped model was given."""
     classifier = AdaNPC.load(state, device=_classifier_of(thing).bank.device)
     if isinstance(thing, Wrapped):
         return cast(Thing, thing.with_classifier(classifier))

@@ -1,4 +1,4 @@
-"""Checks of single values, each with a message that names the value and the remedy."""
+"""Checks of single values. Each returns the value, or raises an error that names it and says what was expected."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from adanpc.errors import AdaNPCError, ArgumentError, UnavailableError
 
 Name = TypeVar("Name", bound=str)
 Called = TypeVar("Called", bound=Callable[..., Any])
-LONGEST_NAME = 100  # characters of a name that anybody could have meant
+LONGEST_NAME = 100  # longer strings are not compared with names: that would be slow, and nobody mistyped them
 
 
 def whole(name: str, value: Any, *, least: int | None = None, most: int | None = None) -> int:
-    """The value as an int, or an error unless it is a whole number within the bounds."""
+    """The value as an int; raises an error unless it is a whole number within the bounds."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise AdaNPCError(f"{name} must be a whole number, got {value!r}")
     number = int(value)
@@ -33,52 +33,61 @@ def whole(name: str, value: Any, *, least: int | None = None, most: int | None =
 
 
 def number(name: str, value: Any) -> float:
-    """The value as a float, or an error unless it is a number; infinities are numbers, NaN is not."""
+    """The value as a float; raises an error unless it is a number. Infinity counts as a number, NaN does not."""
     if not _is_number(value) or isnan(_as_float(value)):
         raise AdaNPCError(f"{name} must be a number, got {value!r}")
     return _as_float(value)
 
 
 def positive(name: str, value: Any) -> float:
-    """The value as a float, or an error unless it is a finite number greater than 0."""
+    """The value as a float; raises an error unless it is a finite number greater than 0."""
     if not _is_number(value) or not 0 < _as_float(value) < inf:
         raise AdaNPCError(f"{name} must be a finite number greater than 0, got {value!r}")
     return float(value)
 
 
 def between(name: str, value: Any, least: float, most: float) -> float:
-    """The value as a float, or an error unless it is a number from least to most."""
+    """The value as a float; raises an error unless it is a number from ``least`` to ``most``."""
     if not _is_number(value) or not least <= _as_float(value) <= most:
         raise AdaNPCError(f"{name} must be a number from {least:g} to {most:g}, got {value!r}")
     return float(value)
 
 
 def text(name: str, value: Any) -> str:
-    """The value, or an error unless it is a string."""
+    """The value; raises an error unless it is a string."""
     if not isinstance(value, str):
         raise AdaNPCError(f"{name} must be a string, got {value!r}")
     return value
 
 
 def one_of(name: str, value: Any, choices: Collection[Name]) -> Name:
-    """The value, or an error that lists the choices and names the one that was probably meant."""
+    """The value; raises an error that lists the choices, and the one that was probably meant, unless it is a choice."""
     for choice in choices:
         if value == choice:
             return choice
-    raise AdaNPCError(f"{name} must be one of {', '.join(choices)}, got {brief(value)}{did_you_mean(value, choices)}")
+    listed = ", ".join(choices)
+    raise AdaNPCError(f"{name} must be one of {listed}, got {brief(value)}{did_you_mean(value, choices)}")
 
 
 def did_you_mean(value: Any, choices: Collection[str]) -> str:
-    """The end of an error message: a hint at the closest choice, or nothing if none is close."""
+    """The end of an error message that suggests the closest choice; empty if none is close."""
     if not isinstance(value, str) or len(value) > LONGEST_NAME:
         return ""
-    lower_case = {choice.lower(): choice for choice in choices}
-    close = get_close_matches(value.lower(), lower_case, n=1)
-    return f"; did you mean {lower_case[close[0]]!r}?" if close else ""
+    by_lower_case = {choice.lower(): choice for choice in choices}
+    close = get_close_matches(value.lower(), by_lower_case, n=1)
+    if not close:
+        return ""
+    return f"; did you mean {by_lower_case[close[0]]!r}?"
 
 
 def known_arguments(what: str, given: Collection[str], known: Collection[str]) -> None:
-    """Refuses the name of an argument that is not known; lists those that are, and names the one that was meant."""
+    """Raises an error for an argument that is not known; it lists the known ones and suggests the closest.
+
+    Args:
+        what: the name of the function or class that is called.
+        given: the names of the arguments that it is called with.
+        known: the names of all its arguments.
+    """
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known)
@@ -86,23 +95,23 @@ def known_arguments(what: str, given: Collection[str], known: Collection[str]) -
 
 
 def known_attribute(what: str, thing: Any, name: str, own: str, settings: Collection[str]) -> None:
-    """Refuses to give a thing a public attribute that it does not have: it would be a misspelled setting.
+    """Raises an error if a public attribute that an object does not have is about to be set: it may be misspelled.
 
     Args:
-        what: the thing in words.
-        thing: to which the attribute would be given.
-        name: of the attribute.
-        own: the one public attribute that it has.
-        settings: one of which is probably meant.
+        what: the object in words, such as "a bank".
+        thing: the object itself.
+        name: the name of the attribute.
+        own: the name of the one public attribute that objects of this class have.
+        settings: names of settings, one of which was probably meant.
     """
     if not name.startswith("_") and name != own and not hasattr(type(thing), name):
         raise ArgumentError(f"{what} has no setting {name!r}{did_you_mean(name, settings)}")
 
 
 def names_its_arguments(called: Called) -> Called:
-    """The class or function, which now answers an unknown argument as ``known_arguments`` does.
+    """A decorator for a class or function: an unknown argument raises the error of ``known_arguments``.
 
-    Its signature stays what it is, for all who look at it: editors, ``help``, scikit-learn.
+    The signature stays the same for editors, ``help`` and scikit-learn.
     """
     if isinstance(called, type):
         called.__init__ = _checking(called.__init__, called.__name__)  # type: ignore[misc]
@@ -111,7 +120,7 @@ def names_its_arguments(called: Called) -> Called:
 
 
 def _checking(function: Called, name: str) -> Called:
-    """The function, called only with arguments that it has."""
+    """The function, with named arguments checked before it is called."""
     known = [parameter for parameter in signature(function).parameters if parameter not in ("self", "cls")]
 
     @wraps(function)
@@ -123,29 +132,33 @@ def _checking(function: Called, name: str) -> Called:
 
 
 def library(name: str, purpose: str, extra: str | None = None) -> ModuleType:
-    """A library that most users do not need, or an error that says how to install it.
+    """The module of an optional library; raises an error that says how to install it if it is missing.
 
     Args:
-        name: of the module.
-        purpose: what needs it.
-        extra: of adanpc, in which it is; without one, the package has the name of the module.
+        name: the name of the module.
+        purpose: what needs it, for the message.
+        extra: the extra of adanpc that installs it; by default the package of that name is to be installed.
     """
     try:
         return import_module(name)
     except ModuleNotFoundError:
         package = name.partition(".")[0]
-        install = package if extra is None else f"'adanpc[{extra}]'"
+        install = package
+        if extra is not None:
+            install = f"'adanpc[{extra}]'"
         raise UnavailableError(f"{purpose} needs {package}, which is not installed: pip install {install}") from None
 
 
 def _as_float(value: Any) -> float:
-    """The number as a float; a whole number beyond all floats is infinite."""
+    """The number as a float; a whole number that is too large for one becomes infinite."""
     try:
         return float(value)
     except OverflowError:
-        return inf if value > 0 else -inf
+        if value > 0:
+            return inf
+        return -inf
 
 
 def _is_number(value: Any) -> bool:
-    """Whether the value is a number; True and False, which Python counts among them, are not meant as one."""
+    """Whether the value is a number; True and False, which are numbers to Python, do not count."""
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -132,6 +132,37 @@ def test_a_step_that_is_interrupted_leaves_whole_changes() -> None:
         assert torch.equal(twin.predict(stream).probs, made.predict(stream).probs)
 
 
+@pytest.mark.parametrize("name", ["step", "learn"])
+def test_the_preset_safe_may_be_interrupted_anywhere(name: str) -> None:
+    fresh = AdaNPC(MemoryBank(DIM, CLASSES, soft=True, capacity=6), preset="safe")
+    fresh.learn(features(40, 0), torch.arange(40) % CLASSES)
+    fresh.step(features(9, 3))
+    start = fresh.state()
+    stream = features(12, 5)
+
+    def work(made: AdaNPC) -> None:
+        if name == "step":
+            made.step(stream)
+        else:
+            made.learn(stream, torch.arange(12) % CLASSES)
+
+    before = fresh.digest()
+    work(fresh)
+    after = fresh.digest()
+    expected = fresh.predict(stream).probs
+    made = AdaNPC.load(start)
+    lines = 0
+    while interrupt_after(lines, lambda: work(made)):  # noqa: B023 - called at once
+        assert made.digest() in (before, after)
+        if made.digest() == before:
+            work(made)  # what was interrupted left nothing behind that the second attempt could see
+        assert made.digest() == after
+        assert torch.equal(made.predict(stream).probs, expected)
+        made = AdaNPC.load(start)
+        lines += 7 + lines // 15
+    assert lines > 100
+
+
 def test_threads_that_answer_see_whole_changes_and_their_own_answers() -> None:
     made = classifier(capacity=30, evict="reservoir", seed=1)
     queries = features(200, 7)

@@ -459,7 +459,7 @@ def without(*place: str) -> Callable[[Document, Columns], None]:
 
 
 VETO = ["veto", 0, "Ann", "", None]
-STATES = "by its judgments, the vetoed rows are {}, but by their states [1, 6]"
+STATES = "its judgments say that rows {} are vetoed, but its states say [1, 6]"
 
 
 def vetoed(row: int) -> list[Any]:
@@ -555,8 +555,8 @@ DOCUMENTS: list[tuple[str, Callable[[Document, Columns], None]]] = [
     ("its judgments of row 2 are empty", judged(vetoed(1), [2, []], vetoed(6))),
     ("its judgments of row 2 are empty", judged(vetoed(1), [2, {}], vetoed(6))),
     ("judgments must be [row, [[verdict,", judged(vetoed(1), [6, {"veto": VETO}])),
-    ("its judgments of row 1 name a label outside", judged([1, [["veto", 3, "", "", None]]], vetoed(6))),
-    ("its judgments of row 1 name a label outside", judged([1, [["veto", 2**70, "", "", None]]], vetoed(6))),
+    ("its judgments on row 1 name a label outside", judged([1, [["veto", 3, "", "", None]]], vetoed(6))),
+    ("its judgments on row 1 name a label outside", judged([1, [["veto", 2**70, "", "", None]]], vetoed(6))),
     ("label must be at least 0, got -1", judged([1, [["veto", -1, "", "", None]]], vetoed(6))),
     ("label must be a whole number, got True", judged([1, [["veto", True, "", "", None]]], vetoed(6))),
     ("verdict must be one of veto, restore, relabel, got 'ban'", judged([1, [["ban", 0, "", "", None]]], vetoed(6))),
@@ -591,7 +591,7 @@ def test_judgments_of_a_row_that_has_left(tmp_path: Path) -> None:
     document, columns = taken_apart(honest("float32"))
     columns = {name: column if "_" in name else numpy.delete(column, 3, 0) for name, column in columns.items()}
     document["rows"] = 8
-    words = "its judgments are of row 3, which it does not hold"
+    words = "it has judgments on row 3, which it does not hold"
     assert words in refusal(written(tmp_path / "bank", forged(document, columns)))
 
 
@@ -653,8 +653,8 @@ COLUMNS: list[tuple[str, str, Callable[[Document, Columns], None]]] = [
             ("its ids, -1 … 8, must be between 0 and", "id", 0, -1),
             ("its ids, 0 … 9, must be between 0 and next_id - 1, 8", "id", 8, 9),
             ("its ids, 0 … 9223372036854775807, must be between", "id", 8, 2**63 - 1),
-            ("the vetoed rows are [1, 6], but by their states [1, 2, 6]", "state", 2, 2),
-            ("the vetoed rows are [1, 6], but by their states [6]", "state", 1, 1),
+            ("rows [1, 6] are vetoed, but its states say [1, 2, 6]", "state", 2, 2),
+            ("rows [1, 6] are vetoed, but its states say [6]", "state", 1, 1),
             ("it holds 5 admitted rows, more than its capacity of 4", "origin", [0, 2], 1),
         ]
     ],

@@ -162,7 +162,7 @@ FORGED_BATCHES = {
 @pytest.mark.parametrize("content", FORGED_BATCHES.values(), ids=FORGED_BATCHES.keys())
 def test_forged_batches(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "batch").write_bytes(content)
-    assert "batch' is no batch of CIFAR-10" in refusal(lambda: read_batch(tmp_path / "batch"))
+    assert "batch' is not a batch of CIFAR-10" in refusal(lambda: read_batch(tmp_path / "batch"))
 
 
 def test_a_batch_of_many_instructions_ends(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def lay_arrays(folder: Path, header: str | None = None) -> None:
 )
 def test_forged_headers_of_arrays(tmp_path: Path, header: str) -> None:
     lay_arrays(tmp_path, header)
-    assert "fog.npy' is no array (" in refusal(lambda: read("cifar-10-c", tmp_path))
+    assert "fog.npy' is not an array (" in refusal(lambda: read("cifar-10-c", tmp_path))
 
 
 def test_a_header_of_python_2_is_read(tmp_path: Path) -> None:
@@ -419,7 +419,7 @@ def test_an_array_that_is_cut_after_it_was_listed_is_refused(tmp_path: Path) -> 
     images = read("cifar-10-c", tmp_path)["fog-5"].images
     assert images[1].shape == (3, 32, 32)
     os.truncate(tmp_path / "fog.npy", 128)
-    assert "fog.npy' is no array (it has been cut or replaced" in refusal(lambda: images[1])
+    assert "fog.npy' is not an array (it has been cut or replaced" in refusal(lambda: images[1])
 
 
 def test_huge_arrays_are_refused(tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def test_huge_arrays_are_refused(tmp_path: Path) -> None:
     start = (tmp_path / "fog.npy").stat().st_size - 30_720
     grow(tmp_path / "fog.npy", start + int(np.prod(shape)))
     images = read("cifar-10-c", tmp_path)["fog-1"].images
-    assert f"fog.npy' is no array (it holds {LIMIT}" in refusal(lambda: images[0])
+    assert f"fog.npy' is not an array (it holds {LIMIT}" in refusal(lambda: images[0])
 
 
 # Names

@@ -277,7 +277,7 @@ def test_a_changed_feature_file_is_made_again(
         assert torch.equal(features(model, domain, cache=tmp_path), computed)
     (message,) = caplog.messages
     assert str(path) in message
-    assert message.endswith("; it is made again")
+    assert message.endswith("; it is computed again")
     assert path.read_bytes() == before
     assert not path.is_symlink()
     if change is linked:

@@ -137,7 +137,7 @@ def test_a_method_that_keeps_the_contract_passes() -> None:
         (MovesInSecret, r"MovesInSecret moves \['count'\], which it does not declare"),
         (ForgetsItsExtra, "after reset the answers differ"),
         (CopiesEverything, r"predict copies \['model.encoder.*, which never change"),
-        (DeclaresAndStays, "DeclaresAndStays declares count as moving, and none of them moves in 25 batches"),
+        (DeclaresAndStays, "DeclaresAndStays declares count as moving, but none of them moves in 25 batches"),
         (ActsLate, "ActsLate: after reset the answers differ"),
         (PredictsSomethingElse, "predict does not answer as step would"),
     ],

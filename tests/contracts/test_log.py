@@ -76,11 +76,11 @@ class Mixed(SqliteLog):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (WithoutLast, "must give all others"),
-        (Silent, "not passed over"),
-        (Forgetful, "an answer that was kept must be given back"),
+        (WithoutLast, "must give all later ones"),
+        (Silent, "not skip them"),
+        (Forgetful, "an answer that was appended must be returned"),
         (Generous, "a second writer must be refused"),
-        (Mixed, "a snapshot must be what it was taken of"),
+        (Mixed, "a snapshot must equal the classifier that it was taken of"),
     ],
 )
 def test_a_log_that_breaks_a_promise(tmp_path: Path, kind: type[SqliteLog], words: str) -> None:

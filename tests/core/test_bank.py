@@ -422,7 +422,7 @@ def test_bytes_per_row(storage: str) -> None:
         (Append(torch.ones(2, 3), torch.tensor([0])), LabelError, r"labels must have shape \(2,\)"),
         (Append(torch.ones(1, 3), torch.tensor([0]), domain=torch.tensor([1, 2])), LabelError, "domain must have"),
         (Append(torch.ones(1, 3), torch.tensor([0]), keys=torch.tensor([0.5])), LabelError, "keys must be whole"),
-        (Append(torch.ones(1, 3), torch.tensor([0]), soft=torch.ones(1, 2)), LabelError, "build it with soft=True"),
+        (Append(torch.ones(1, 3), torch.tensor([0]), soft=torch.ones(1, 2)), LabelError, "create it with soft=True"),
         (
             Append(torch.ones(1, 3), torch.tensor([0]), confidence=torch.tensor([torch.nan])),
             LabelError,

@@ -548,7 +548,7 @@ class TestLabels:
             paper.ask(samples(3, 0)[0])
         with pytest.raises(AdaNPCError, match="signs needs preset='safe'"):
             paper.signs()
-        with pytest.raises(ChangeError, match="feedback is for banks of the preset 'safe'"):
+        with pytest.raises(ChangeError, match="feedback needs a bank of the preset 'safe'"):
             paper.apply(Feedback(0, frozen=0, adapted=1))
         with pytest.raises(EmptyBankError, match="learn source rows first"):
             AdaNPC(MemoryBank(DIM, CLASSES, soft=True), preset="safe").signs()

@@ -44,6 +44,19 @@ def test_memory_is_supplied_and_keeps_what_it_holds() -> None:
     assert (written == 7).all()
 
 
+def test_no_request_reaches_into_a_second_huge_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested: list[tuple[int, int]] = []
+    monkeypatch.setattr(ahead, "_supply_piece", lambda start, size: requested.append((start, start + size)))
+    memory = numpy.frombuffer(mmap.mmap(-1, 16 << 20), numpy.uint8)
+    wanted = memory[(3 << 20) + 5000 : (9 << 20) + 100]
+    ahead.supply_now([wanted])
+    first = wanted.ctypes.data
+    assert requested[0][0] == first // mmap.PAGESIZE * mmap.PAGESIZE
+    assert requested[-1][1] == first + wanted.nbytes
+    assert [stop for _, stop in requested[:-1]] == [start for start, _ in requested[1:]]
+    assert all(start // ahead.PIECE == (stop - 1) // ahead.PIECE for start, stop in requested)
+
+
 def test_it_is_asked_for_ahead_of_use_and_no_more_than_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
     monkeypatch.setattr(blocks, "supply", lambda parts: asked.append([len(part) for part in parts]))
@@ -60,10 +73,30 @@ def test_it_is_asked_for_ahead_of_use_and_no_more_than_is_in_use(monkeypatch: py
     assert asked.pop() == [1_200, 1_200]  # up to 3,400; the first 2,200 were asked for before
     made.reserve(50_000)
     assert asked.pop() == [window, window]
-    made.reserve(made.block - 1)
-    assert asked.pop() == [1, 1]  # as far as there is room
+    made.reserve(made.block - 10)
+    assert asked.pop() == [10, window - 10, 10, window - 10]  # the next block is there before it is needed
     made.reserve(made.block + 10)
-    assert asked.pop() == [window, window]  # in the next block
+    assert not asked
+
+
+def test_a_block_that_is_not_needed_yet_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    monkeypatch.setattr(blocks, "supply", lambda parts: asked.append([len(part) for part in parts]))
+    made = blocks.Blocks({"row": ((256,), torch.float32)}, CPU)
+    made.reserve(made.block - 100)
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks.Blocks, "_memory", out_of_memory)
+        made.reserve(made.block - 10)
+        assert made.room == made.block
+        assert asked.pop() == [10]  # as far as there is room
+        with pytest.raises(MemoryError):
+            made.reserve(made.block + 1)
+    made.reserve(made.block + 1)
+    assert made.room == 2 * made.block
+
+
+def out_of_memory(made: blocks.Blocks, name: str, size: int) -> torch.Tensor:
+    raise MemoryError(f"{size} slots of {name}")
 
 
 def test_rows_that_come_all_at_once_are_perhaps_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,13 +59,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setattr(registry_module, "_named", {})
+    monkeypatch.setattr(registry_module, "_loaded", {})
     return folder
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process knows of the algorithms that this one has named: nothing."""
-    monkeypatch.setattr(registry_module, "_named", {})
+    monkeypatch.setattr(registry_module, "_loaded", {})
 
 
 def command(*arguments: object) -> Result:

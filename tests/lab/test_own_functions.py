@@ -104,7 +104,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "_modules_of_files", {})
     monkeypatch.setattr(OWN_ENCODERS, "named", {})
     monkeypatch.setattr(OWN_DATA, "named", {})
-    monkeypatch.setattr(methods, "_named", set())
+    monkeypatch.setattr(methods, "_loaded", set())
     Path("marker").unlink(missing_ok=True)
 
 
@@ -167,7 +167,7 @@ def test_what_is_wrong_with_an_encoder_is_one_sentence(name: str) -> None:
 DATA_CASES = {
     "pcas": "unknown data set 'pcas'; available: rotated-mnist, .*, or module:function; did you mean 'pacs'?",
     "given.py:tone": "given.py has no 'tone'; did you mean 'tones'?",
-    "given.py:nothing": "given.py:nothing is not at .*: what was asked to read it has found nothing there",
+    "given.py:nothing": "given.py:nothing is not at .*: its reader has found nothing there",
     "given.py:rows": "given.py:rows must return a DataSet, got a list",
 }
 

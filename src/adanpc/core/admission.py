@@ -1,4 +1,4 @@
-"""Which answered queries may join the bank."""
+"""Admission: which answered queries may join the bank."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ COPY_SIMILARITY = 0.9999  # at or above this, a row counts as a copy
 @require.names_its_arguments
 @dataclass(frozen=True)
 class Admission:
-    """A query joins if all of these hold; ``a & b`` asks for both. Each query is judged alone, by its own answer and
-    the rows held when it arrives.
+    """The conditions under which a query joins the bank; all of them must hold.
+
+    Each query is judged on its own, by its answer and the rows held when it arrives, whatever else is in its batch.
+    ``a & b`` is the admission that requires the conditions of both.
 
     Args:
-        min_confidence: the predicted class has at least this probability (the paper's margin); with inf nobody joins.
-        min_margin: the best class leads the second by at least this probability; with inf nobody joins.
-        max_entropy: the answer's entropy is at most this many nats.
-        class_quota: fewer than this many admitted rows of the predicted class may vote.
-        max_copies: fewer than this many of the query's neighbors are copies of it (similarity 0.9999 or more), so that
-            an image sent a thousand times does not get a thousand votes. Counts up to k.
+        min_confidence: the predicted class must have at least this probability (the paper's margin); with inf, no
+            query joins.
+        min_margin: the best class must lead the second by at least this probability; with inf, no query joins.
+        max_entropy: the entropy of the answer must be at most this many nats.
+        class_quota: fewer than this many admitted rows of the predicted class may be voting already.
+        max_copies: fewer than this many of the query's neighbors may be copies of it (similarity 0.9999 or more), so
+            that an image sent a thousand times does not get a thousand votes. At most k copies can be counted.
     """
 
     min_confidence: float = 0.0
@@ -61,7 +64,7 @@ class Admission:
     def __call__(self, prediction: Prediction, admitted: Tensor) -> Tensor:
         """Whether each query joins (B,), given how many admitted rows of each class may vote at its turn (B, C)."""
         joins = prediction.confidence >= self.min_confidence
-        # Conditions that always hold are skipped.
+        # The other conditions are skipped where they hold for every query: each would cost time.
         if self.min_margin > 0:
             joins &= prediction.margin >= self.min_margin
         if self.max_entropy < inf:
@@ -70,12 +73,13 @@ class Admission:
             of_predicted_class = admitted.gather(1, prediction.labels[:, None])[:, 0]
             joins &= of_predicted_class < self.class_quota
         if self.max_copies < inf:
-            joins &= (prediction.neighbors.similarity >= COPY_SIMILARITY).sum(1) < self.max_copies
+            copies = (prediction.neighbors.similarity >= COPY_SIMILARITY).sum(1)
+            joins &= copies < self.max_copies
         return joins
 
 
 def _threshold(name: str, value: Any) -> float:
-    """A probability, or inf, which no probability reaches."""
+    """The value as a probability from 0 to 1, or inf, which no probability reaches."""
     threshold = require.number(name, value)
     if 0 <= threshold <= 1 or threshold == inf:
         return threshold

@@ -1,4 +1,4 @@
-"""The rows that an ``Append`` brings, checked: columns of tensors, all on the device of the bank."""
+"""The rows of an ``Append``, checked and turned into columns of tensors on the bank's device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from adanpc.errors import LabelError
 from adanpc.index.grid import Columns, tensor_of
 
 UNKNOWN = -1  # domain or key
-NUMBER = (int, float)  # made once, for each append asks three times
-ROUNDING = 1e-3  # by how much the sum of soft labels may differ from one
+NUMBER = (int, float)  # built once, because every append tests against it three times
+ROUNDING = 1e-3  # how far the sum of a row's soft labels may be from one
 
 
 def columns_of(change: Append, count: int, settings: BankSettings, device: torch.device) -> Columns:
-    """All that is stored beside the features of so many rows, or an error that names what is wrong with it."""
+    """Everything that is stored with the features of ``count`` rows; raises a LabelError if any of it is invalid."""
     labels = checked_labels(change.labels, count, settings.classes, device)
     keys: Tensor | int = UNKNOWN
     if change.keys is not None:
@@ -37,14 +37,14 @@ def columns_of(change: Append, count: int, settings: BankSettings, device: torch
     if settings.soft:
         columns["soft"] = _probabilities(change.soft, labels, settings.classes)
     elif change.soft is not None:
-        raise LabelError("this bank keeps hard labels: build it with soft=True to store soft ones")
+        raise LabelError("this bank stores hard labels only: create it with soft=True to store soft ones")
     return columns
 
 
 def with_whole_numbers(change: Append, count: int, settings: BankSettings, device: torch.device) -> Append:
-    """The change with labels and domains that a preset can count on: whole numbers, (n,) int64.
+    """The change with its labels, and domains given for each row, as checked tensors (n,) int64.
 
-    A domain that is one number for all rows stays one, so that a log need not hold it n times.
+    A single domain for all rows stays a single number, so that a log does not repeat it for each row.
     """
     labels = checked_labels(change.labels, count, settings.classes, device)
     domain = change.domain
@@ -54,7 +54,7 @@ def with_whole_numbers(change: Append, count: int, settings: BankSettings, devic
 
 
 def checked_labels(given: Any, count: int, classes: int, device: torch.device) -> Tensor:
-    """Labels (n,) from 0 to classes - 1."""
+    """The labels as a tensor (n,) int64, each from 0 to classes - 1."""
     labels = _whole_numbers("labels", given, count, device)
     if not count:
         return labels
@@ -66,21 +66,21 @@ def checked_labels(given: Any, count: int, classes: int, device: torch.device) -
 
 
 def _whole_numbers(name: str, given: Tensor | int, count: int, device: torch.device) -> Tensor:
-    """One whole number for each row, (count,) int64."""
+    """The values as a tensor (count,) int64, one for each row."""
     value = _column(name, given, (count,), device)
     if value.dtype == torch.int64:
         return value
     if value.is_floating_point() or value.is_complex():
         found = f"{value.dtype} with {value[:3].tolist()}, …"
-        raise LabelError(f"{name} must be whole numbers, got {found}: pass {name}.long() if they are")
+        raise LabelError(f"{name} must be whole numbers, got {found}: pass {name}.long() if the values are whole")
     return value.to(torch.int64)
 
 
 def _finite_numbers(name: str, given: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Finite numbers of this shape, float32."""
+    """The values as float32 of this shape, all finite."""
     value = _column(name, given, shape, device)
     numbers = value.float()
-    finite = numbers.abs() < torch.inf  # and no NaN
+    finite = numbers.abs() < torch.inf  # false for NaN, too
     if not value.is_floating_point() or not finite.all():
         raise LabelError(
             f"{name} must be finite floating-point numbers, got {value.dtype} with {value[:3].tolist()}, …"
@@ -89,14 +89,14 @@ def _finite_numbers(name: str, given: Tensor, shape: tuple[int, ...], device: to
 
 
 def _confidence(given: Tensor | None, count: int, device: torch.device) -> Tensor:
-    """The confidence in each row, (count,) float32; without any, it is 1."""
+    """The confidence in each row, (count,) float32; 1 if none is given."""
     if given is None:
         return torch.ones(count, device=device, dtype=torch.float32)
     return _finite_numbers("confidence", given, (count,), device)
 
 
 def _probabilities(given: Tensor | None, labels: Tensor, classes: int) -> Tensor:
-    """Soft labels (n, C); without any, all of the probability is on the label."""
+    """The soft labels (n, C) float32; one-hot if none are given."""
     if given is None:
         return one_hot(labels, classes).float()
     soft = _finite_numbers("soft labels", given, (len(labels), classes), labels.device)
@@ -107,7 +107,7 @@ def _probabilities(given: Tensor | None, labels: Tensor, classes: int) -> Tensor
 
 
 def _column(name: str, given: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """A tensor of this shape; a single number stands for all rows."""
+    """The values as a tensor of this shape; a single number is repeated for all rows."""
     try:
         if isinstance(given, NUMBER):
             return torch.full(shape, given, device=device)
@@ -115,9 +115,9 @@ def _column(name: str, given: Any, shape: tuple[int, ...], device: torch.device)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         remedy = ""
         if name == "labels":
-            remedy = ": for names of classes pass their places in classes"
+            remedy = ": pass the position of each class in classes, not its name"
         raise LabelError(f"{name} must be numbers, one for each row, got {brief(given)}{remedy}") from None
-    if not value.ndim:
+    if value.ndim == 0:
         value = value.expand(shape)
     if value.shape != shape:
         remedy = ""
@@ -131,4 +131,5 @@ def _origin(given: Any) -> int:
     try:
         return int(Origin(given))
     except ValueError:
-        raise LabelError(f"{given!r} is not a valid Origin; available: {', '.join(Origin.__members__)}") from None
+        names = ", ".join(Origin.__members__)
+        raise LabelError(f"{given!r} is not a valid Origin; available: {names}") from None

@@ -1,4 +1,8 @@
-"""MemoryBank: (feature, label) rows, exact nearest-neighbor search, and changes as values."""
+"""MemoryBank: rows of features with labels, searched exactly and changed by applying one change after another.
+
+A bank is a reference to its current ``Contents``, which never change. ``apply`` computes the next contents from the
+current ones and a change, and publishes them by one assignment; so readers need no lock.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +66,8 @@ from adanpc.index.blocks import Blocks, Kind
 from adanpc.index.grid import Columns, to_main_memory
 
 IndexFactory = Callable[[int, str, torch.device], Index]
-ADMITTED = int(Origin.ADMITTED)  # as a plain number, which torch compares faster
+Histories = Mapping[int, tuple[Judgment, ...]]  # what people decided about each row, by id, oldest first
+ADMITTED = int(Origin.ADMITTED)  # a plain number, because torch compares with it faster
 GROUP_OF_ORIGIN = numpy.full(max(Origin) + 1, OTHER_GROUP, numpy.uint8)
 GROUP_OF_ORIGIN[Origin.SOURCE] = SOURCE_GROUP
 
@@ -72,29 +77,40 @@ class MemoryBank:
     """Unit rows with labels, searched exactly and changed only by ``apply``.
 
     Any number of threads may read while one changes it: readers see the bank as it was before a change or after it,
-    never in between, and an interruption leaves it as it was before.
+    never in between. A change that is interrupted has no effect.
+
+    Example::
+
+        bank = MemoryBank(dim=2, classes=["cat", "dog"])
+        bank.apply(Append(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])))
+        bank.search(torch.tensor([[3.0, 1.0]]), k=1).labels  # tensor([[0]])
 
     Args:
         dim: length of a feature vector.
         classes: number of classes, or their names; labels are 0 … classes - 1.
-        storage: ``float32``; ``float16``, half the memory; ``int8``, the memory of float16 and the fastest search of
-            few rows: one byte a coordinate finds candidates, a second one re-ranks them at 16 bits; or
-            ``progressive``, for 20,000 rows and more: float16, and codes that take a third of its memory and by which
-            a search reads a few bits of most rows. It may miss a neighbor with a probability below 2e-6 for each
-            query of k = 50; see ``adanpc.index.ProgressiveIndex``, which can also keep rows in a file.
+        storage: how rows are stored.
+
+            * ``float32``: 4 bytes a coordinate.
+            * ``float16``: half of that.
+            * ``int8``: as much memory as float16, and the fastest search of few rows: one byte a coordinate finds
+              candidates, a second one re-ranks them at 16 bits.
+            * ``progressive``, for 20,000 rows and more: float16 and, in a third as much memory, codes that let a
+              search read only a few bits of most rows. It may miss a neighbor, with a probability below 2e-6 for each
+              query of k = 50. See ``adanpc.index.ProgressiveIndex``, which can also keep rows in a file.
         capacity: the most admitted rows that may vote; source, expert and vetoed rows always stay and do not count.
-        evict: who leaves a full bank: ``fifo``, ``balanced`` (oldest of the largest class) or ``reservoir``.
-        soft: rows keep class probabilities beside their label.
-        seed: of the ranks by which ``reservoir`` chooses; by default drawn at random, so that nobody can foresee which
-            rows will stay.
+        evict: which admitted row leaves when the capacity is exceeded: the oldest (``fifo``), the oldest of the
+            largest class (``balanced``), or one chosen at random (``reservoir``).
+        soft: whether rows keep class probabilities in addition to their label.
+        seed: seed of the random ranks by which ``reservoir`` chooses; drawn at random by default, so that nobody can
+            foresee which rows will stay.
         device: any torch device with float64.
-        max_memory: the most bytes that the bank may need, as ``memory`` counts them; a change that would need more is
-            refused, and nothing has happened. It is not saved.
-        index: makes what stores and searches the rows, from dim, storage and device; or, for an approximate search,
+        max_memory: the most bytes that the bank may need, as counted by ``memory``. A change that would need more is
+            refused and has no effect. This limit is not saved with the bank.
+        index: a function of dim, storage and device that creates the index; or, for an approximate search,
             "faiss:" and a factory string of faiss, such as "faiss:IVF1024,SQ8"; see ``adanpc.index.ApproximateIndex``.
     """
 
-    @torch.inference_mode(False)  # what is allocated here must stay writable outside of it
+    @torch.inference_mode(False)  # tensors that are allocated in inference mode could not be written outside of it
     def __init__(
         self,
         dim: int,
@@ -110,7 +126,9 @@ class MemoryBank:
         index: IndexFactory | str = index_for,
     ) -> None:
         if seed is None:
-            seed = secrets.randbits(53) if evict == "reservoir" else 0  # every JSON reader keeps 53 bits
+            seed = 0
+            if evict == "reservoir":
+                seed = secrets.randbits(53)  # the most bits that every JSON reader keeps
         names = class_names(classes)
         count: Any = len(names) if names else classes
         settings = BankSettings(dim, count, storage, capacity, evict, soft, seed, names)
@@ -120,13 +138,14 @@ class MemoryBank:
         if max_memory is not None:
             self._max_memory = require.whole("max_memory", max_memory, least=1)
         self._lock = RLock()
-        self._ledger: Ledger | None = None  # made of the contents when it is needed
-        self._version = 0
-        self._published: list[tuple[int, ReferenceType[Contents]]] = []  # versions that may still be read
-        self._slots_used = 0  # the most of any version so far; slots below may still have readers
+        self._ledger: Ledger | None = None  # derived from the contents when a change needs it
+        self._version = 0  # how many contents have been published
+        self._published: list[tuple[int, ReferenceType[Contents]]] = []  # versions that may still have readers
+        self._slots_used = 0  # the most slots of any version so far; each of them may still have readers
         self._publish(self._empty(settings))
 
     def _empty(self, settings: BankSettings) -> Contents:
+        """The contents of a bank without rows."""
         kinds: dict[str, Kind] = {
             "label": ((), torch.int64),
             "domain": ((), torch.int64),
@@ -158,7 +177,7 @@ class MemoryBank:
 
     @property
     def settings(self) -> BankSettings:
-        """The settings that belong to the bank's identity."""
+        """The settings that are saved with the bank and enter its digest."""
         return self._contents.settings
 
     @property
@@ -202,24 +221,25 @@ class MemoryBank:
 
     @property
     def admitted(self) -> Tensor:
-        """Admitted rows that may vote, by class (C,)."""
+        """How many admitted rows of each class may vote, (C,) int64."""
         return self._contents.admitted
 
     @property
     def vetoes(self) -> dict[int, Judgment]:
-        """The rows that may not vote, each with who vetoed it, why and when."""
+        """The rows that may not vote, by id, each with its last veto: who vetoed it, why and when."""
         contents = self._contents
-        vetoes = {}
+        last_vetoes = {}
         for row in sorted(contents.vetoed):
-            vetoes[row] = [judgment for judgment in contents.judgments[row] if judgment.verdict == "veto"][-1]
-        return vetoes
+            vetoes_of_row = [judgment for judgment in contents.judgments[row] if judgment.verdict == "veto"]
+            last_vetoes[row] = vetoes_of_row[-1]
+        return last_vetoes
 
     def history(self, row: int) -> tuple[Judgment, ...]:
         """What people decided about a row, oldest first."""
         contents = self._contents
-        if not 0 <= row < contents.next_id:
+        if not 0 <= row < contents.next_id:  # also if it is too large for a tensor
             raise RowError(f"row {row} is not in the bank: it never existed")
-        self._slots(contents, [row])  # refuses a row that has left
+        self._slots(contents, [row])  # raises for a row that has left
         return contents.judgments.get(row, ())
 
     def __len__(self) -> int:
@@ -228,7 +248,8 @@ class MemoryBank:
 
     def __repr__(self) -> str:
         contents = self._contents
-        settings = ", ".join(f"{name}={brief(value)}" for name, value in contents.settings.arguments().items())
+        arguments = contents.settings.arguments()
+        settings = ", ".join(f"{name}={brief(value)}" for name, value in arguments.items())
         return f"<MemoryBank of {contents.summary}: {settings}>"
 
     @property
@@ -237,24 +258,25 @@ class MemoryBank:
         return self._contents.nbytes
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the slots in use, by what they are for; the total is of those in memory, without a file's.
+        """Bytes of the slots in use, by purpose. The total does not include rows that an index keeps in a file.
 
-        Vetoes, judgments and the order of evictions are not counted: they are Python's, a few hundred bytes each.
+        Vetoes, judgments and the order of evictions are not counted; each is a Python object of a few hundred bytes.
         """
-        return self._contents.memory(self._contents.index.slots)
+        contents = self._contents
+        return contents.memory(contents.index.slots)
 
     # Reading
 
     def search(
         self, queries: Tensor, k: int, *, exclude: Tensor | None = None, source: bool | None = None
     ) -> Neighbors:
-        """The k most similar rows of each query (B, D); changes nothing.
+        """The k rows most similar to each query; changes nothing.
 
         Args:
-            queries: of any length but zero.
-            k: at least 1.
-            exclude: (B, E) ids that may not vote for that query, such as the query's own row.
-            source: True for source rows only, False for all others only.
+            queries: (B, D) features; only their direction counts, so none may be zero.
+            k: how many neighbors to find for each query, at least 1.
+            exclude: (B, E) ids of rows that may not vote for that query, such as the query's own row.
+            source: True to search source rows only, False to search all other rows only.
         """
         return self._contents.search(queries, k, exclude, source)
 
@@ -263,11 +285,11 @@ class MemoryBank:
         return self._contents.rows(ids)
 
     def stored(self, queries: Tensor) -> Tensor:
-        """What ``unit`` queries are read back as once they are appended, (B, D) float32."""
+        """The rows (B, D) float32 that would be read back if these queries, as ``unit`` returned them, were stored."""
         return self._contents.index.stored(queries)
 
     def table(self, *names: str) -> Columns:
-        """The named columns, or all with the encoded rows, of all held rows in the order of ids."""
+        """The named columns of all rows, ordered by id; without names, all columns and the encoded rows."""
         return self._contents.table(*names)
 
     def digest(self) -> str:
@@ -275,14 +297,14 @@ class MemoryBank:
         return digest_of(self._contents.state())
 
     def state(self) -> State:
-        """All of the bank in plain values; ``MemoryBank.load`` makes it again."""
+        """The whole bank in plain values, from which ``MemoryBank.load`` makes an equal bank."""
         return self._contents.state()
 
     @classmethod
     def load(
         cls, state: State, *, device: torch.device | str = "cpu", index: IndexFactory | str = index_for
     ) -> MemoryBank:
-        """The bank that ``state`` described. Files are checked by ``store`` before they come here."""
+        """The bank whose ``state`` is given. It is believed: ``store`` checks what comes from a file."""
         document = state["document"]
         bank = cls(**document["bank"], device=device, index=index)
         bank._load_state(state)
@@ -290,6 +312,7 @@ class MemoryBank:
 
     @torch.inference_mode(False)
     def _load_state(self, state: State) -> None:
+        """Fills this bank, which must be new, with the rows and statistics of a state."""
         document = state["document"]
         tensors = {name: tensor.to(self.device) for name, tensor in state["tensors"].items()}
         mean = tensors.pop("source_mean", None)
@@ -310,9 +333,9 @@ class MemoryBank:
         self._publish(contents)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickles and copies hold: the rows in use, not the slots that are reserved.
+        """What pickles and copies hold: the rows, without the free and reserved slots between and behind them.
 
-        Arrays rather than tensors: torch would send a tensor to another process as a piece of shared memory.
+        They are arrays, because torch would send tensors to another process as handles of shared memory.
         """
         state = self.state()
         arrays = {name: tensor.cpu().numpy() for name, tensor in state["tensors"].items()}
@@ -337,24 +360,25 @@ class MemoryBank:
     def apply(
         self, change: Change, *, rows: Tensor | None = None, log: Callable[[Change], object] | None = None
     ) -> range:
-        """Carries out one change, whole or not at all; the ids that it gave to the rows it appended.
+        """Carries out one change, completely or not at all, and returns the ids of the rows that it appended.
 
         Args:
-            change: to be carried out.
-            rows: the features of an ``Append`` normalized by ``unit``, if the caller has them; otherwise computed here.
-            log: called once the change is known to be valid, before readers see it. If it raises, the change is
-                abandoned.
+            change: the change to carry out.
+            rows: the features of an ``Append`` as ``unit`` normalizes them, for a caller that already has them.
+            log: called with the change once it is known to be valid, before readers see its effect. If the call
+                raises, the bank stays as it was.
         """
         if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):  # what is allocated here must stay writable outside of it
+            # Tensors that are allocated in inference mode could not be written outside of it.
+            with torch.inference_mode(False):
                 return self._apply(change, rows, log)
         return self._apply(change, rows, log)
 
     def _apply(self, change: Change, rows: Tensor | None, log: Callable[[Change], object] | None) -> range:
         with self._lock:
             before = self._contents
-            # The ledger is derived from the contents and altered below. It is detached first: if anything interrupts
-            # the change, it is dropped, and made again from the contents, which are published by one assignment.
+            # Computing the next contents alters the ledger. It is therefore detached first: if anything interrupts
+            # this method, the altered ledger is lost, and the next change derives a new one from the contents.
             ledger = self._take_ledger()
             after = self._changed(change, rows, ledger)
             if log is not None:
@@ -364,11 +388,14 @@ class MemoryBank:
             return range(before.next_id, after.next_id)
 
     def writing(self) -> AbstractContextManager[Any]:
-        """The lock that a change takes: its holder can look and then change, with no other change in between."""
+        """The lock that changes take: whoever holds it can read and then change, with no other change in between."""
         return self._lock
 
     def queue_of(self, contents: Contents) -> Eviction | None:
-        """A queue of these contents' admitted rows to simulate evictions with; None without a capacity."""
+        """The admitted rows of these contents in a queue on which evictions can be simulated; None without a capacity.
+
+        Copying the ledger's queue is faster than deriving one, but only the current contents have a ledger.
+        """
         with self._lock:
             ledger = self._ledger
             if contents is self._contents and ledger is not None and ledger.queue is not None:
@@ -376,26 +403,29 @@ class MemoryBank:
         return contents.queue()
 
     def revert(self, contents: Contents) -> None:
-        """Puts contents that this bank had before, or those of a bank with the same settings, in place of its own.
+        """Replaces the contents by earlier ones of this bank, or by those of a bank with the same settings.
 
-        It takes constant time and is not recorded as a change: for callers that only tried something, or that start
-        again. Afterward both banks share memory, so do not change the other one.
+        It takes constant time and is not recorded as a change, for callers that only tried something or start over.
+        Contents of another bank share its memory, so that bank must not be changed afterward.
         """
         with self._lock:
             self._ledger = None
-            if contents.columns is not self._contents.columns:
+            if contents.columns is not self._contents.columns:  # another bank's, with slots of its own
                 self._slots_used = contents.index.slots
-            # Hiding nothing copies what tells which slots are in use: later versions may have extended it in place.
+            # Later versions of the index may have extended its table of groups in place; hiding nothing copies it.
             nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
             self._publish(with_fields(contents, index=contents.index.hide(nothing)))
 
     def _publish(self, contents: Contents) -> None:
+        """Makes these the current contents, from the last assignment on."""
         self._version += 1
+        # Weak, so that this list does not keep a version alive: a version that is gone has no readers.
         self._published.append((self._version, ref(contents)))
         self._slots_used = max(self._slots_used, contents.index.slots)
         self._contents = contents
 
     def _take_ledger(self) -> Ledger:
+        """The ledger of the current contents, detached from the bank, with every slot free that has no readers."""
         ledger = self._ledger
         self._ledger = None
         if ledger is None:
@@ -405,7 +435,7 @@ class MemoryBank:
         return ledger
 
     def _changed(self, change: Change, rows: Tensor | None, ledger: Ledger) -> Contents:
-        """The contents after a change."""
+        """The contents after a change; the ledger is altered to match them."""
         contents = self._contents
         match change:
             case Append():
@@ -418,7 +448,7 @@ class MemoryBank:
                 return self._relabel(contents, ledger, change)
             case Delete():
                 ids = sorted(set(change.ids))
-                self._slots(contents, ids)  # refuses rows that are not there
+                self._slots(contents, ids)  # raises for a row that is not there
                 without = self._without(contents, ledger, ids)
                 return with_fields(without, deleted=contents.deleted.union(ids))
             case Feedback():
@@ -444,18 +474,20 @@ class MemoryBank:
         table["id"] = torch.from_numpy(numpy.arange(first, first + count)).to(self.device)
         statistics = contents.statistics.after(change)
         if change.origin == Origin.ADMITTED and ledger.queue is not None:
+            # The row that leaves when each new row enters, -1 if none does.
             leaving = [ledger.queue.push(row, label)[0] for row, label in pairs(table)]
+            # A row of this very change may have to leave again at once; it keeps its id but is never stored.
             evicted_on_arrival = [row - first for row in leaving if row >= first]
             if evicted_on_arrival:
                 stays = torch.ones(count, dtype=torch.bool, device=self.device)
                 stays[evicted_on_arrival] = False
                 table = {name: column[stays] for name, column in table.items()}
-            evicted = [row for row in leaving if 0 <= row < first]  # push returns -1 where nobody leaves
+            evicted = [row for row in leaving if 0 <= row < first]
             contents = self._without(contents, ledger, evicted, queued=False)
         return self._with_rows(contents, ledger, table, next_id=first + count, statistics=statistics)
 
     def _checked_stream(self, packed: Tensor) -> Tensor:
-        """What a change says of the stream, if it can be believed; a log may hold what an earlier version packed."""
+        """The packed stream of a change, checked, and completed if an earlier version of the library packed it."""
         packed = completed(packed, self.dim, self.classes)
         check_stream(packed, self.dim, self.classes)
         return packed
@@ -464,13 +496,14 @@ class MemoryBank:
         slots = self._slots(contents, change.ids)
         judgments = _judged(contents, slots, "veto", change)
         newly_vetoed = [row for row in dict.fromkeys(change.ids) if row not in contents.vetoed]
-        their_slots = self._slots(contents, newly_vetoed)
-        table = contents.table_of(their_slots, *DECIDING)
+        newly_hidden = self._slots(contents, newly_vetoed)
+        table = contents.table_of(newly_hidden, *DECIDING)
         ledger.leave_queue(table)
-        vetoed = {**contents.vetoed, **dict(zip(newly_vetoed, their_slots.tolist(), strict=True))}
+        vetoed = dict(contents.vetoed)
+        vetoed.update(zip(newly_vetoed, newly_hidden.tolist(), strict=True))
         return with_fields(
             contents,
-            index=contents.index.hide(their_slots),
+            index=contents.index.hide(newly_hidden),
             vetoed=vetoed,
             judgments=judgments,
             admitted=_recounted(contents.admitted, table, -1),
@@ -492,8 +525,10 @@ class MemoryBank:
         )
         if ledger.queue is None:
             return contents
-        # Rows come back within the capacity: others leave for them, and they themselves only if there are none.
-        return self._without(contents, ledger, ledger.queue.overflow(set(returning)), queued=False)
+        # The capacity holds for restored rows, too. Other rows leave to make room for them; only if there are no
+        # others left does a restored row leave.
+        overflow = ledger.queue.overflow(set(returning))
+        return self._without(contents, ledger, overflow, queued=False)
 
     def _relabel(self, contents: Contents, ledger: Ledger, change: Relabel) -> Contents:
         stated = change.label
@@ -505,10 +540,12 @@ class MemoryBank:
         labels = change.labels
         slots = self._slots(contents, sorted(labels))
         judgments = _judged(contents, slots, "relabel", change)
-        table = contents.table_of(slots)  # a copy
+        table = contents.table_of(slots)  # a copy, which may be altered
         new_labels = [labels[row] for row in table["id"].tolist()]
         table["label"][:] = torch.tensor(new_labels, dtype=torch.int64)
-        table["origin"][table["origin"] == Origin.ADMITTED] = Origin.EXPERT
+        # A person has vouched for the label, so the row must not be evicted.
+        was_admitted = table["origin"] == Origin.ADMITTED
+        table["origin"][was_admitted] = Origin.EXPERT
         if self.soft:
             table["soft"] = one_hot(table["label"], self.classes).float()
         return with_fields(self._replaced(contents, ledger, table), judgments=judgments)
@@ -518,7 +555,7 @@ class MemoryBank:
             if not 0 <= label < self.classes:
                 raise LabelError(f"labels must be between 0 and {self.classes - 1}, got {label}")
         if contents.statistics.transform is None:
-            raise ChangeError("feedback is for banks of the preset 'safe' that have learned source rows")
+            raise ChangeError("feedback needs a bank of the preset 'safe' that has learned source rows")
         stream = contents.stream().with_verdict(
             adapted_right=change.adapted == change.label, frozen_right=change.frozen == change.label
         )
@@ -531,7 +568,7 @@ class MemoryBank:
             raise ChangeError(
                 f"a rollback that was made at position {change.at} cannot be applied at {here}: make a new one"
             )
-        # A rollback may come from a log, so its rows are believed no more than those of a file.
+        # A rollback may come from a log, so its rows are checked like those of a file.
         table = {name: column.to(self.device) for name, column in change.rows.items()}
         check_kinds(table, like=contents.table_of(self._slots(contents, [])))
         check_rows(table, self.classes, contents.next_id)
@@ -546,42 +583,44 @@ class MemoryBank:
             stream = self._checked_stream(stream)
         if change.transformed and contents.statistics.transform is None:
             raise ChangeError("a rollback cannot bring back a transform: learn the source rows again")
-        transform = contents.statistics.transform if change.transformed else None
+        transform = None
+        if change.transformed:
+            transform = contents.statistics.transform
         removed = sorted(set(change.removed))
         if len(removed) != len(change.removed):
             raise ChangeError("a rollback must not remove the same row twice")
-        self._slots(contents, removed)  # refuses rows that are not there
+        self._slots(contents, removed)  # raises for a row that is not there
         contents = self._without(contents, ledger, removed)
         contents = self._replaced(contents, ledger, table)
-        judgments = {row: history for row, history in contents.judgments.items() if row not in change.judgments}
         statistics = Statistics(change.source_mean, change.stream_total, change.stream_count, transform, stream)
         contents = with_fields(
             contents,
-            judgments=judgments | {row: history for row, history in change.judgments.items() if history},
+            judgments=_rolled_back(contents.judgments, change.judgments),
             statistics=statistics.to(self.device),
         )
         contents.check()
         return contents
 
     def _replaced(self, contents: Contents, ledger: Ledger, table: Columns) -> Contents:
-        """With the rows of a table in place of those that are held under the same ids.
+        """The contents with the rows of a table instead of the rows that have the same ids.
 
-        They get other slots, since readers may still look at the old ones. Nothing is evicted for them.
+        The new rows get new slots, since readers may still be looking at the old ones. Nothing is evicted.
         """
         held = set(contents.index.ids(contents.held_slots()).tolist())
-        contents = self._without(contents, ledger, [row for row in table["id"].tolist() if row in held])
+        replaced = [row for row in table["id"].tolist() if row in held]
+        contents = self._without(contents, ledger, replaced)
         contents = self._with_rows(contents, ledger, table)
         ledger.enter_queue(_active(table))
         return contents
 
     def _without(self, contents: Contents, ledger: Ledger, ids: list[int], *, queued: bool = True) -> Contents:
-        """With these rows gone: their slots, vetoes and history.
+        """The contents without these rows, their vetoes and their history.
 
         Args:
-            contents: of the bank.
-            ledger: of these contents.
-            ids: of the rows that leave.
-            queued: False if the queue of evictions has already dropped them.
+            contents: the contents that hold the rows.
+            ledger: the ledger of these contents, which is altered to match the result.
+            ids: the ids of the rows that leave.
+            queued: False if the ledger's queue has already dropped the rows.
         """
         if not ids:
             return contents
@@ -595,7 +634,7 @@ class MemoryBank:
         gone = set(ids)
         vetoed = contents.vetoed
         judgments = contents.judgments
-        if gone & judgments.keys():  # rows without judgments are not vetoed either, and both maps stay as they are
+        if gone & judgments.keys():  # a vetoed row has a judgment; otherwise neither map needs to be copied
             vetoed = {row: slot for row, slot in vetoed.items() if row not in gone}
             judgments = {row: history for row, history in judgments.items() if row not in gone}
         return with_fields(
@@ -607,16 +646,21 @@ class MemoryBank:
         )
 
     def _with_rows(self, contents: Contents, ledger: Ledger, table: Columns, **others: Any) -> Contents:
-        """With the rows of a table, each under its id, in slots that nobody reads, and other fields changed as well.
+        """The contents with the rows of a table added, in slots that nobody reads, and with other fields changed.
 
-        Where the table names no states, all its rows may vote.
+        Args:
+            contents: the contents that the rows are added to.
+            ledger: the ledger of these contents, which is altered to match the result.
+            table: the new rows with their ids. Without a column of states, all of them may vote.
+            **others: fields of the contents that change as well.
         """
-        places = ledger.allocate(len(table["id"]))
-        if not places:
+        allocated = ledger.allocate(len(table["id"]))
+        if not allocated:
             return with_fields(contents, **others)
-        self._check_memory(contents, max(contents.index.slots, max(places) + 1))
-        slots = torch.from_numpy(numpy.array(places)).to(self.device)
-        contents.columns.reserve(max(places) + 1)
+        end = max(allocated) + 1
+        self._check_memory(contents, max(contents.index.slots, end))
+        slots = torch.from_numpy(numpy.array(allocated)).to(self.device)
+        contents.columns.reserve(end)
         contents.columns.write(slots, table)
         ledger.enter(table, slots, version=self._version + 1)
         group = _groups(table)
@@ -624,11 +668,11 @@ class MemoryBank:
         vetoed = contents.vetoed
         if "state" in table:
             active = table["state"] == ACTIVE
-            group[~active] = 0
+            group[~active] = 0  # hidden from every search
             voting = _active(table)
-            silenced_ids = table["id"][~active].tolist()
-            their_slots = slots[~active].tolist()
-            vetoed = {**vetoed, **dict(zip(silenced_ids, their_slots, strict=True))}
+            vetoed_ids = table["id"][~active].tolist()
+            vetoed_slots = slots[~active].tolist()
+            vetoed = {**vetoed, **dict(zip(vetoed_ids, vetoed_slots, strict=True))}
         return with_fields(
             contents,
             index=contents.index.put(slots, table["id"], table, group),
@@ -638,7 +682,7 @@ class MemoryBank:
         )
 
     def _check_memory(self, contents: Contents, slots: int) -> None:
-        """Refuses so many slots if they need more memory than the bank may have."""
+        """Raises a ChangeError if this many slots would need more than ``max_memory``."""
         if self._max_memory is None:
             return
         needed = contents.memory(slots)["total"]
@@ -649,32 +693,33 @@ class MemoryBank:
             )
 
     def _slots(self, contents: Contents, ids: Sequence[int]) -> Tensor:
-        """The slots (n,) of these rows, or a RowError."""
-        return contents.slots_of(torch.tensor(ids, dtype=torch.int64, device=self.device))
+        """The slots (n,) of the rows with these ids; raises a RowError that names the first one that is not held."""
+        wanted = torch.tensor(ids, dtype=torch.int64, device=self.device)
+        return contents.slots_of(wanted)
 
     def _checked(self, change: Append, rows: Tensor | None) -> Columns:
-        """The rows of a change as a table without ids and states, or an error that names what is wrong with them."""
+        """The rows of a change, checked and encoded, as a table without ids and states."""
         if rows is None:
             rows = unit(check_features(change.features, self.dim).to(self.device))
         columns = columns_of(change, rows.shape[0], self.settings, self.device)
         return columns | self._contents.index.encode(rows)
 
     def with_whole_numbers(self, change: Append, count: int) -> Append:
-        """The change with labels and domains that a preset can count on: whole numbers, (n,) int64."""
+        """The change with its labels, and domains given for each row, as checked tensors (n,) int64."""
         return with_whole_numbers(change, count, self.settings, self.device)
 
-    # Looking at it with other libraries
+    # Exporting to other libraries
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame with one line for each row: its id, label and class name, origin, state, domain, …"""
         return to_pandas(self._contents)
 
     def knn_graph(self, k: int = 10) -> Any:
-        """The k most similar rows of each row, as a SciPy CSR array (n, n) of similarities, in the order of ids."""
+        """The k rows most similar to each row: a SciPy CSR array (n, n) of similarities, ordered by id."""
         return knn_graph(self._contents, k)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses to set a setting: it would change answers without leaving a trace."""
+        """Refuses to assign to a setting, which would alter answers without leaving a trace in the log."""
         if name in BankSettings.__dataclass_fields__:
             raise AdaNPCError(f"{name} of a bank cannot be changed to {brief(value)}: {_remedy(name)}")
         require.known_attribute("a bank", self, name, "device", BankSettings.__dataclass_fields__)
@@ -682,7 +727,7 @@ class MemoryBank:
 
 
 def checked_device(given: Any) -> torch.device:
-    """The device of this name."""
+    """The torch device of this name."""
     try:
         return torch.device(given)
     except (RuntimeError, TypeError):
@@ -690,7 +735,7 @@ def checked_device(given: Any) -> torch.device:
 
 
 def _index_factory(given: IndexFactory | str) -> IndexFactory:
-    """What makes an index, by itself or by its name."""
+    """The function that creates an index, given itself or by a name such as ``faiss:IVF1024,SQ8``."""
     if not isinstance(given, str):
         return given
     engine, _, factory = given.partition(":")
@@ -700,39 +745,49 @@ def _index_factory(given: IndexFactory | str) -> IndexFactory:
 
 
 def _remedy(name: str) -> str:
-    """How to get a bank with another value of a setting."""
+    """What a user can do instead of assigning to a setting."""
     if name == "capacity":
         return "adanpc.with_capacity gives a classifier with the same rows and another capacity"
     if name in ("classes", "names"):
         return "adanpc.with_classes gives a classifier with the same rows and more classes"
-    return "give it to MemoryBank, and learn the rows again"
+    return "create a new MemoryBank with it, and learn the rows again"
 
 
-def _judged(
-    contents: Contents, slots: Tensor, verdict: str, change: Veto | Restore | Relabel
-) -> dict[int, tuple[Judgment, ...]]:
-    """The history of all rows, with this verdict on the rows in these slots."""
+def _judged(contents: Contents, slots: Tensor, verdict: str, change: Veto | Restore | Relabel) -> Histories:
+    """The histories of all rows, with a new verdict added for the rows in these slots."""
     judgments = dict(contents.judgments)
-    for row, label in dict(pairs(contents.table_of(slots, "id", "label"))).items():
+    label_of = dict(pairs(contents.table_of(slots, "id", "label")))  # each row once, even if it was named twice
+    for row, label in label_of.items():
         judgment = Judgment(verdict, label, change.who, change.why, change.when)
         judgments[row] = (*judgments.get(row, ()), judgment)
     return judgments
 
 
+def _rolled_back(judgments: Histories, earlier: Histories) -> Histories:
+    """The histories of all rows, with those of some rows as they were earlier; an empty one is dropped."""
+    result = dict(judgments)
+    for row, history in earlier.items():
+        if history:
+            result[row] = history
+        else:
+            result.pop(row, None)
+    return result
+
+
 def _active(table: Columns) -> Columns:
-    """The rows of a table that may vote, with the columns DECIDING only, so that features are not copied."""
+    """The rows of a table that may vote, with the columns DECIDING only: the features would be costly to copy."""
     active = table["state"] == ACTIVE
     return {name: table[name][active] for name in DECIDING}
 
 
 def _recounted(counts: Tensor, table: Columns, sign: int = 1) -> Tensor:
-    """How many admitted rows of each class there are (C,) once those of a table have come, or with -1 have gone."""
+    """The numbers of admitted rows by class (C,), with those of a table added or, with sign -1, taken away."""
     admitted = table["origin"].eq(ADMITTED)
     return counts.index_add(0, table["label"], admitted.long(), alpha=sign)
 
 
 def _groups(table: Columns) -> Tensor:
-    """The groups (n,) of rows in the index."""
+    """The group of the index that each row of a table belongs to, (n,) uint8."""
     origin = table["origin"]
     groups = torch.from_numpy(GROUP_OF_ORIGIN[to_main_memory(origin)])
     return groups.to(origin.device)

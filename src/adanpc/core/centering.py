@@ -1,4 +1,4 @@
-"""Optional centering of features: what a shift of the whole domain adds to every feature is taken away again."""
+"""Optional centering: subtracts a mean from the features, and with it what a shift adds to all features of a domain."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ BOUND = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is known of source and stream beside the rows; a value that changes replace.
+    """What a bank knows about source and stream in addition to its rows; never altered, only replaced.
 
-    Sums of unit features are exact, since their coordinates lie on the grid, so they do not depend on how a stream was
-    cut into batches, nor on the machine.
+    Sums of unit features are exact, because their coordinates lie on the grid. So they depend neither on how a stream
+    was cut into batches nor on the machine.
     """
 
     source_mean: Tensor | None = None  # (D,) float64
     stream_total: Tensor | None = None  # (D,) float64, the sum of all queries
-    stream_count: int = 0
+    stream_count: int = 0  # the number of all queries
     transform: Transform | None = None  # of the preset "safe", fitted to its first source rows
-    stream: Tensor | None = None  # what it knows of the stream, packed; see ``guard.Stream``
+    stream: Tensor | None = None  # what that preset knows about the stream, packed; see ``guard.Stream``
 
     def after(self, change: Append) -> Statistics:
-        """The statistics once the change has been applied."""
+        """The statistics once the change has been applied; vectors are copied, since the caller may reuse its own."""
         changed = self
         if change.source_mean is not None:
-            changed = replace(changed, source_mean=change.source_mean.clone())  # the caller may use its own again
+            changed = replace(changed, source_mean=change.source_mean.clone())
         if change.observed is not None:
             total = change.observed.total.clone()
             if self.stream_total is not None:
                 total = self.stream_total + total.to(self.stream_total.device)
-            changed = replace(changed, stream_total=total, stream_count=self.stream_count + change.observed.count)
+            count = self.stream_count + change.observed.count
+            changed = replace(changed, stream_total=total, stream_count=count)
         if change.transform is not None:
             changed = replace(changed, transform=change.transform)
         if change.stream is not None:
@@ -48,7 +49,7 @@ class Statistics:
         return changed
 
     def to(self, device: torch.device) -> Statistics:
-        """The same in tensors of its own on a device."""
+        """The same statistics in new tensors on a device."""
         mean = self.source_mean
         if mean is not None:
             mean = mean.to(device, copy=True)
@@ -66,15 +67,18 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Centering:
-    """Subtracts a mean before features are normalized for good.
+    """Subtracts a mean from features before they are normalized, stored and compared.
 
     Args:
-        mode: ``none``; ``source``: the mean of the source features, from rows and queries alike; ``stream``: each
-            source domain's own mean from its rows, and from a query the running mean of all queries up to and
-            including it, which starts as the source mean with the weight of ``prior`` queries.
-        prior: see there.
-        unit_features: features are normalized before means are taken, so that no single one, however long, can drag a
-            mean away. Files of format 1 did without.
+        mode: which mean.
+
+            * ``none``: no centering.
+            * ``source``: the mean of the source features, for rows and queries.
+            * ``stream``: for source rows, the mean of their own domain; for a query, the running mean of all queries
+              up to and including it, which starts as the source mean.
+        prior: how many queries the source mean counts for in the running mean.
+        unit_features: whether features are normalized before means are taken, so that no single one, however long,
+            can drag a mean away. False for banks from files of format 1.
     """
 
     mode: str = "none"
@@ -86,11 +90,17 @@ class Centering:
         object.__setattr__(self, "prior", require.whole("prior", self.prior, least=1, most=2**53))
 
     def prepared(self, change: Append, features: Tensor, statistics: Statistics) -> Append:
-        """The change with its checked features (n, D) centered, as the bank is to store them."""
+        """The change with its features centered, as the bank is to store them.
+
+        Args:
+            change: an append whose features may have been centered before.
+            features: (n, D) its features, checked.
+            statistics: of the bank before the change.
+        """
         if change.centered or self.mode == "none" or not len(features):
             return change
         if change.origin != Origin.SOURCE:
-            # A single row of an expert's is centered as a query that came next, and counted in no mean.
+            # An expert's row is centered as if it were the next query, but enters no mean.
             centered, _ = self.queries(features, statistics, sequence=False)
             return replace(change, features=centered, centered=True)
         features = self._scaled(features)
@@ -100,30 +110,32 @@ class Centering:
         means = mean.repeat(len(features), 1)
         if self.mode == "stream":
             domains = torch.as_tensor(change.domain, device=features.device).expand(len(features))
-            for name in domains.unique():
-                means[domains == name] = _mean(features[domains == name])
-        return replace(change, features=_less(features, means), centered=True, source_mean=mean)
+            for domain in domains.unique():
+                of_domain = domains == domain
+                means[of_domain] = _mean(features[of_domain])
+        return replace(change, features=_minus(features, means), centered=True, source_mean=mean)
 
     def queries(self, features: Tensor, statistics: Statistics, *, sequence: bool) -> tuple[Tensor, Observed | None]:
-        """Queries (B, D) centered, and what they add to the stream's statistics.
+        """The queries (B, D) centered, and what they add to the stream's statistics; None if they add nothing.
 
         Args:
-            features: checked.
-            statistics: before the first of them.
-            sequence: the queries come one after another; if not, each is centered as if it came next.
+            features: (B, D) the queries, checked.
+            statistics: of the bank before the first query.
+            sequence: True if the queries come one after another, so that each enters the mean of those after it; False
+                to center each of them as if it came next.
         """
         mean = statistics.source_mean
         if self.mode == "none" or mean is None or not len(features):
             return features, None
         features = self._scaled(features)
         if self.mode == "source":
-            return _less(features, mean), None
+            return _minus(features, mean), None
         total = statistics.stream_total
         if total is None:
             total = torch.zeros_like(mean)
         count = statistics.stream_count
         if sequence:
-            # torch adds one after another along this dimension, so that rounding does not depend on the batch.
+            # torch adds along this dimension one after another, so that rounding does not depend on the batch.
             totals = torch.cat([total[None], features.double()]).cumsum(0)[1:]  # (B, D)
             counts = torch.arange(count + 1, count + 1 + len(features), device=features.device)
         else:
@@ -131,18 +143,21 @@ class Centering:
             counts = torch.full((len(features),), count + 1, device=features.device)
         means = (totals + self.prior * mean) / (counts[:, None] + self.prior)
         observed = Observed(totals[-1] - total, len(features))
-        return _less(features, means), observed
+        return _minus(features, means), observed
 
     def _scaled(self, features: Tensor) -> Tensor:
-        return unit(features) if self.unit_features else features
+        if self.unit_features:
+            return unit(features)
+        return features
 
 
 def _mean(features: Tensor) -> Tensor:
-    """The mean (D,) of features (n, D); of unit features, the sum is exact."""
+    """The mean (D,) of features (n, D) in float64; for unit features, the sum in it is exact."""
     return features.double().sum(0) / len(features)
 
 
-def _less(features: Tensor, means: Tensor) -> Tensor:
-    """Features minus means; one that equals its mean keeps its own direction rather than none."""
+def _minus(features: Tensor, means: Tensor) -> Tensor:
+    """Features minus means, float32; a feature equal to its mean is left as it is, since zero has no direction."""
     centered = (features - means).clamp(-BOUND, BOUND).float()
-    return torch.where((centered == 0).all(1, keepdim=True), features, centered)
+    zero = (centered == 0).all(1, keepdim=True)  # (n, 1)
+    return torch.where(zero, features, centered)

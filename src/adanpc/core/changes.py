@@ -1,7 +1,8 @@
-"""Changes: every way in which a bank may become another, as values that can be logged and replayed.
+"""Changes: everything that can be done to a bank, as values that can be logged and replayed.
 
-A change holds effects: the rows that enter, who vetoed what. It is a value, not an action: ``MemoryBank.apply`` and
-``AdaNPC.apply`` carry it out, and replaying all changes on an empty bank gives the same bank again.
+A change is a value, not an action: it describes an effect, such as which rows enter or who vetoed which rows.
+``MemoryBank.apply`` and ``AdaNPC.apply`` carry it out, and replaying all changes on an empty bank gives the same bank
+again.
 
 Every change says who made it, why, and when, as far as the caller knows; the core reads no clock.
 """
@@ -27,10 +28,10 @@ LARGEST_ID = 2**63 - 1
 
 
 class Judgment(NamedTuple):
-    """What a person decided about a row, kept with the row for as long as it is held."""
+    """What a person decided about a row; it is kept for as long as the row is held."""
 
     verdict: str  # one of VERDICTS
-    label: int  # of the row before
+    label: int  # the label that the row had until then
     who: str = ""
     why: str = ""
     when: float | None = None  # seconds since 1970
@@ -38,7 +39,7 @@ class Judgment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """What queries add to the statistics of the stream, whether they join or not."""
+    """What queries add to the statistics of the stream, whether or not they join."""
 
     total: Tensor  # (D,) float64, the sum of their features
     count: int
@@ -48,23 +49,27 @@ class Observed:
 
 
 @require.names_its_arguments
-@dataclass(frozen=True, eq=False)  # tensors have no single answer to whether they are equal
+@dataclass(frozen=True, eq=False)  # comparing tensors gives a tensor, not a single answer
 class Append:
-    """Rows to be stored, in this order. Features need not have unit length.
+    """Rows are stored, in this order. Features need not have unit length.
+
+    Users give the first few arguments. Those from ``centered`` to ``stream`` are filled in by the classifier, so that
+    the change alone says everything that it does.
 
     Args:
-        features: (n, D).
-        labels: (n,).
+        features: (n, D) features.
+        labels: (n,) whole numbers from 0 to C - 1.
         origin: where the rows come from.
         soft: (n, C) class probabilities, for banks with soft labels.
-        domain: (n,) or one for all; -1 is unknown.
-        confidence: (n,); 1 when absent.
-        keys: (n,) the user's own row numbers; -1 when absent.
-        centered: whether a classifier's centering has been applied to the features; if not, ``AdaNPC.apply`` does.
-        source_mean: (D,) float64, becomes the mean of the source.
-        observed: what the stream's statistics gain.
-        transform: becomes the transform of the preset "safe".
-        stream: float64, becomes what that preset knows of the stream, as ``guard.Stream`` packs it.
+        domain: (n,) domain numbers, or one number for all rows; -1 means unknown.
+        confidence: (n,) how confident the answers were that made these labels; 1 by default.
+        keys: (n,) the user's own numbers for the rows; -1 by default.
+        centered: whether the features are already as the bank is to store them; if not, ``AdaNPC.apply`` centers or
+            transforms them.
+        source_mean: (D,) float64, the new mean of the source.
+        observed: what to add to the statistics of the stream.
+        transform: the new transform of the preset "safe".
+        stream: float64, what that preset now knows about the stream, as ``guard.Stream`` packs it.
         who, why, when: who makes the change, for what reason, and when, in seconds since 1970.
     """
 
@@ -95,7 +100,7 @@ class Append:
 @require.names_its_arguments
 @dataclass(frozen=True)
 class Veto:
-    """Rows that may no longer vote. They keep their place and can be restored."""
+    """Rows may no longer vote. They stay in the bank and can be restored."""
 
     ids: tuple[int, ...]
     who: str = ""
@@ -110,7 +115,7 @@ class Veto:
 @require.names_its_arguments
 @dataclass(frozen=True)
 class Restore:
-    """Vetoed rows that may vote again."""
+    """Vetoed rows may vote again."""
 
     ids: tuple[int, ...]
     who: str = ""
@@ -125,13 +130,14 @@ class Restore:
 @require.names_its_arguments
 @dataclass(frozen=True)
 class Relabel:
-    """Rows that get another label; the old one stays in their history.
+    """Rows get another label; the old one stays in their history.
 
-    A relabeled row is a person's word: an admitted row becomes an expert's, which is never evicted.
+    An admitted row that is relabeled becomes an expert's row, because a person has vouched for its label; so it will
+    never be evicted.
 
     Args:
-        ids: of the rows.
-        label: of all of them, or a label for each, in the order of ids, which are then different.
+        ids: the rows.
+        label: one label for all rows, or one for each, in the order of ids; then no id may occur twice.
         who, why, when: as in every change.
     """
 
@@ -160,7 +166,7 @@ class Relabel:
 @require.names_its_arguments
 @dataclass(frozen=True)
 class Delete:
-    """Rows that leave for good, with their history: for data that must no longer be kept."""
+    """Rows leave for good, and so does their history: for data that must no longer be kept."""
 
     ids: tuple[int, ...]
     who: str = ""
@@ -175,14 +181,14 @@ class Delete:
 @require.names_its_arguments
 @dataclass(frozen=True)
 class Feedback:
-    """A person's label for a query to which the frozen and the adapted answer of the preset "safe" differ.
+    """A person has labeled a query for which the frozen and the adapted answer of the preset "safe" differ.
 
-    It decides which of the two is given from then on, see ``AdaNPC.ask``. The query itself does not join.
+    Such labels decide which of the two answers is given from then on; see ``AdaNPC.ask``. The query does not join.
 
     Args:
         label: the true class.
-        frozen: what was answered without anything learned from the stream.
-        adapted: what was answered with all that was learned from it.
+        frozen: the class that was answered without anything learned from the stream.
+        adapted: the class that was answered with everything learned from it.
         who, why, when: as in every change.
     """
 
@@ -202,16 +208,19 @@ class Feedback:
 @require.names_its_arguments
 @dataclass(frozen=True, eq=False)
 class Rollback:
-    """The return to an earlier position, written as what that takes now; ``AdaNPC.rollback`` makes it.
+    """The bank returns to an earlier position. ``AdaNPC.rollback`` makes such a change.
+
+    It holds the difference between the two positions, so that it can be replayed without the contents it returns to.
 
     Args:
-        to: the position that is returned to. Ids that were given since are not given again.
-        at: the position at which it was made; at any other, it would undo too little, and is refused.
-        removed: rows that arrived since.
-        rows: the table of rows that left or were changed since, as they were; see ``MemoryBank.table``.
-        judgments: of these rows, as they were.
-        source_mean, stream_total, stream_count, stream: the statistics, as they were.
-        transformed: whether there was a transform; it never changes once it is there.
+        to: the position to return to. Ids that were given since then are not given again.
+        at: the position at which the change was made. It is refused at any other position, where it would not undo
+            everything.
+        removed: ids of the rows that arrived since then.
+        rows: the table of the rows that left or changed since then, as they were; see ``MemoryBank.table``.
+        judgments: the histories of rows whose history changed since then, as they were.
+        source_mean, stream_total, stream_count, stream: the statistics as they were.
+        transformed: whether there was a transform; once there is one, it never changes.
         who, why, when: as in every change.
     """
 
@@ -237,22 +246,22 @@ class Rollback:
 
     def __repr__(self) -> str:
         restored = len(self.rows.get("id", ()))
-        what = f"{len(self.removed)} rows leave, {restored} are as they were"
-        return f"<Rollback from position {self.at} to {self.to}: {what}{_signature(self)}>"
+        effect = f"removes {len(self.removed)} rows, restores {restored}"
+        return f"<Rollback from position {self.at} to {self.to}: {effect}{_signature(self)}>"
 
 
 Change = Append | Veto | Restore | Relabel | Delete | Feedback | Rollback
 
 
 def _ids(name: str, given: Any) -> tuple[int, ...]:
-    """Row ids as a tuple of ints, or an error that shows how they are given."""
-    wanted = f"{name} must be a sequence of row ids such as [3, 5], got {brief(given)}"
+    """Row ids as a tuple of ints; raises a ChangeError for anything that is not a sequence of ids."""
+    message = f"{name} must be a sequence of row ids such as [3, 5], got {brief(given)}"
     if isinstance(given, str | bytes | Mapping):
-        raise ChangeError(wanted)
+        raise ChangeError(message)
     try:
         rows = tuple(given)
-    except TypeError:  # a number; a tensor of one number has the methods of a sequence, and is none
-        raise ChangeError(wanted) from None
+    except TypeError:  # a number, or a tensor of one number, which looks like a sequence but cannot be iterated
+        raise ChangeError(message) from None
     try:
         ids = tuple(index(row) for row in rows)
     except TypeError:
@@ -264,6 +273,7 @@ def _ids(name: str, given: Any) -> tuple[int, ...]:
 
 
 def _take_ids(change: Any) -> None:
+    """Replaces the ids of a change by a checked tuple of ints."""
     object.__setattr__(change, "ids", _ids("ids", change.ids))
 
 
@@ -279,7 +289,7 @@ def _label_of_each(ids: tuple[int, ...], given: Sequence[Any]) -> tuple[int, ...
 
 
 def _signature(change: Any) -> str:
-    """Who made a change, why and when, as far as it is known."""
+    """Who made a change, why and when, for ``repr``; what is unknown is left out."""
     known = ""
     for name in ("who", "why", "when"):
         value = getattr(change, name)
@@ -289,14 +299,14 @@ def _signature(change: Any) -> str:
 
 
 def _check_signature(change: Any) -> None:
-    """Refuses a who, why or when that no log could keep, at once rather than when it is saved."""
+    """Raises an error for a who, why or when that no log could hold: now rather than when the change is saved."""
     require.text("who", change.who)
     require.text("why", change.why)
     object.__setattr__(change, "when", checked_time(change.when))
 
 
 def checked_time(when: Any) -> float | None:
-    """A time in seconds since 1970, or None where nobody knows it."""
+    """A time in seconds since 1970, or None if it is unknown."""
     if when is None:
         return None
     seconds = require.number("when", when)

@@ -1,4 +1,4 @@
-"""AdaNPC: answers by the vote of the bank, and lets confident answers join it."""
+"""AdaNPC: the classifier that answers by a vote of a bank's rows, and adds queries to the bank as it goes."""
 
 from __future__ import annotations
 
@@ -22,30 +22,37 @@ from adanpc.errors import AdaNPCError, LabelError
 from adanpc.index import check_features
 from adanpc.index.grid import Columns, tensor_of
 
-CHUNK = 128  # queries resolved together by step; a matter of speed, never of the answer
+CHUNK = 128  # how many queries ``step`` answers together; this affects the speed, never the answers
 
 
 class AdaNPC:
-    """An online classifier over a bank. ``predict`` and ``propose`` are pure; ``step`` answers and learns.
+    """An online classifier over a bank. ``predict`` and ``propose`` change nothing; ``step`` answers and learns.
 
-    Everything that can alter a later answer changes by ``apply`` alone, so all changes, replayed on an empty
-    classifier, give the same one again. Any number of threads may use it at once.
+    Only ``apply`` changes anything that can alter a later answer, so replaying all changes on an empty classifier
+    gives the same classifier again. Any number of threads may use it at once.
+
+    Example::
+
+        classifier = AdaNPC(MemoryBank(dim=512, classes=10), k=10)
+        classifier.learn(source_features, source_labels)
+        answer = classifier.step(features)  # answers, and learns
+        answer.labels
 
     Args:
         bank: the rows that vote.
-        preset: ``paper``: the rule of the paper, in which confident answers join as if they were labels; or ``safe``,
-            in which all join with their probabilities, features are transformed to suit the source, and answers fall
+        preset: ``paper``, the rule of the paper: confident answers join the bank as if they were labels. Or ``safe``:
+            all queries join with their probabilities, features are transformed to suit the source, and answers fall
             back to the frozen ones where adapting seems to do harm; see ``adanpc.core.safe``. It needs a bank with
             ``soft=True``.
-        **options: of the preset. Of ``paper``:
+        **options: options of the preset. For ``paper``:
 
             * k: how many neighbors vote.
-            * k_source, k_target: if given, instead of k: that many source rows and that many others (Proposition 3).
+            * k_source, k_target: instead of k, how many source rows and how many other rows vote (Proposition 3).
             * rule, temperature: the vote rule, see ``vote``.
-            * admission: which answers join the bank.
+            * admission: which answered queries join the bank, see ``Admission``.
             * centering, prior: see ``Centering``.
 
-            Of ``safe``: stream, transform, screen, guard, balance, carry, home; see ``SafeSettings``.
+            For ``safe``: stream, transform, screen, guard, balance, carry, home; see ``SafeSettings``.
     """
 
     def __init__(self, bank: MemoryBank, *, preset: str = "paper", **options: Any) -> None:
@@ -58,17 +65,17 @@ class AdaNPC:
 
     @property
     def settings(self) -> PaperSettings | SafeSettings:
-        """How it votes and whom it admits: ``PaperSettings`` of the preset "paper", ``SafeSettings`` of "safe"."""
+        """The options of the preset: ``PaperSettings`` for "paper", ``SafeSettings`` for "safe"."""
         return self._preset.settings
 
     @property
     def preset(self) -> str:
-        """The name of the rule by which it learns."""
+        """The name of the preset."""
         return self._preset.name
 
     @property
     def needs_all_at_once(self) -> bool:
-        """Whether source rows must be learned in one call, since a mean or a transform is made of all of them."""
+        """Whether source rows must be learned in one call, because a mean or a transform is fitted to all of them."""
         return self._preset.needs_all_at_once
 
     @property
@@ -80,8 +87,10 @@ class AdaNPC:
         return f"<AdaNPC with {self.settings} over {self.bank!r}>"
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses to set an option: answers would change without a trace, or not at all."""
-        options = [option for preset in PRESETS.values() for option in preset.options]
+        """Refuses to assign to an option, which would alter answers without leaving a trace in the log."""
+        options: list[str] = []
+        for preset in PRESETS.values():
+            options += preset.options
         if name in options:
             raise AdaNPCError(
                 f"{name} of a classifier cannot be changed to {brief(value)}: "
@@ -93,28 +102,43 @@ class AdaNPC:
     # Answering
 
     def frozen_queries(self, features: Numbers) -> Tensor:
-        """Queries (B, D) as the bank is searched for them before anything has been learned from a stream."""
+        """The vectors (B, D) for which the bank would be searched if nothing had been learned from a stream."""
         return self._preset.frozen_queries(self.bank.contents, self._checked(features))
 
     def predict(self, features: Numbers, *, exclude: Numbers | None = None) -> Prediction:
-        """The answer that each query (B, D) would get if it came next; ``exclude`` as in ``MemoryBank.search``."""
+        """The answer that each query would get if it came next; changes nothing.
+
+        Args:
+            features: (B, D) the queries.
+            exclude: (B, E) ids of rows that may not vote on that query, such as the query's own row.
+        """
         checked = self._checked(features)
-        return self._preset.predict(self.bank.contents, checked, excluded_ids(exclude, len(checked)))
+        excluded = excluded_ids(exclude, len(checked))
+        return self._preset.predict(self.bank.contents, checked, excluded)
 
     def propose(
         self, features: Numbers, *, domain: int = -1, keys: Numbers | None = None
     ) -> tuple[Prediction, Append | None]:
-        """The answers to queries that arrive in this order, and the change by which the admitted ones join.
+        """The answers to queries that arrive in this order, and the change that lets the admitted ones join.
 
-        The change is not applied here, though each query sees the earlier ones of the batch that join. Their ids are
-        provisional until the change has been applied: ``prediction.settled(first id that apply gave)``.
+        Nothing is changed here; a caller may log the change and then apply it. Even so, each query is answered as if
+        the earlier ones had already joined. Their ids are provisional: once ``ids = classifier.apply(change)`` has
+        given the final ones, ``prediction.settled(ids.start)`` is the answer with these.
+
+        Args:
+            features: (B, D) the queries.
+            domain: the domain that the queries come from; -1 if it is unknown.
+            keys: (B,) the user's own numbers for the queries.
         """
         checked = self._checked(features)
         answer, change, _ = self._propose(checked, domain, self.checked_keys(keys, len(checked)))
         return answer, change
 
     def step(self, features: Numbers, *, domain: int = -1, keys: Numbers | None = None) -> Prediction:
-        """Answers queries (B, D) in order and learns from each: the same for every way of cutting them into batches."""
+        """Answers queries (B, D) in order and learns from each of them; see ``propose`` for the arguments.
+
+        The answers do not depend on how queries are split into batches.
+        """
         checked = self._checked(features)
         all_keys = self.checked_keys(keys, len(checked))
         answers = []
@@ -131,18 +155,22 @@ class AdaNPC:
         return answered_in_turn(answers)
 
     def ask(self, features: Numbers, *, most: int = 10) -> list[Question]:
-        """Those of the queries (B, D) whose labels would say most about whether to adapt; the preset "safe" only.
+        """The queries whose labels would tell the most about whether to adapt; for the preset "safe" only.
 
-        No sign tells a stream that should be centered by its whole mean from one of a single class, but a few labels
-        do. Show these queries to a person, and ``apply(question.answered(label))``: as soon as one kind of answer leads
-        by four labels, it is the one that is given. If one is right in 70 of 100 cases in which only one of them is,
-        the other is chosen with a chance of less than 5 %.
+        Without labels, a stream that should be centered by its whole mean cannot be told from one of a single class;
+        a few labels tell them apart. Show these queries to a person, and ``apply(question.answered(label))``. As soon
+        as the adapted or the frozen answers lead by four labels, they are the ones that are given. If one kind is right
+        in 70 of 100 cases in which only one of them is, the other is chosen with a chance of less than 5 %.
+
+        Args:
+            features: (B, D) the queries to choose from.
+            most: the most queries to return.
         """
         require.whole("most", most, least=1)
         return self._preset.questions(self.bank.contents, self._checked(features), most)
 
     def signs(self) -> Signs:
-        """What the guard of the preset "safe" sees in the stream; its text says it in words."""
+        """What the guard of the preset "safe" sees in the stream; print it to read it in words."""
         return self._preset.signs(self.bank.contents)
 
     # Changing
@@ -159,17 +187,20 @@ class AdaNPC:
         why: str = "",
         when: float | None = None,
     ) -> range:
-        """Appends labeled rows (n, D) of the source, or of an expert; their ids."""
-        # Not checked by type: an Append says that it holds tensors, and ``apply`` makes them of arrays and lists, too.
+        """Appends labeled rows of the source, or of an expert, and returns their ids; see ``Append``."""
+        # Passed as a dict to quiet the type checker: Append is declared with tensors, but ``apply`` converts arrays
+        # and lists, too.
         columns: dict[str, Any] = {"features": features, "labels": labels, "domain": domain, "keys": keys}
         return self.apply(Append(origin=origin, who=who, why=why, when=when, **columns))
 
     def apply(self, change: Change, *, log: Callable[[Change], object] | None = None) -> range:
-        """Carries out one change, whole or not at all; the ids that it gave to the rows it appended.
+        """Carries out one change, completely or not at all, and returns the ids of the rows that it appended.
 
         Args:
-            change: what is to happen.
-            log: called with the change as the bank takes it, before anybody sees its effect; see ``MemoryBank.apply``.
+            change: the change to carry out. The features of an ``Append`` are centered or transformed first, unless it
+                says that they have been.
+            log: called with the change as the bank carries it out, before anybody sees its effect; see
+                ``MemoryBank.apply``.
         """
         with self.bank.writing():
             if isinstance(change, Append) and not change.centered:
@@ -179,14 +210,15 @@ class AdaNPC:
             return self.bank.apply(change, log=log)
 
     def rollback(self, earlier: Contents, *, who: str = "", why: str = "", when: float | None = None) -> Rollback:
-        """The change that returns to contents that the bank had before: ``earlier = classifier.bank.contents``.
+        """The change that would return the bank to earlier contents, saved as ``earlier = classifier.bank.contents``.
 
         It is not applied here.
         """
         now = self.bank.contents
         before = earlier.table()
         if now.deleted:  # what was deleted stays deleted
-            kept = ~torch.isin(before["id"], torch.tensor(sorted(now.deleted), device=before["id"].device))
+            deleted = torch.tensor(sorted(now.deleted), device=before["id"].device)
+            kept = ~torch.isin(before["id"], deleted)
             before = {name: column[kept] for name, column in before.items()}
         present = now.table()
         arrived = ~torch.isin(present["id"], before["id"])
@@ -210,38 +242,38 @@ class AdaNPC:
             when=when,
         )
 
-    # Keeping
+    # Saving and loading
 
     def state(self) -> State:
-        """All of the classifier, its bank included, in plain values; ``AdaNPC.load`` makes it again."""
+        """The whole classifier and its bank in plain values, from which ``AdaNPC.load`` makes an equal classifier."""
         state = self.bank.state()
         state["document"].update(self._preset.document())
         return state
 
     @classmethod
     def load(cls, state: State, *, device: torch.device | str = "cpu") -> AdaNPC:
-        """The classifier that ``state`` described. Files are checked by ``store`` before they come here."""
+        """The classifier whose ``state`` is given. It is believed: ``store`` checks what comes from a file."""
         classifier = cls(MemoryBank.load(state, device=device))
         classifier._preset = preset_from(state["document"])
         return classifier
 
     def digest(self) -> str:
-        """A hash of bank, settings and means: classifiers with equal digests give the same answers from then on."""
+        """A hash of bank and settings: classifiers with equal digests give the same answers from then on."""
         return digest_of(self.state())
 
-    # Inside
+    # Internals
 
     def _propose(
         self, features: Tensor, domain: int, keys: Tensor | None
     ) -> tuple[Prediction, Append | None, Tensor | None]:
-        """``propose`` for checked features, and what ``unit`` makes of those that the change holds, if it is known."""
+        """The result of ``propose`` for checked features, and the change's features as ``unit`` normalizes them."""
         return self._preset.propose(self.bank.contents, self.bank.queue_of, features, domain, keys)
 
     def _checked(self, features: Numbers) -> Tensor:
         return check_features(features, self.bank.dim).to(self.bank.device)
 
     def checked_keys(self, given: Any, count: int) -> Tensor | None:
-        """The user's own numbers of so many samples (B,), if there are any."""
+        """The user's own numbers for ``count`` samples as a tensor (count,); None if there are none."""
         if given is None:
             return None
         try:
@@ -256,7 +288,7 @@ class AdaNPC:
 
 
 def _differing(before: Columns, present: Columns) -> Tensor:
-    """Which rows of a table (n,) are missing or other in a later one; both are in the order of ids."""
+    """Which rows of a table are missing from a later table, or differ from it, (n,) bool; both are ordered by id."""
     kept = torch.isin(before["id"], present["id"])
     differing = ~kept
     places = torch.searchsorted(present["id"], before["id"][kept])
@@ -269,7 +301,7 @@ def _differing(before: Columns, present: Columns) -> Tensor:
 
 
 def _differing_histories(before: Contents, present: Contents, rows: list[int]) -> dict[int, tuple[Judgment, ...]]:
-    """The earlier histories of those rows whose history has changed since."""
+    """The earlier histories, by id, of those of the rows whose history has changed since then."""
     histories = {}
     for row in rows:
         history = before.judgments.get(row, ())
@@ -279,7 +311,7 @@ def _differing_histories(before: Contents, present: Contents, rows: list[int]) -
 
 
 def replay(changes: Iterable[Change], empty: AdaNPC) -> AdaNPC:
-    """The classifier after all changes, applied in order to an empty one with the same settings."""
+    """The classifier after all changes, which are applied in order to an empty one with the same settings."""
     for change in changes:
         empty.apply(change)
     return empty

@@ -1,13 +1,13 @@
-"""The codec of changes: to bytes, for a log, and back. No pickle; anything but what it wrote is refused.
+"""The codec that turns changes into bytes, for a log, and back. It uses no pickle and decodes only what it wrote.
 
-A change is a header and the bytes of its tensors:
+An encoded change is a header and the bytes of its tensors:
 
     4 bytes   "ADNC"
     1 byte    version: 2 of a relabel with a label for each row, 1 of everything else
     4 bytes   length of the header, little-endian
     header    JSON, names sorted, no blanks, ASCII: everything that is not a tensor, and for each tensor
               [name, type, shape] in the order in which their bytes follow
-    rest      the tensors, little-endian, nothing between or after them
+    rest      the tensors, little-endian, with nothing between or after them
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from adanpc.errors import AdaNPCError, ChangeError
 MAGIC = b"ADNC"
 VERSION = 1
 WITH_LABELS = 2  # the version of a relabel with a label for each row; to earlier releases it says: upgrade
-PREFIX = struct.Struct("<4sBI")
+PREFIX = struct.Struct("<4sBI")  # magic, version, length of the header
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -63,7 +63,7 @@ KINDS: dict[str, type[Any]] = {
     "feedback": Feedback,
     "rollback": Rollback,
 }
-APPEND_TENSORS = {  # and the types in which a bank takes them
+APPEND_TENSORS = {  # with the types in which a bank stores them
     "features": torch.float32,
     "labels": torch.int64,
     "soft": torch.float32,
@@ -73,14 +73,14 @@ APPEND_TENSORS = {  # and the types in which a bank takes them
     "source_mean": torch.float64,
     "stream": torch.float64,
 }
-TRANSFORM = tuple(part.name for part in fields(Transform))  # the tensors of a transform
-PREFIX_OF_TRANSFORM = "transform."  # before their names
+TRANSFORM = tuple(part.name for part in fields(Transform))  # the names of a transform's tensors
+PREFIX_OF_TRANSFORM = "transform."  # stands before these names in changes and files
 ROLLBACK_TENSORS = ("source_mean", "stream_total", "stream")
-ROW = "row."  # before the names of columns among a rollback's tensors
+ROW = "row."  # stands before the names of columns among a rollback's tensors
 
 
 def encode(change: Change) -> bytes:
-    """The change as bytes, for a log; ``decode`` gives it back."""
+    """The change as bytes, for a log; ``decode`` turns them into an equal change."""
     header: dict[str, Any] = {"who": change.who, "why": change.why, "when": change.when}
     tensors: dict[str, Tensor] = {}
     match change:
@@ -104,6 +104,7 @@ def encode(change: Change) -> bytes:
 
 
 def _describe_append(change: Append, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Adds what an append holds to the header and the tensors."""
     header |= {"kind": "append", "origin": int(change.origin), "centered": bool(change.centered)}
     for name, dtype in APPEND_TENSORS.items():
         value = getattr(change, name)
@@ -117,13 +118,17 @@ def _describe_append(change: Append, header: dict[str, Any], tensors: dict[str, 
 
 
 def _as_stored(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in the type in which a bank takes it; what a bank would refuse is not made acceptable here."""
+    """The tensor in the type in which a bank stores it.
+
+    A conversion must not make acceptable what a bank would refuse, such as labels that are not whole numbers.
+    """
     if value.is_floating_point() != dtype.is_floating_point and name != "features":
         raise ChangeError(f"{name} of a change cannot be {value.dtype}")
     return value.to(dtype)
 
 
 def _describe_rollback(change: Rollback, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Adds what a rollback holds to the header and the tensors."""
     header |= {
         "kind": "rollback",
         "to": change.to,
@@ -143,12 +148,12 @@ def _describe_rollback(change: Rollback, header: dict[str, Any], tensors: dict[s
 
 
 def transform_tensors(transform: Transform) -> dict[str, Tensor]:
-    """The tensors of a transform by the names that they have in changes and files."""
+    """The tensors of a transform, by the names that they have in changes and files."""
     return {PREFIX_OF_TRANSFORM + name: getattr(transform, name) for name in TRANSFORM}
 
 
 def take_transform(tensors: dict[str, Tensor]) -> Transform | None:
-    """The transform among tensors, which are taken out; None if there is nothing of one."""
+    """Removes the tensors of a transform from ``tensors``, and returns the transform; None if there are none."""
     found = {name: tensors.pop(PREFIX_OF_TRANSFORM + name, None) for name in TRANSFORM}
     parts = {name: tensor for name, tensor in found.items() if tensor is not None}
     if not parts:
@@ -160,11 +165,11 @@ def take_transform(tensors: dict[str, Tensor]) -> Transform | None:
 
 
 def decode(data: bytes) -> Change:
-    """The change that ``encode`` wrote; any other bytes are a ChangeError."""
+    """The change that ``encode`` wrote; raises a ChangeError for any other bytes."""
     header, tensors = _unpacked(data)
     kind = header.pop("kind", None)
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ChangeError(f"no change is of the kind {kind!r}: upgrade adanpc, or the bytes are damaged")
+        raise ChangeError(f"there is no kind of change {kind!r}: upgrade adanpc, unless the bytes are damaged")
     try:
         if kind == "append":
             return _append(header, tensors)
@@ -179,6 +184,7 @@ def decode(data: bytes) -> Change:
 
 
 def _append(header: dict[str, Any], tensors: dict[str, Tensor]) -> Append:
+    """The append that a header and tensors describe."""
     count = header.pop("observed_count", None)
     total = tensors.pop("observed_total", None)
     if (count is None) != (total is None):
@@ -200,7 +206,9 @@ def _append(header: dict[str, Any], tensors: dict[str, Tensor]) -> Append:
 
 
 def _rollback(header: dict[str, Any], tensors: dict[str, Tensor]) -> Rollback:
-    rows = {name.removeprefix(ROW): tensors.pop(name) for name in list(tensors) if name.startswith(ROW)}
+    """The rollback that a header and tensors describe."""
+    columns = [name for name in tensors if name.startswith(ROW)]
+    rows = {name.removeprefix(ROW): tensors.pop(name) for name in columns}
     header["judgments"] = judgments_from_json(header["judgments"])
     header["stream_count"] = require.whole("stream_count", header["stream_count"], least=0)
     if not isinstance(header.get("transformed", False), bool):
@@ -213,12 +221,16 @@ def _rollback(header: dict[str, Any], tensors: dict[str, Tensor]) -> Rollback:
 
 
 def judgments_to_json(judgments: Mapping[int, tuple[Judgment, ...]]) -> list[Any]:
-    """Judgments as JSON can hold them, in the order of rows."""
-    return [[row, [list(judgment) for judgment in judgments[row]]] for row in sorted(judgments)]
+    """Judgments as [row, [[verdict, label, who, why, when], …]] in the order of rows, which JSON can hold."""
+    entries = []
+    for row in sorted(judgments):
+        history = [list(judgment) for judgment in judgments[row]]
+        entries.append([row, history])
+    return entries
 
 
 def judgments_from_json(entries: Any) -> dict[int, tuple[Judgment, ...]]:
-    """What ``judgments_to_json`` wrote; anything else is a ChangeError."""
+    """The judgments that ``judgments_to_json`` wrote; raises a ChangeError for anything else."""
     judgments: dict[int, tuple[Judgment, ...]] = {}
     try:
         for row, history in entries:
@@ -234,6 +246,7 @@ def judgments_from_json(entries: Any) -> dict[int, tuple[Judgment, ...]]:
 
 
 def _judgment(values: Any) -> Judgment:
+    """One judgment from a list of its checked values."""
     verdict, label, who, why, when = values
     return Judgment(
         require.one_of("verdict", verdict, VERDICTS),
@@ -245,11 +258,12 @@ def _judgment(values: Any) -> Judgment:
 
 
 def canonical(document: Any) -> str:
-    """The one way in which a JSON document is written: names sorted, no blanks, only ASCII, no NaN."""
+    """The document as JSON in its one canonical form: names sorted, no blanks, only ASCII, no NaN."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _packed(header: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
+    """The header and tensors as bytes, in the format described above."""
     parts = []
     described = []
     for name, tensor in tensors.items():
@@ -257,7 +271,8 @@ def _packed(header: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
         described.append([name, NAMES[tensor.dtype], list(tensor.shape)])
         parts.append(tensor.numpy().tobytes())
     text = canonical({**header, "tensors": described}).encode()
-    return b"".join([PREFIX.pack(MAGIC, _version_of(header), len(text)), text, *parts])
+    prefix = PREFIX.pack(MAGIC, _version_of(header), len(text))
+    return b"".join([prefix, text, *parts])
 
 
 def _version_of(header: Mapping[str, Any]) -> int:
@@ -270,6 +285,7 @@ def _version_of(header: Mapping[str, Any]) -> int:
 def _header(text: bytes, version: int) -> dict[str, Any]:
     """A header, if it is written as ``_packed`` would write it in a change of this version."""
     header: dict[str, Any] = json.loads(text)
+    # Only the canonical form is accepted, so that equal changes have equal bytes.
     if canonical(header).encode() != text:
         raise ChangeError("the header of a change is not written as adanpc writes it")
     if version != _version_of(header):
@@ -278,17 +294,18 @@ def _header(text: bytes, version: int) -> dict[str, Any]:
 
 
 def _unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the tensors; allocates no more than the bytes hold."""
+    """The header and tensors of packed bytes, which need not be trusted: no more is allocated than they hold."""
     if len(data) < PREFIX.size:
         raise ChangeError(f"a change has at least {PREFIX.size} bytes, got {len(data)}")
     magic, version, length = PREFIX.unpack_from(data)
     if magic != MAGIC:
-        raise ChangeError(f"a change begins with {MAGIC!r}, got {magic!r}")
+        raise ChangeError(f"a change must begin with {MAGIC!r}, got {magic!r}")
     if version not in (VERSION, WITH_LABELS):
         raise ChangeError(f"this adanpc reads changes up to version {WITH_LABELS}, got {version}: upgrade adanpc")
     start = PREFIX.size + length
+    text = data[PREFIX.size : start]
     try:
-        header = _header(data[PREFIX.size : start], version)
+        header = _header(text, version)
         described = header.pop("tensors")
         tensors = {}
         for name, kind, shape in described:
@@ -301,19 +318,20 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, RuntimeError) as error:
         raise ChangeError(f"the header of a change cannot be read: {error}") from None
     if start != len(data):
-        raise ChangeError(f"a change ends after {start} bytes, got {len(data)}")
+        raise ChangeError(f"a change must end after {start} bytes, got {len(data)}")
     return header, tensors
 
 
 def _tensor(data: bytes, start: int, kind: str, shape: list[int]) -> tuple[Tensor, int]:
-    """A tensor whose bytes begin at ``start``, and where they end."""
+    """The tensor whose bytes begin at ``start``, and the place where they end."""
     dtype = DTYPES[kind]
     sizes = [require.whole("shape", size, least=0) for size in shape]
     if len(sizes) > 2:
         raise ChangeError(f"a tensor of a change has at most two dimensions, got {sizes}")
     end = start + prod(sizes) * dtype.itemsize
     if end > len(data):
-        raise ChangeError(f"a change is cut off: {end} bytes are announced, got {len(data)}")
-    if end == start:
+        raise ChangeError(f"a change is cut off: its header announces {end} bytes or more, got {len(data)}")
+    if end == start:  # frombuffer refuses an empty buffer
         return torch.zeros(sizes, dtype=dtype), end
-    return torch.frombuffer(bytearray(data[start:end]), dtype=dtype).view(sizes), end
+    copied = bytearray(data[start:end])  # tensors must be writable, and bytes are not
+    return torch.frombuffer(copied, dtype=dtype).view(sizes), end

@@ -1,8 +1,9 @@
-"""Contents: all that a bank holds at one moment, as a value that readers keep while the bank goes on changing."""
+"""Contents: everything a bank holds at one moment, as a value that readers can keep while the bank goes on changing."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from reprlib import repr as brief
@@ -36,39 +37,41 @@ from adanpc.index.protocol import FILE, Accounting, Finding
 
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # the most dimensions, classes and neighbors
-FEW = 16  # rows that are looked up one by one
-MOST_PADDED = 4096  # results have k columns, however few rows there are, up to this k
-BESIDE_ROWS = (  # the tensors of a state that have no value for each row
+FEW = 16  # up to this many rows are looked up one by one
+MOST_PADDED = 4096  # up to this k, results have k columns even if there are fewer rows
+BESIDE_ROWS = (  # the tensors of a state that are not columns of rows
     "source_mean", "stream_total", "stream", *(PREFIX_OF_TRANSFORM + name for name in TRANSFORM)
 )  # fmt: skip
 SOURCE_GROUP, OTHER_GROUP = 1, 2  # the groups of rows in the index
 
 
 class Pool(NamedTuple):
-    """Some of the rows that vote for a query: the k nearest of a side of the bank."""
+    """A request for neighbors: the k nearest of all rows, of the source rows, or of all other rows."""
 
     k: int
-    source: bool | None = None  # source rows only; False: all others only; None: all
-    soft: bool = True  # with soft labels, which may be large, if the bank keeps them
+    source: bool | None = None  # True for source rows only, False for all other rows only, None for all rows
+    soft: bool = True  # whether to return soft labels, which may be large, if the bank keeps them
 
     @property
     def group(self) -> int | None:
-        """The group of the index to search; None searches all."""
+        """The group of the index to search; None to search all."""
         if self.source is None:
             return None
-        return SOURCE_GROUP if self.source else OTHER_GROUP
+        if self.source:
+            return SOURCE_GROUP
+        return OTHER_GROUP
 
 
 class State(TypedDict):
-    """All of a bank or a classifier in plain values: what is saved, pickled, copied and compared."""
+    """A whole bank or classifier in plain values, to be saved, pickled, copied or compared."""
 
-    document: dict[str, Any]  # as JSON can hold it
+    document: dict[str, Any]  # values that JSON can hold
     tensors: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class BankSettings:
-    """The settings that belong to a bank's identity; see ``MemoryBank``."""
+    """The settings that are saved with a bank and enter its digest; see ``MemoryBank``."""
 
     dim: int
     classes: int
@@ -80,17 +83,21 @@ class BankSettings:
     names: tuple[str, ...] = ()  # of the classes, if they have any
 
     def __post_init__(self) -> None:
-        for name in ("dim", "classes"):
-            object.__setattr__(self, name, require.whole(name, getattr(self, name), least=1, most=WIDEST))
+        checked: dict[str, Any] = {
+            "dim": require.whole("dim", self.dim, least=1, most=WIDEST),
+            "classes": require.whole("classes", self.classes, least=1, most=WIDEST),
+        }
         if self.capacity is not None:
-            object.__setattr__(self, "capacity", require.whole("capacity", self.capacity, least=1, most=LARGEST))
-        object.__setattr__(self, "seed", require.whole("seed", self.seed, least=0, most=LARGEST))
-        object.__setattr__(self, "soft", bool(self.soft))
+            checked["capacity"] = require.whole("capacity", self.capacity, least=1, most=LARGEST)
+        checked["seed"] = require.whole("seed", self.seed, least=0, most=LARGEST)
+        checked["soft"] = bool(self.soft)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         require.one_of("storage", self.storage, STORAGE)
         require.one_of("evict", self.evict, POLICIES)
 
     def arguments(self) -> dict[str, Any]:
-        """The settings as keyword arguments of a bank, in values that JSON can hold."""
+        """The settings as keyword arguments of ``MemoryBank``, in values that JSON can hold."""
         arguments = asdict(self)
         names = list(arguments.pop("names"))
         if names:
@@ -100,21 +107,21 @@ class BankSettings:
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """Rows, their history and the statistics beside them. Nothing here ever changes.
+    """Rows, their history, and the statistics of source and stream. Nothing here ever changes.
 
-    What a slot holds does not change while any contents show it: a row that is relabeled moves to another slot, and a
-    slot is used again only when the last contents that show it are gone. So a reader needs no lock.
+    A reader needs no lock, because a slot stays as it is while any contents show it: a row that is relabeled moves to
+    another slot, and a slot is used again only after the last contents that show it are gone.
     """
 
     settings: BankSettings
-    index: Index
+    index: Index  # the features, by slot
     columns: Blocks  # label, domain, key, confidence, origin, and soft labels, by slot
-    vetoed: Mapping[int, int]  # the slots of rows that may not vote, by id
-    judgments: Mapping[int, tuple[Judgment, ...]]  # by id, for rows that were ever judged
+    vetoed: Mapping[int, int]  # the slot of each row that may not vote, by id
+    judgments: Mapping[int, tuple[Judgment, ...]]  # what people decided, by id, for rows that were ever judged
     deleted: frozenset[int]  # ids of rows that may never come back
-    admitted: Tensor  # (C,) admitted rows that may vote, by class
+    admitted: Tensor  # (C,) int64, how many admitted rows of each class may vote
     next_id: int
-    position: int  # how many changes led here
+    position: int  # how many changes were applied to get here
     statistics: Statistics
 
     def __len__(self) -> int:
@@ -127,28 +134,33 @@ class Contents:
     @property
     def nbytes(self) -> int:
         """Bytes of the slots in use."""
-        return self.index.nbytes + self.index.slots * self.columns.slot_bytes
+        index = self.index
+        return index.nbytes + index.slots * self.columns.slot_bytes
 
     def memory(self, slots: int) -> dict[str, int]:
-        """Bytes that so many slots need, by what they are for; see ``MemoryBank.memory``."""
+        """Bytes that this many slots need, by purpose; see ``MemoryBank.memory``."""
         index = self.index
         if isinstance(index, Accounting):
             parts = index.memory(slots)
         else:
-            parts = {"rows": slots * -(-index.nbytes // max(index.slots, 1))}
+            slot_bytes = math.ceil(index.nbytes / max(index.slots, 1))
+            parts = {"rows": slots * slot_bytes}
         parts["labels and the like"] = slots * self.columns.slot_bytes
-        return {**parts, "total": sum(parts.values()) - parts.get(FILE, 0)}
+        in_memory = sum(parts.values()) - parts.get(FILE, 0)
+        return {**parts, "total": in_memory}
 
     @property
     def summary(self) -> str:
-        """How many rows there are, and of what kinds."""
-        return f"{len(self)} rows, {int(self.admitted.sum())} admitted, {len(self.vetoed)} vetoed"
+        """How many rows there are, admitted and vetoed ones also counted apart."""
+        admitted = int(self.admitted.sum())
+        return f"{len(self)} rows, {admitted} admitted, {len(self.vetoed)} vetoed"
 
     def search(self, queries: Tensor, k: int, exclude: Tensor | None, source: bool | None) -> Neighbors:
         """See ``MemoryBank.search``."""
         require.whole("k", k, least=1)
-        checked = check_features(queries, self.settings.dim).to(self.index.device)
-        return self.nearest(unit(checked), k, excluded_ids(exclude, len(checked)), source)
+        features = check_features(queries, self.settings.dim).to(self.index.device)
+        excluded = excluded_ids(exclude, len(features))
+        return self.nearest(unit(features), k, excluded, source)
 
     def nearest(
         self,
@@ -159,45 +171,49 @@ class Contents:
         *,
         with_soft: bool = True,
     ) -> Neighbors:
-        """``search`` for queries that ``unit`` returned; soft labels, which may be large, only if they are wanted."""
-        return self.nearest_of(queries, [Pool(k, source, with_soft)], exclude)[0]
+        """The result of ``search`` for queries that ``unit`` returned, with soft labels only if they are wanted."""
+        pool = Pool(k, source, with_soft)
+        return self.nearest_of(queries, [pool], exclude)[0]
 
     def nearest_of(self, queries: Tensor, pools: Sequence[Pool], exclude: Tensor | None = None) -> list[Neighbors]:
-        """What ``nearest`` finds in each pool, in one search.
+        """The result of ``nearest`` for each pool, by one search that reads the rows once for all of them.
 
         Args:
-            queries: (B, D) as ``unit`` returned them.
-            pools: in which to search. Rows are read once for all of them.
-            exclude: (B, E) ids that may not vote for that query.
+            queries: (B, D) features as ``unit`` returned them.
+            pools: which rows to search, and for how many.
+            exclude: (B, E) ids of rows that may not vote for that query.
         """
-        found = self.index.search_groups(queries, [(pool.k, pool.group) for pool in pools], exclude=exclude)
-        return [self._neighbors(near, pool) for near, pool in zip(found, pools, strict=True)]
+        wanted = [(pool.k, pool.group) for pool in pools]
+        results = self.index.search_groups(queries, wanted, exclude=exclude)
+        return [self._neighbors(found, pool) for found, pool in zip(results, pools, strict=True)]
 
     def _neighbors(self, found: Found, pool: Pool) -> Neighbors:
-        """What the index found, with labels."""
+        """The rows that the index found, with their labels."""
         names = ["label"]
         if self.settings.soft and pool.soft:
             names.append("soft")
         slots = found.slots
         complete = found.complete
         if not complete:
-            slots = slots.clamp(min=0)  # where a neighbor is absent, that of slot 0 is read, and masked below
+            slots = slots.clamp(min=0)  # a missing neighbor, slot -1, reads slot 0; the result is masked below
         columns = self.columns.take(slots, *names)
         near = Neighbors(found.ids, found.similarity, columns["label"], columns.get("soft"))
         if not complete:
             near = near.without(found.slots < 0)
-        # An absurd k, which a file may hold, must not cost more than the rows that there are.
+        # A file may hold an absurdly large k; it must not cost more memory than the rows themselves would.
         width = min(pool.k, max(MOST_PADDED, len(self)))
         return near.padded(width)
 
     def held_slots(self) -> Tensor:
-        """The slots (n,) of all rows, in the order of their ids."""
-        vetoed = torch.tensor(list(self.vetoed.values()), dtype=torch.int64, device=self.index.device)
-        slots = torch.cat([self.index.visible, vetoed])
-        return slots[self.index.ids(slots).argsort()]
+        """The slots (n,) of all rows, vetoed ones included, in the order of their ids."""
+        index = self.index
+        vetoed = torch.tensor(list(self.vetoed.values()), dtype=torch.int64, device=index.device)
+        slots = torch.cat([index.visible, vetoed])
+        order = index.ids(slots).argsort()
+        return slots[order]
 
     def slots_of(self, ids: Tensor) -> Tensor:
-        """The slots (n,) of these rows; a RowError names the first that is not held."""
+        """The slots (n,) of the rows with these ids; raises a RowError that names the first one that is not held."""
         if len(ids) <= FEW and isinstance(self.index, Finding) and self.index.device.type == "cpu":
             found = self._few_slots(ids.tolist(), self.index)
             if -1 not in found:
@@ -205,8 +221,9 @@ class Contents:
         slots = self.held_slots()
         known = self.index.ids(slots)
         position = torch.searchsorted(known, ids)
-        known_or_end = torch.cat([known, known.new_full((1,), -1)])  # searchsorted may return len(known)
-        missing = ids[(known_or_end[position] != ids) | (ids < 0)]
+        # An id larger than all known ones gets position len(known), for which an id is added that no row has.
+        known_or_none = torch.cat([known, known.new_full((1,), -1)])
+        missing = ids[(known_or_none[position] != ids) | (ids < 0)]
         if len(missing):
             row = int(missing[0])
             fate = "it never existed"
@@ -216,21 +233,25 @@ class Contents:
         return slots[position]
 
     def _few_slots(self, ids: list[int], index: Finding) -> list[int]:
-        """The slots of these rows, without all ids being sorted; -1 for those that are not held."""
+        """The slots of the rows with these ids, found without sorting all ids; -1 for rows that are not held."""
         active = [row for row in ids if row not in self.vetoed]
-        found = dict(zip(active, index.find(active), strict=True))
-        return [found.get(row, self.vetoed.get(row, -1)) for row in ids]
+        slot_of = dict(zip(active, index.find(active), strict=True))
+        for row in ids:
+            if row in self.vetoed:
+                slot_of[row] = self.vetoed[row]
+        return [slot_of[row] for row in ids]
 
     def rows(self, ids: Tensor) -> Tensor:
-        """The stored unit rows of these ids, (n, D) float32."""
-        return self.index.rows(self.slots_of(ids.to(self.index.device)))
+        """The stored unit rows with these ids, (n, D) float32."""
+        slots = self.slots_of(ids.to(self.index.device))
+        return self.index.rows(slots)
 
     def table(self, *names: str) -> Columns:
-        """The named columns, or all with the encoded rows, of all held rows in the order of ids."""
+        """The named columns of all rows, ordered by id; without names, all columns and the encoded rows."""
         return self.table_of(self.held_slots(), *names)
 
     def table_of(self, slots: Tensor, *names: str) -> Columns:
-        """The table of the rows in these slots (n,)."""
+        """The same as ``table``, for the rows in these slots (n,) and in their order."""
         wanted = names or ("id", "state", *self.columns.kinds)
         stored = [name for name in wanted if name in self.columns.kinds]
         known = {}
@@ -247,7 +268,7 @@ class Contents:
         return table
 
     def check(self) -> None:
-        """Refuses contents whose parts contradict each other, as only forged changes could leave them."""
+        """Raises a TableError if parts of the contents contradict each other, which only forged changes can cause."""
         held = set(self.index.ids(self.held_slots()).tolist())
         check_judgments(self.judgments, held, set(self.vetoed), self.settings.classes)
         admitted = int(self.admitted.sum())
@@ -258,14 +279,14 @@ class Contents:
             raise TableError("it counts the queries of a stream but has no sum of them")
 
     def transform(self) -> Transform:
-        """What the preset "safe" has learned of the source features."""
+        """The transform that the preset "safe" has fitted to the source features."""
         transform = self.statistics.transform
         if transform is None:
             raise EmptyBankError("no row of the bank may vote: learn source rows first")
         return transform
 
     def stream(self) -> Stream:
-        """What the preset "safe" knows of the stream so far, once source rows have been learned."""
+        """What the preset "safe" knows about the stream so far; source rows must have been learned."""
         transform = self.transform()
         packed = self.statistics.stream
         if packed is None:
@@ -273,23 +294,25 @@ class Contents:
         return Stream.unpacked(packed, self.settings.dim, self.settings.classes)
 
     def calibration(self) -> Calibration:
-        """How errors and agreement go together on the source of the preset "safe"."""
+        """How errors and agreement are related on the source rows, as the preset "safe" has measured it."""
         return Calibration.unpacked(self.transform().calibration)
 
     def queue(self) -> Eviction | None:
-        """The admitted rows that may vote in the order in which they leave; None without a capacity."""
+        """The admitted rows that may vote, in the order in which they will leave; None without a capacity."""
         if self.settings.capacity is None:
             return None
         queue = Eviction(self.settings.evict, self.settings.capacity, self.settings.seed)
         table = self.table_of(self.index.visible, "id", "label", "origin")
         admitted = table["origin"] == Origin.ADMITTED
-        for row, label in zip(table["id"][admitted].tolist(), table["label"][admitted].tolist(), strict=True):
+        ids = table["id"][admitted].tolist()
+        labels = table["label"][admitted].tolist()
+        for row, label in zip(ids, labels, strict=True):
             queue.add(row, label)
         return queue
 
     def state(self) -> State:
-        """All of it, in tensors of its own and plain values."""
-        statistics = self.statistics.to(self.index.device)  # copies, which the caller may change
+        """The contents in plain values, all of them copies that the caller may change."""
+        statistics = self.statistics.to(self.index.device)  # copies
         document = {
             "bank": self.settings.arguments(),
             "next_id": self.next_id,
@@ -311,7 +334,7 @@ class Contents:
 
 
 def excluded_ids(given: Any, queries: int) -> Tensor | None:
-    """Ids (B, E) that may not vote for each of so many queries, if there are any."""
+    """The argument ``exclude`` as a tensor (B, E) for ``queries`` queries; None if there is none."""
     if given is None:
         return None
     wanted = f"exclude must be whole numbers of shape ({queries}, E), ids for each query"
@@ -325,7 +348,7 @@ def excluded_ids(given: Any, queries: int) -> Tensor | None:
 
 
 def class_names(classes: Any) -> tuple[str, ...]:
-    """The names of classes that were given by name; none if there is only their number."""
+    """The names of the classes; empty if only their number is given."""
     if isinstance(classes, str | bytes) or not isinstance(classes, Iterable):
         return ()
     names = []
@@ -338,13 +361,13 @@ def class_names(classes: Any) -> tuple[str, ...]:
 
 
 def digest_of(state: State) -> str:
-    """A hash of all that decides later answers: of everything but the number of changes that led here."""
+    """A hash of everything that decides later answers, so of all but the number of changes that were applied."""
     document = dict(state["document"])
     document.pop("position", None)
     hasher = hashlib.sha256(canonical(document).encode())
     for name, tensor in sorted(state["tensors"].items()):
-        kind = canonical([name, NAMES[tensor.dtype], list(tensor.shape)])
-        hasher.update(kind.encode())
+        header = canonical([name, NAMES[tensor.dtype], list(tensor.shape)])
+        hasher.update(header.encode())
         array: Any = tensor.cpu().contiguous().numpy()
         hasher.update(array)
     return hasher.hexdigest()

@@ -1,4 +1,4 @@
-"""What a bank holds, for other libraries: a pandas table, a SciPy graph. Both are imported when they are asked for."""
+"""A bank's rows for other libraries: a pandas table and a SciPy graph. Either library is imported only when needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK = 1024  # rows whose neighbors are searched at once
 
 
 def to_pandas(contents: Contents) -> Any:
-    """A pandas DataFrame with one line for each row, in the order of ids. Features stay in the bank."""
+    """A pandas DataFrame with one line for each row, ordered by id. It does not contain the features."""
     pandas = require.library("pandas", "a table of the bank")
     table = contents.table("id", "label", "origin", "state", "domain", "key", "confidence")
     columns: dict[str, Any] = {name: column.cpu().numpy() for name, column in table.items()}
@@ -29,26 +29,29 @@ def to_pandas(contents: Contents) -> Any:
 
 
 def knn_graph(contents: Contents, k: int) -> Any:
-    """The k most similar rows of each row but itself, as a CSR array (n, n) of similarities, in the order of ids.
+    """The k rows most similar to each row, itself excluded: a CSR array (n, n) of similarities, ordered by id.
 
-    Rows that may not vote have neighbors, and are nobody's neighbor.
+    A vetoed row has neighbors but is not a neighbor of any row.
     """
     k = require.whole("k", k, least=1)
     sparse = require.library("scipy.sparse", "a graph of the bank")
     slots = contents.held_slots()
     ids = contents.index.ids(slots)
-    values = []
-    columns = []
-    counts = [torch.zeros(1, dtype=torch.int64)]
-    for start in range(0, len(ids), CHUNK):
+    count = len(ids)
+    # Each list begins so that it has the right type even if there are no rows.
+    values = [torch.zeros(0, dtype=torch.float64)]
+    columns = [torch.zeros(0, dtype=torch.int64)]
+    counts = [torch.zeros(1, dtype=torch.int64)]  # the first line of a CSR array begins at 0
+    for start in range(0, count, CHUNK):
         part = slice(start, start + CHUNK)
         rows = unit(contents.index.rows(slots[part]))
         found = contents.nearest(rows, k, exclude=ids[part, None])
         present = found.ids >= 0
-        columns.append(torch.searchsorted(ids, found.ids[present]).cpu())
+        places = torch.searchsorted(ids, found.ids[present])
+        columns.append(places.cpu())
         values.append(found.similarity[present].cpu())
         counts.append(present.sum(1).cpu())
-    starts = torch.cat(counts).cumsum(0)
-    data = torch.cat([torch.zeros(0, dtype=torch.float64), *values])
-    indices = torch.cat([torch.zeros(0, dtype=torch.int64), *columns])
-    return sparse.csr_array((data.numpy(), indices.numpy(), starts.numpy()), shape=(len(ids), len(ids)))
+    data = torch.cat(values).numpy()
+    indices = torch.cat(columns).numpy()
+    starts = torch.cat(counts).cumsum(0).numpy()
+    return sparse.csr_array((data, indices, starts), shape=(count, count))

@@ -1,8 +1,7 @@
-"""What a bank derives from its contents to change them quickly: who is evicted next, and which slots are free."""
+"""Ledger: which row of a bank is evicted next, and which slots are free for new rows."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,43 +14,53 @@ from adanpc.index.grid import Columns
 
 
 class Retired(NamedTuple):
-    """A slot whose row is gone, and the versions of the contents that show it still."""
+    """A slot whose row is gone, and the versions of the contents that still show the row."""
 
     slot: int
-    since: int  # the first version that shows it; 0 if it is not known
-    until: int  # the first version that no longer does
+    since: int  # the first version that shows the row; 0 if unknown
+    until: int  # the first version that no longer shows it
 
 
 class Ledger:
-    """What a bank derives from its contents to change them quickly: who is evicted next, and which slots are free.
+    """Which row of a bank is evicted next, and which slots are free for new rows.
+
+    All of it follows from the contents. A bank keeps it between changes only because deriving it takes time.
 
     Args:
-        contents: from which all of it is made.
-        version: of the contents.
-        slots_used: that any version has shown. Those that these contents do not show may still be read by others.
+        contents: what the ledger is derived from.
+        version: the version number of these contents.
+        slots_used: the number of slots that any version has shown. Readers of an older version may still be looking
+            at slots that these contents do not show.
     """
 
     def __init__(self, contents: Contents, version: int, slots_used: int) -> None:
         self.queue = contents.queue()
         self._next_slot = slots_used
-        self._slot_of: dict[int, int] = {}  # of admitted rows, where there is a capacity
-        self._shown_since: dict[int, int] = {}  # the first version that shows a slot; 0 if it is not known
+        self._slot_of: dict[int, int] = {}  # the slot of each admitted row, by id; empty without a capacity
+        self._shown_since: dict[int, int] = {}  # the first version that shows the row in a slot; 0 if unknown
         self._free: list[int] = []
-        self._retired: list[Retired] = []
-        self._still_shown: list[Retired] = []  # those of them that somebody reads
-        self._older_readers: list[int] = []  # versions that were read when this was last looked at
+        self._retired: list[Retired] = []  # not yet examined by reclaim
+        self._still_shown: list[Retired] = []  # examined, and found to have readers
+        self._older_readers: list[int] = []  # the older versions that had readers at the last reclaim
         shown = contents.held_slots()
         if self.queue is not None:
             self.enter(contents.table_of(shown, *DECIDING), shown, version=0)
         unused = torch.ones(slots_used, dtype=torch.bool, device=shown.device)
         unused[shown] = False
-        self._retired += [Retired(slot, 0, version) for slot in unused.nonzero()[:, 0].tolist()]
+        for slot in unused.nonzero()[:, 0].tolist():
+            self._retired.append(Retired(slot, 0, version))
 
     def reclaim(self, readers: list[int]) -> None:
-        """Frees the slots that no version shows of those that somebody still reads, the newest included."""
+        """Frees every retired slot that nobody can see any more.
+
+        Args:
+            readers: the versions that somebody still reads, in rising order; the last one is the current version,
+                which shows no retired slot.
+        """
         older = readers[:-1]
         waiting = self._retired
-        if older != self._older_readers:  # else what was shown to somebody still is
+        # As long as the same versions are being read, a slot that had readers still has them.
+        if older != self._older_readers:
             waiting = waiting + self._still_shown
             self._still_shown = []
         for retired in waiting:
@@ -63,50 +72,54 @@ class Ledger:
         self._older_readers = older
 
     def allocate(self, count: int) -> list[int]:
-        """So many slots that nobody reads: free ones first."""
-        slots = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        fresh = count - len(slots)
+        """``count`` slots that nobody reads: freed ones first, then slots that were never used."""
+        reused = min(count, len(self._free))
+        slots = [self._free.pop() for _ in range(reused)]
+        fresh = count - reused
         slots += range(self._next_slot, self._next_slot + fresh)
         self._next_slot += fresh
         return slots
 
     def slots(self, contents: Contents, ids: list[int]) -> Tensor:
-        """The slots (n,) of these rows."""
-        whole_numbers = partial(torch.tensor, dtype=torch.int64, device=contents.index.device)
+        """The slots (n,) of the rows with these ids."""
+        device = contents.index.device
         known = [self._slot_of[row] for row in ids if row in self._slot_of]
         if len(known) == len(ids):
-            return whole_numbers(known)
-        return contents.slots_of(whole_numbers(ids))
+            return torch.tensor(known, dtype=torch.int64, device=device)
+        return contents.slots_of(torch.tensor(ids, dtype=torch.int64, device=device))
 
     def enter(self, table: Columns, slots: Tensor, *, version: int) -> None:
-        """Notes where rows are that may be evicted, and since which version."""
+        """Notes the slots of admitted rows and the version that first shows them; does nothing without a capacity."""
         if self.queue is not None:
-            for row, slot, origin in zip(table["id"].tolist(), slots.tolist(), table["origin"].tolist(), strict=True):
+            ids = table["id"].tolist()
+            origins = table["origin"].tolist()
+            for row, slot, origin in zip(ids, slots.tolist(), origins, strict=True):
                 if origin == Origin.ADMITTED:
                     self._slot_of[row] = slot
                     self._shown_since[slot] = version
 
     def retire(self, ids: list[int], slots: Tensor, *, version: int) -> None:
-        """Takes back the slots of rows that are gone from this version on."""
+        """Takes back the slots of rows that ``version`` no longer shows; older versions may still be showing them."""
         for slot in slots.tolist():
-            self._retired.append(Retired(slot, self._shown_since.pop(slot, 0), version))
+            since = self._shown_since.pop(slot, 0)
+            self._retired.append(Retired(slot, since, version))
         for row in ids:
             self._slot_of.pop(row, None)
 
     def enter_queue(self, table: Columns) -> None:
-        """Makes the admitted rows of a table candidates for eviction."""
+        """Adds the admitted rows of a table to the candidates for eviction."""
         if self.queue is not None:
             for row, label in pairs(_admitted(table)):
                 self.queue.add(row, label)
 
     def leave_queue(self, table: Columns) -> None:
-        """Makes the admitted rows of a table no longer candidates for eviction."""
+        """Removes the admitted rows of a table from the candidates for eviction."""
         if self.queue is not None:
             for row, label in pairs(_admitted(table)):
                 self.queue.discard(row, label)
 
 
 def _admitted(table: Columns) -> Columns:
-    """The rows of a table that were admitted: their ids and labels."""
+    """The ids and labels of the admitted rows of a table."""
     admitted = table["origin"] == Origin.ADMITTED
     return {"id": table["id"][admitted], "label": table["label"][admitted]}

@@ -29,7 +29,7 @@ NO_CENTERING = Centering()
 
 @dataclass(frozen=True)
 class PaperSettings:
-    """How a classifier with the preset "paper" votes and whom it admits; see ``AdaNPC``."""
+    """How a classifier with the preset "paper" votes, and which queries it admits; see ``AdaNPC``."""
 
     k: int = 10
     k_source: int | None = None
@@ -44,8 +44,9 @@ class PaperSettings:
         if (self.k_source is None) != (self.k_target is None):
             raise AdaNPCError("k_source and k_target go together: give both or neither")
         for name in ("k_source", "k_target"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, require.whole(name, getattr(self, name), least=1, most=WIDEST))
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, require.whole(name, given, least=1, most=WIDEST))
         check_vote_settings(self.rule, self.temperature)
         object.__setattr__(self, "temperature", float(self.temperature))
         if not isinstance(self.centering, Centering):
@@ -57,14 +58,14 @@ class PaperSettings:
 
     @property
     def pools(self) -> list[Pool]:
-        """How many rows vote, and from which side."""
+        """Which rows vote on a query: the k nearest of all, or so many of the source and so many others."""
         if self.k_source is None or self.k_target is None:
             return [Pool(self.k)]
         return [Pool(self.k_source, source=True), Pool(self.k_target, source=False)]
 
 
 class Paper:
-    """Answers and changes by the paper's rule; see ``presets`` for what is asked of it."""
+    """Answers and changes by the paper's rule, with the methods that ``presets`` requires of a preset."""
 
     name = "paper"
     options = ("k", "k_source", "k_target", "rule", "temperature", "admission", "centering", "prior")
@@ -75,14 +76,16 @@ class Paper:
 
     @classmethod
     def of_options(cls, options: Mapping[str, Any]) -> Paper:
-        """The preset with these of its options."""
+        """The preset with the options of ``AdaNPC``; options that are not given have their defaults."""
         values = dict(options)
-        centering = Centering(values.pop("centering", "none"), values.pop("prior", Centering.prior))
-        return cls(PaperSettings(**values, centering=centering))
+        mode = values.pop("centering", "none")
+        prior = values.pop("prior", Centering.prior)
+        settings = PaperSettings(**values, centering=Centering(mode, prior))
+        return cls(settings)
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Paper:
-        """The preset that ``document`` described."""
+        """The preset that the document of a state describes."""
         thresholds = {name: float(value) for name, value in document["admission"].items()}
         admission = Admission(**thresholds)
         centering = Centering(**document["centering"])
@@ -90,7 +93,7 @@ class Paper:
         return cls(settings)
 
     def document(self) -> dict[str, Any]:
-        """The settings in plain values, as a state's document has them."""
+        """The settings in plain values, as the document of a state holds them."""
         settings = self.settings
         return {
             "classifier": {
@@ -106,17 +109,29 @@ class Paper:
 
     @property
     def needs_all_at_once(self) -> bool:
-        """Whether source rows must be learned in one call, since a mean is made of all of them."""
+        """Whether source rows must be learned in one call, because a mean is taken over all of them."""
         return self.settings.centering.mode != "none"
 
     # Answering
 
     def frozen_queries(self, contents: Contents, features: Tensor) -> Tensor:
-        """Checked queries (B, D) as the bank is searched for them before anything is learned from a stream."""
-        return self.settings.centering.queries(features, contents.statistics, sequence=False)[0]
+        """The vectors (B, D) to search the bank for, if nothing had been learned from a stream.
+
+        Args:
+            contents: the contents of the bank.
+            features: (B, D) the queries, checked.
+        """
+        centered, _ = self.settings.centering.queries(features, contents.statistics, sequence=False)
+        return centered
 
     def predict(self, contents: Contents, features: Tensor, exclude: Tensor | None) -> Prediction:
-        """The answer that each of these checked queries (B, D) would get if it came next."""
+        """The answer that each query would get if it came next.
+
+        Args:
+            contents: the contents of the bank.
+            features: (B, D) the queries, checked.
+            exclude: (B, E) ids of rows that may not vote on that query.
+        """
         queries = unit(self.frozen_queries(contents, features))
         sides = contents.nearest_of(queries, self.settings.pools, exclude)
         voters = side_by_side(sides)
@@ -130,7 +145,15 @@ class Paper:
         domain: int,
         keys: Tensor | None,
     ) -> tuple[Prediction, Append | None, Tensor | None]:
-        """The answers to checked queries in turn, the change by which they join, and its rows at length one."""
+        """The answers to queries that arrive in order, the change that lets the admitted ones join, and its unit rows.
+
+        Args:
+            contents: the contents of the bank.
+            queue_of: returns the eviction queue of contents; None without a capacity.
+            features: (B, D) the queries, checked.
+            domain: the domain that the queries come from; -1 if it is unknown.
+            keys: (B,) the user's own numbers for the queries.
+        """
         settings = self.settings
         centered, observed = settings.centering.queries(features, contents.statistics, sequence=True)
         queries = unit(centered)
@@ -139,7 +162,9 @@ class Paper:
         joins = array_if_on_cpu(prediction.joined) >= 0
         if observed is None and not joins.any():
             return prediction, None, None
-        chosen = None if joins.all() else torch.as_tensor(joins)  # None: all, without a mask
+        chosen = None  # all of them: no mask is needed
+        if not joins.all():
+            chosen = torch.as_tensor(joins)
         soft = None
         if contents.settings.soft:
             soft = _selected(prediction.probs, chosen)
@@ -159,7 +184,7 @@ class Paper:
         return prediction, change, _selected(queries, chosen)
 
     def _answer(self, classes: int, neighbors: Neighbors) -> Prediction:
-        """The vote of these neighbors; no query has joined."""
+        """The answers by a vote of these neighbors; whether a query joins is decided later."""
         if neighbors.missing_for_some:
             raise EmptyBankError("no row of the bank may vote: append source rows first, or restore vetoed ones")
         probs, weights = vote(neighbors, classes, self.settings.rule, self.settings.temperature)
@@ -167,29 +192,29 @@ class Paper:
         return Prediction(probs.float(), weights.float(), neighbors, joined)
 
     def questions(self, contents: Contents, features: Tensor, most: int) -> NoReturn:
-        """Refuses: there is one kind of answer."""
+        """Raises an error: this preset has one kind of answer, and so no choice that labels could settle."""
         raise AdaNPCError("ask needs preset='safe': with preset='paper' there is nothing to decide between")
 
     def signs(self, contents: Contents) -> NoReturn:
-        """Refuses: there is no guard."""
+        """Raises an error: this preset has no guard."""
         raise AdaNPCError("signs needs preset='safe': with preset='paper' there is nothing to decide between")
 
     # Changing
 
     def prepared(self, contents: Contents, change: Append, features: Tensor) -> Append:
-        """The change with its checked features (n, D) as the bank is to store them."""
+        """The change with its features as the bank is to store them; ``features`` (n, D) are its own, checked."""
         return self.settings.centering.prepared(change, features, contents.statistics)
 
 
 def _selected(values: Tensor, chosen: Tensor | None) -> Tensor:
-    """A copy of the values (B, …) that are chosen (B,), or of all."""
+    """A copy of the values (B, …) at which ``chosen`` (B,) is true, or of all values if it is None."""
     if chosen is None:
         return values.clone()
     return values[chosen]
 
 
 def _plain(value: float) -> float | str:
-    """The value for JSON, which has no infinities."""
+    """The value, or its name if it is infinite, for JSON has no infinities."""
     if value in (float("inf"), float("-inf")):
         return str(value)
     return value

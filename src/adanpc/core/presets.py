@@ -1,7 +1,7 @@
-"""The rules by which a classifier learns, each an object that answers what the classifier asks.
+"""The presets: the rules by which a classifier answers and learns, each of them an object with the same methods.
 
-``Paper`` and ``Safe`` have the same methods. Each gets the contents of the bank at that moment and keeps nothing but
-its settings, so any number of threads may use it.
+``Paper`` and ``Safe`` keep nothing but their settings; their methods get the contents of the bank as an argument. So
+any number of threads may use the same preset.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from adanpc.require import did_you_mean
 
 
 class Safe:
-    """Answers and changes as ``adanpc.core.safe`` describes."""
+    """Answers and changes as described in ``adanpc.core.safe``."""
 
     name = "safe"
     options = ("stream", "transform", "screen", "guard", "balance", "carry", "home")
     keeps_probabilities = True
-    needs_all_at_once = True  # the transform is made of all source rows
+    needs_all_at_once = True  # the transform is fitted to all source rows
 
     def __init__(self, settings: SafeSettings) -> None:
         self.settings = settings
 
     @classmethod
     def of_options(cls, options: Mapping[str, Any]) -> Safe:
-        """The preset with these of its options."""
+        """The preset with the options of ``AdaNPC``; options that are not given have their defaults."""
         return cls(SafeSettings(**options))
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Safe:
-        """The preset that ``document`` described."""
+        """The preset that the document of a state describes."""
         return cls(SafeSettings(**document["safe"]))
 
     def document(self) -> dict[str, Any]:
-        """The settings in plain values, as a state's document has them."""
+        """The settings in plain values, as the document of a state holds them."""
         return {"safe": asdict(self.settings)}
 
     def frozen_queries(self, contents: Contents, features: Tensor) -> Tensor:
-        """Checked queries (B, D) as the bank is searched for them before anything is learned from a stream."""
+        """The vectors (B, D) to search the bank for, if nothing had been learned from a stream."""
         return safe.still(contents, features)
 
     def predict(self, contents: Contents, features: Tensor, exclude: Tensor | None) -> Prediction:
-        """The answer that each of these checked queries (B, D) would get if it came next."""
+        """The answer that each checked query (B, D) would get if it came next."""
         return safe.predict(contents, features, self.settings, exclude)
 
     def propose(
@@ -66,7 +66,7 @@ class Safe:
         domain: int,
         keys: Tensor | None,
     ) -> tuple[Prediction, Append | None, Tensor | None]:
-        """The answers to checked queries in turn, the change by which they join, and its rows at length one."""
+        """The answers to queries that arrive in order, the change by which they join, and its unit rows."""
         prediction, change, rows = turns.propose(contents, queue_of(contents), features, self.settings)
         if change is not None:
             if keys is not None:
@@ -75,7 +75,7 @@ class Safe:
         return prediction, change, rows
 
     def questions(self, contents: Contents, features: Tensor, most: int) -> list[Question]:
-        """Those of these checked queries (B, D), at most so many, whose labels would say most."""
+        """The ``most`` checked queries (B, D) whose labels would tell the most, or fewer."""
         return safe.questions(contents, features, self.settings, most)
 
     def signs(self, contents: Contents) -> Signs:
@@ -83,7 +83,7 @@ class Safe:
         return contents.stream().signs(contents.calibration())
 
     def prepared(self, contents: Contents, change: Append, features: Tensor) -> Append:
-        """The change with its checked features (n, D) as the bank is to store them."""
+        """The change with its features as the bank is to store them; ``features`` (n, D) are its own, checked."""
         return safe.prepared(change, features, contents, self.settings)
 
 
@@ -92,21 +92,21 @@ PRESETS: dict[str, type[Paper] | type[Safe]] = {"paper": Paper, "safe": Safe}
 
 
 def preset_of(name: str, options: Mapping[str, Any]) -> Preset:
-    """The preset of this name with these options, or an error that names the option at fault."""
+    """The preset of this name with these options; raises an ArgumentError that names an unknown option."""
     require.one_of("preset", name, PRESETS)
     preset = PRESETS[name]
     for option in options:
         if option not in preset.options:
-            others = [other for other, known in PRESETS.items() if option in known.options]
             remedy = did_you_mean(option, ("bank", "preset", *preset.options))
-            if others:
-                remedy = f": it belongs to preset={others[0]!r}"
+            owners = [other for other, known in PRESETS.items() if option in known.options]
+            if owners:
+                remedy = f": it belongs to preset={owners[0]!r}"
             raise ArgumentError(f"the preset {name!r} has no option {option!r}{remedy}")
     return preset.of_options(options)
 
 
 def preset_from(document: Mapping[str, Any]) -> Preset:
-    """The preset that a state's document describes."""
+    """The preset that the document of a state describes."""
     if "safe" in document:
         return Safe.of_document(document)
     return Paper.of_document(document)

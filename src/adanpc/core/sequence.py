@@ -1,17 +1,28 @@
-"""Why a batch answers as its queries would one by one, and how.
+"""How a batch of queries is answered at once, with the answers that they would get one by one.
 
-Queries arrive in order. Each is answered by the rows held at its turn, which include earlier queries of the same batch
-that joined, and not those that were evicted for them. So who joins depends on answers, and answers on who joined.
+The problem. Queries arrive in order. At turn t, query t is answered by the rows that are held at that moment, and then
+it may join the bank, which may evict another row. So the rows that vote on query t depend on the *outcomes* of the
+turns before t: which queries joined, and with what answers. Those are not known when the whole batch is answered at
+once.
 
-That circle is resolved by guessing. The first guess is that nobody joins. All queries are answered as if the guess were
-true, and their answers say who would join then: the next guess. When a guess and the answers under it agree, it stands.
+The method. Guess an outcome for every query, and answer all queries as if the guess were right: follow it turn by turn
+to see which rows are held at each turn, let them vote, and apply the admission. This *sweep* gives every query a new
+outcome, and so a new guess. Repeat until the outcomes are those that were guessed. The first guess is that no query
+joins.
 
-* It ends. The answer to query t depends on the queries before t alone. If the guess is right about the first t of them,
-  then so is the answer to query t, and the next guess is right about the first t + 1. So every sweep settles at least
-  one more query. In practice a few sweeps settle all: most answers do not depend on the batch.
-* It ends at the right place. A guess that stands is, by the same induction, that of answering one by one.
+Why the result is right. The outcome that a sweep finds for query t depends on the guess for queries 0 … t - 1 alone, as
+no later query can vote on it. And if the guess is right for all of these, then query t sees the rows that it would see
+one by one, so the outcome found for it is right.
 
-Similarities are exact, so a sweep for the whole batch gives the bits that single queries would; see ``index.grid``.
+* It ends. The first sweep is right for query 0, which depends on no guess. A sweep that starts from a guess that is
+  right for queries 0 … t - 1 is right for queries 0 … t. So every sweep makes at least one more query right, after B
+  sweeps at most all are right, and from then on nothing changes. In practice a few sweeps are enough, because most
+  answers do not depend on other queries of the batch.
+* It ends with the right outcomes. Suppose a sweep returns the very outcomes that were guessed. They are right for query
+  0. So the guess was right for query 0, hence the sweep is right for query 1, and so on up to the last query.
+
+Why the bits are the same, too. Similarities are exact, however many queries are compared at once (see ``index.grid``).
+So each query gets the same voters, with the same similarities, in the same order as if it had come alone.
 """
 
 from __future__ import annotations
@@ -40,57 +51,64 @@ def resolve(
     """The answers to unit queries (B, D) that arrive in this order, with provisional ids for those that join.
 
     Args:
-        contents: of the bank when the first one arrives.
-        queue_of: gives a queue of contents' evictions, None without a capacity.
-        queries: as ``unit`` returns them.
-        pools: who votes.
-        answer: from voters to an answer.
-        admission: from an answer to whether the query joins.
+        contents: the contents of the bank when the first query arrives.
+        queue_of: returns the eviction queue of contents; None without a capacity.
+        queries: the queries as ``unit`` returns them.
+        pools: which rows vote on a query, and how many.
+        answer: the vote: turns voters into answers.
+        admission: decides which queries join, given their answers.
     """
     batch = len(queries)
-    # Up to this many of the nearest rows may be evicted before the last query's turn, so as many more are searched for.
+    # Up to this many of the bank's rows may be evicted before the last query's turn. Searching for as many more than k
+    # makes sure that the k nearest of those that remain are among the rows found.
     leaving = _most_that_leave(contents, batch - 1)
-    wider = [_with_room(pool, leaving) for pool in pools]
-    found = contents.nearest_of(queries, wider)
-    first = found
+    found = contents.nearest_of(queries, [_widened(pool, leaving) for pool in pools])
+    nearest = found
     if leaving:
-        first = [near.nearest(pool.k) for near, pool in zip(found, pools, strict=True)]
-    held = contents.admitted.expand(batch, -1)  # (B, C)
-    # The second guess already: who joins, by their answers, if nobody joins before them.
-    guess = _with_joins(answer(side_by_side(first)), admission, held, contents.next_id)
+        nearest = [near.nearest(pool.k) for near, pool in zip(found, pools, strict=True)]
+    # The first sweep, from the guess that no query joins: all see the bank as it is.
+    counts = contents.admitted.expand(batch, -1)  # (B, C)
+    guess = _with_joins(answer(side_by_side(nearest)), admission, counts, contents.next_id)
     if batch < 2 or not bool((guess.joined[:-1] >= 0).any()):
-        return guess  # nobody joins before the last query: the first guess stands
+        return guess  # no query joins before the last one, as was guessed
     queue = queue_of(contents)
     stored = contents.index.stored(queries)
     similarity = queries.double() @ stored.double().T  # (B, B), exact
     while True:
         timeline = _timeline(contents, queue, guess)
         voters = _voters(contents, pools, found, similarity, guess, timeline)
-        answered = _with_joins(answer(voters), admission, timeline.held, contents.next_id)
-        if _stands(guess, answered):
-            return answered
-        guess = answered
+        outcomes = _with_joins(answer(voters), admission, timeline.admitted, contents.next_id)
+        if _same_outcomes(guess, outcomes):
+            return outcomes
+        guess = outcomes
 
 
 def _most_that_leave(contents: Contents, joining: int) -> int:
-    """How many rows of the bank could be evicted if so many queries joined."""
+    """The most rows of the bank that can be evicted if up to ``joining`` queries join."""
     capacity = contents.settings.capacity
     if capacity is None or joining < 1:
         return 0
-    too_many = int(contents.admitted.sum()) + joining - capacity
-    return min(joining, max(0, too_many))
+    excess = int(contents.admitted.sum()) + joining - capacity
+    return min(joining, max(0, excess))
 
 
-def _with_room(pool: Pool, leaving: int) -> Pool:
-    """The pool with so many more rows; source rows never leave."""
+def _widened(pool: Pool, leaving: int) -> Pool:
+    """The pool with ``leaving`` more rows, unless it has source rows only, which never leave."""
     if pool.source:
         return pool
     return pool._replace(k=pool.k + leaving)
 
 
-def _with_joins(answered: Prediction, admission: Admission, held: Tensor, next_id: int) -> Prediction:
-    """The answers with the ids under which the admitted ones would join."""
-    admitted = array_if_on_cpu(admission(answered, held))
+def _with_joins(answered: Prediction, admission: Admission, counts: Tensor, next_id: int) -> Prediction:
+    """The answers, and for each query that is admitted the id under which it would join.
+
+    Args:
+        answered: answers that say nothing about who joins.
+        admission: decides which queries join.
+        counts: (B, C) how many admitted rows of each class may vote at each query's turn.
+        next_id: the id of the first query that joins; the others follow in order.
+    """
+    admitted = array_if_on_cpu(admission(answered, counts))
     ids = admitted.cumsum(0) + (next_id - 1)
     ids[~admitted] = -1
     return with_fields(answered, joined=torch.as_tensor(ids), provisional=next_id)
@@ -98,36 +116,39 @@ def _with_joins(answered: Prediction, admission: Admission, held: Tensor, next_i
 
 @dataclass(frozen=True)
 class _Timeline:
-    """What a guess entails."""
+    """Which rows are held at each turn if a guess is right."""
 
-    until: Tensor  # (B,) the last turn at which each query of the batch, if it joined, may vote
-    held: Tensor  # (B, C) admitted rows of each class that may vote at each turn
-    evicted: list[tuple[int, int]]  # rows of the bank that leave, and the turn after which they are gone
+    last_turn: Tensor  # (B,) the last turn at which each query of the batch may vote, if it joins at all
+    admitted: Tensor  # (B, C) how many admitted rows of each class may vote at each turn
+    evicted: list[tuple[int, int]]  # the id of each row of the bank that leaves, and the turn at whose end it does
 
 
 def _timeline(contents: Contents, queue: Eviction | None, guess: Prediction) -> _Timeline:
+    """Follows a guess turn by turn."""
     batch = len(guess.joined)
     device = guess.joined.device
     joins = guess.joined >= 0
-    # How many admitted rows of each class there are at first, and by how many they change after each turn.
+    # Row 0 holds the numbers of admitted rows at turn 0, row t + 1 by how much they change at the end of turn t. Their
+    # running sum is therefore the numbers at each turn.
     count_changes = torch.zeros(batch + 1, contents.settings.classes, dtype=torch.int64, device=device)
     count_changes[0] = contents.admitted
     count_changes[1:].scatter_add_(1, guess.labels[:, None], joins.long()[:, None])
-    until = torch.full((batch,), batch, device=device)
+    last_turn = torch.full((batch,), batch, device=device)
     evicted = []
     if queue is not None:
-        queue = queue.copy()
+        queue = queue.copy()  # the next sweep starts from the same queue
         turns = joins.nonzero()[:, 0].tolist()
         for turn, label in zip(turns, guess.labels[joins].tolist(), strict=True):
-            row, left_label = queue.push(int(guess.joined[turn]), label)
+            row, label_of_row = queue.push(int(guess.joined[turn]), label)
             if row < 0:
-                continue  # there was room: nobody leaves
-            count_changes[turn + 1, left_label] -= 1
+                continue  # there was room, so no row leaves
+            count_changes[turn + 1, label_of_row] -= 1
             if row < contents.next_id:
                 evicted.append((row, turn))
-            else:  # a query of this batch; those that join get consecutive ids from next_id on
-                until[turns[row - contents.next_id]] = turn
-    return _Timeline(until, count_changes.cumsum(0)[:-1], evicted)
+            else:  # a query of this batch, found by its id: those that join get consecutive ids from next_id on
+                turn_of_row = turns[row - contents.next_id]
+                last_turn[turn_of_row] = turn
+    return _Timeline(last_turn, count_changes.cumsum(0)[:-1], evicted)
 
 
 def _voters(
@@ -138,49 +159,64 @@ def _voters(
     guess: Prediction,
     timeline: _Timeline,
 ) -> Neighbors:
-    """Who votes for each query if the guess is true."""
+    """The rows that vote on each query if the guess is right.
+
+    Args:
+        contents: the contents of the bank before the batch.
+        pools: which rows vote on a query, and how many.
+        found: for each pool, the nearest rows of the bank, including some to spare for those that leave.
+        similarity: (B, B) of each query to each query of the batch as it would be stored.
+        guess: the outcome of each query.
+        timeline: what the guess entails.
+    """
     batch = len(similarity)
     turn = torch.arange(batch, device=similarity.device)
-    earlier = turn < turn[:, None]  # (B, B)
-    visible = earlier & (guess.joined >= 0) & (timeline.until >= turn[:, None])
+    earlier = turn < turn[:, None]  # (B, B) whether the query of the column comes before that of the row
+    visible = earlier & (guess.joined >= 0) & (timeline.last_turn >= turn[:, None])
     soft = None
     if contents.settings.soft:
         soft = guess.probs.expand(batch, *guess.probs.shape)
     joined = guess.joined.expand_as(similarity)
     labels = guess.labels.expand_as(similarity)
-    fresh = Neighbors(joined, similarity, labels, soft).without(~visible)
-    sides = []
+    of_batch = Neighbors(joined, similarity, labels, soft).without(~visible)
+    voters = []
     for near, pool in zip(found, pools, strict=True):
-        if pool.source:
-            sides.append(near.nearest(pool.k))
+        if pool.source:  # queries do not join the source
+            voters.append(near.nearest(pool.k))
         else:
-            # Fresh rows come last: their ids are higher, and a stable sort leaves ties in this order.
-            sides.append(side_by_side([near.without(_gone(near, timeline.evicted)), fresh]).nearest(pool.k))
-    return side_by_side(sides)
+            remaining = near.without(_gone(near, timeline.evicted))
+            # Queries of the batch come last, since their ids are higher: a stable sort leaves ties in this order.
+            candidates = side_by_side([remaining, of_batch])
+            voters.append(candidates.nearest(pool.k))
+    return side_by_side(voters)
 
 
 def _gone(near: Neighbors, evicted: list[tuple[int, int]]) -> Tensor:
-    """Which neighbors have left the bank before the query's turn, (B, K)."""
+    """Whether each neighbor has been evicted before its query's turn, (B, K) bool."""
     if not evicted:
         return torch.zeros_like(near.ids, dtype=torch.bool)
     device = near.ids.device
     by_row = torch.tensor(sorted(evicted), device=device)  # (E, 2)
     rows = by_row[:, 0].contiguous()
     turns = by_row[:, 1]
-    last = len(rows) - 1  # a row that is higher than all would be looked for behind the end
-    place = torch.searchsorted(rows, near.ids).clamp(max=last)  # (B, K)
+    place = torch.searchsorted(rows, near.ids)  # (B, K), len(rows) for ids larger than all of them
+    place = place.clamp(max=len(rows) - 1)
     leaves = rows[place] == near.ids
     turn = torch.arange(len(near.ids), device=device)[:, None]  # (B, 1)
     gone: Tensor = leaves & (turns[place] < turn)
     return gone
 
 
-def _stands(guess: Prediction, answered: Prediction) -> bool:
-    """Whether the same queries, but for the last, which nobody comes after, join with the same answers."""
+def _same_outcomes(guess: Prediction, outcomes: Prediction) -> bool:
+    """Whether the same queries join with the same answers.
+
+    The last query is not compared, since no query comes after it. Nor are the answers of queries that do not join,
+    since they alter nothing. Answers are compared by their probabilities, which vote in banks with soft labels.
+    """
     joined = guess.joined[:-1]
-    if not torch.equal(joined, answered.joined[:-1]):
+    if not torch.equal(joined, outcomes.joined[:-1]):
         return False
     joins = joined >= 0
     guessed = guess.probs[:-1][joins]
-    found = answered.probs[:-1][joins]
-    return torch.equal(guessed, found)  # not their labels alone: in banks with soft labels, probabilities vote
+    found = outcomes.probs[:-1][joins]
+    return torch.equal(guessed, found)

@@ -1,4 +1,8 @@
-"""What a table of rows must hold, wherever it comes from: a file, or a change that was read from a log."""
+"""Checks of rows and statistics that come from outside: from a file, or from a change that was read from a log.
+
+A ``check_…`` function returns nothing, and raises a TableError that says what is wrong. Its messages say "its …" for
+what belongs to the file or change that is being read.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +22,31 @@ from adanpc.errors import AdaNPCError
 from adanpc.index.grid import GRID, INT8, Columns, decode
 
 ACTIVE, VETOED = 1, 2  # the states of a row
-DECIDING = ("id", "label", "origin", "state")  # the columns by which it is decided who may vote and who is evicted
-CHUNK = 1 << 18  # coordinates checked at once: what the cache holds
+DECIDING = ("id", "label", "origin", "state")  # the columns that decide which rows vote and which are evicted
+CHUNK = 1 << 18  # coordinates that are checked at once: few enough to stay in the cache
 LENGTH = 0.01  # how far from one a row's length may be; int8 rounds by less than 0.002 at D = 8192
 
 
 class TableError(AdaNPCError):
-    """Rows that no bank could hold, or for which search would not be exact."""
+    """Raised for rows that no bank could hold, or that could not be searched exactly."""
 
     code = "bad-table"
 
 
 def pairs(table: Columns) -> list[tuple[int, int]]:
     """The id and label of each row."""
-    return list(zip(table["id"].tolist(), table["label"].tolist(), strict=True))
+    ids = table["id"].tolist()
+    labels = table["label"].tolist()
+    return list(zip(ids, labels, strict=True))
 
 
 def check_kinds(table: Mapping[str, Tensor], like: Columns) -> None:
-    """Passes columns with the names, types and shapes of an empty bank's table, all of one length."""
+    """Checks that the columns have the names, types and shapes of ``like``, and one value for each id.
+
+    Args:
+        table: the columns to check.
+        like: the table of the bank that is to hold the rows; it may be empty.
+    """
     if table.keys() != like.keys():
         raise TableError(f"the columns must be {', '.join(like)}, got {', '.join(table)}")
     ids = table["id"]
@@ -51,24 +62,31 @@ def check_kinds(table: Mapping[str, Tensor], like: Columns) -> None:
 
 
 def check_rows(table: Mapping[str, Tensor], classes: int, next_id: int) -> None:
-    """Passes rows whose columns are of the right kind and that a bank of so many classes can hold."""
+    """Checks the values of a table that has passed ``check_kinds``.
+
+    Args:
+        table: the columns to check.
+        classes: the number of classes of the bank.
+        next_id: the first id that the bank has not given yet.
+    """
     ids = table["id"]
     _check_ids(ids, next_id)
-    for bad, what in _bad_columns(table, classes):
-        _refuse(bad, ids, what)
+    for bad, defect in _bad_columns(table, classes):
+        _refuse(bad, ids, defect)
     encoded = {name: table[name] for name in INT8 if name in table}
     dim = encoded["row"].shape[1]
     step = max(1, CHUNK // dim)
     for start in range(0, len(ids), step):
         rows = slice(start, start + step)
         part = {name: column[rows] for name, column in encoded.items()}
-        for bad, what in _bad_rows(part):
-            _refuse(bad, ids[rows], what)
+        for bad, defect in _bad_rows(part):
+            _refuse(bad, ids[rows], defect)
 
 
 def _check_ids(ids: Tensor, next_id: int) -> None:
-    """Passes ids that rise from row to row and that a bank has given."""
-    falls = ids[1:] <= ids[:-1]  # a difference of forged ids could overflow
+    """Checks that ids rise from row to row and lie between 0 and ``next_id - 1``."""
+    # Neighbors are compared, not subtracted: a difference of forged ids could overflow.
+    falls = ids[1:] <= ids[:-1]
     if falls.any():
         raise TableError("its ids do not rise from row to row")
     if not len(ids):
@@ -82,47 +100,65 @@ def _check_ids(ids: Tensor, next_id: int) -> None:
 def check_judgments(
     judgments: Mapping[int, tuple[Judgment, ...]], held: set[int], vetoed: set[int], classes: int
 ) -> None:
-    """Passes judgments of rows that are held, by which just the vetoed rows may not vote."""
-    silenced = set()
+    """Checks that judgments agree with the rows.
+
+    Args:
+        judgments: what people decided about each row, by id, oldest first.
+        held: the ids of all rows.
+        vetoed: the ids of the rows whose state says that they may not vote.
+        classes: the number of classes of the bank.
+    """
+    judged_vetoed = set()
     for row, history in judgments.items():
         if row not in held:
-            raise TableError(f"its judgments are of row {row}, which it does not hold")
+            raise TableError(f"it has judgments on row {row}, which it does not hold")
         if any(judgment.label >= classes for judgment in history):
-            raise TableError(f"its judgments of row {row} name a label outside its classes")
+            raise TableError(f"its judgments on row {row} name a label outside its classes")
         decisions = [judgment.verdict for judgment in history if judgment.verdict != "relabel"]
         if decisions and decisions[-1] == "veto":
-            silenced.add(row)
-    if silenced != vetoed:
-        by_judgment = f"by its judgments, the vetoed rows are {brief(sorted(silenced))}"
-        raise TableError(f"{by_judgment}, but by their states {brief(sorted(vetoed))}")
+            judged_vetoed.add(row)
+    if judged_vetoed != vetoed:
+        by_judgment = brief(sorted(judged_vetoed))
+        by_state = brief(sorted(vetoed))
+        raise TableError(f"its judgments say that rows {by_judgment} are vetoed, but its states say {by_state}")
 
 
 def check_mean(name: str, mean: Tensor, dim: int) -> None:
-    """Passes a finite vector of float64."""
-    if mean.dtype != torch.float64 or mean.shape != (dim,):
-        given = f"{mean.dtype} of {tuple(mean.shape)}"
-        raise TableError(f"its {name} must be float64 of shape ({dim},), got {given}")
+    """Checks that a mean or a sum of features is a finite vector (dim,) of float64."""
+    _check_kind(name, mean, dim)
     if not mean.isfinite().all():
         raise TableError(f"its {name} holds NaN or infinity")
 
 
+def _check_kind(name: str, vector: Tensor, length: int) -> None:
+    """Checks that a vector is float64 of shape (length,)."""
+    if vector.dtype != torch.float64 or vector.shape != (length,):
+        given = f"{vector.dtype} of shape {tuple(vector.shape)}"
+        raise TableError(f"its {name} must be float64 of shape ({length},), got {given}")
+
+
 def check_transform(transform: Transform, dim: int) -> None:
-    """Passes a transform for which everything is exact: vectors on the grid, none much longer than one."""
+    """Checks that a transform computes exactly: its vectors lie on the grid, and none is much too long."""
     check_mean("origin", transform.origin, dim)
     if transform.directions.shape != transform.damped.shape:
-        raise TableError("its directions and what is damped along them differ in number")
+        raise TableError("it has different numbers of directions and of vectors that are damped along them")
     if transform.telling.shape != transform.amplified.shape:
-        raise TableError("the directions that tell classes apart and what is added along them differ in number")
+        raise TableError(
+            "it has different numbers of directions that tell classes apart and of vectors that are added along them"
+        )
     for name in ("directions", "damped", "telling", "span"):
         _check_vectors(name, getattr(transform, name), dim, 1)
     _check_vectors("amplified", transform.amplified, dim, LONGEST)
     for name in ("origin", "directions", "damped", "telling", "amplified", "span"):
-        if ((getattr(transform, name) * GRID).frac() != 0).any():
+        off_grid = (getattr(transform, name) * GRID).frac() != 0
+        if off_grid.any():
             raise TableError(f"its {name} is off the grid of 2**-24")
-    if transform.power.tolist() not in ([0.5], [1.0]):
-        raise TableError(f"its power must be 0.5 or 1, got {brief(transform.power.tolist())}")
-    if transform.voters.tolist() not in [[float(count)] for count in range(1, PER_CLASS + 1)]:
-        raise TableError(f"its voters must be a number from 1 to {PER_CLASS}, got {brief(transform.voters.tolist())}")
+    power = transform.power.tolist()
+    if power not in ([0.5], [1.0]):
+        raise TableError(f"its power must be 0.5 or 1, got {brief(power)}")
+    voters = transform.voters.tolist()
+    if voters not in [[float(count)] for count in range(1, PER_CLASS + 1)]:
+        raise TableError(f"its voters must be a number from 1 to {PER_CLASS}, got {brief(voters)}")
     _check_foreign(transform.foreign)
     check_mean("calibration", transform.calibration, PACKED)
     if (transform.calibration < 0).any():
@@ -130,10 +166,10 @@ def check_transform(transform: Transform, dim: int) -> None:
 
 
 def _check_foreign(similarities: Tensor) -> None:
-    """Passes finite numbers of float64 in rising order."""
+    """Checks that the similarities of foreign queries are finite, float64 and in rising order."""
     fits = similarities.ndim == 1 and len(similarities) <= SAMPLE
     if not fits or similarities.dtype != torch.float64:
-        given = f"{similarities.dtype} of {tuple(similarities.shape)}"
+        given = f"{similarities.dtype} of shape {tuple(similarities.shape)}"
         raise TableError(f"its foreign must be float64 of shape (at most {SAMPLE},), got {given}")
     falls = similarities.diff() < 0
     if not similarities.isfinite().all() or falls.any():
@@ -141,55 +177,56 @@ def _check_foreign(similarities: Tensor) -> None:
 
 
 def _check_vectors(name: str, vectors: Tensor, dim: int, longest: float) -> None:
-    """Passes at most ``dim`` finite vectors of float64 with lengths up to about ``longest``."""
+    """Checks that there are at most ``dim`` vectors of float64, none of them longer than about ``longest``."""
     shape = tuple(vectors.shape)
     fits = len(shape) == 2 and shape[0] <= dim and shape[1] == dim
     if not fits or vectors.dtype != torch.float64:
         wanted = f"float64 of shape (at most {dim}, {dim})"
-        raise TableError(f"its {name} must be {wanted}, got {vectors.dtype} of {shape}")
+        raise TableError(f"its {name} must be {wanted}, got {vectors.dtype} of shape {shape}")
     short = vectors.norm(dim=1) <= longest + LENGTH  # false for NaN
     if not short.all():
-        raise TableError(f"its {name} has vectors longer than {longest:g}, NaN or infinity")
+        raise TableError(f"its {name} has vectors that are longer than {longest:g}, or hold NaN or infinity")
 
 
 def check_stream(vector: Tensor, dim: int, classes: int) -> None:
-    """Passes what ``guard.Stream`` packs: finite numbers, a whole count, a class or -1."""
-    length = packed_length(dim, classes)
-    if vector.dtype != torch.float64 or vector.shape != (length,):
-        raise TableError(
-            f"its stream must be float64 of shape ({length},), got {vector.dtype} of {tuple(vector.shape)}"
-        )
+    """Checks a stream as ``guard.Stream`` packs it: a head of single numbers, D coordinates, C shares of classes."""
+    _check_kind("stream", vector, packed_length(dim, classes))
     if not vector.isfinite().all():
         raise TableError("its stream holds NaN or infinity")
-    _check_head(Head(*vector[:HEAD].tolist()), classes)
-    if (vector[HEAD + dim :] < 0).any():
+    head = Head(*vector[:HEAD].tolist())
+    _check_head(head, classes)
+    shares = vector[HEAD + dim :]
+    if (shares < 0).any():
         raise TableError("its stream has classes with a negative share")
 
 
 def _check_head(head: Head, classes: int) -> None:
-    """Passes finite numbers of a packed stream that are in their ranges."""
-    for counted in (head.queries, head.adapted_right, head.frozen_right, head.compared, head.bets):
-        if counted < 0 or counted != int(counted):
-            raise TableError(f"its stream counts {counted:g} queries or labels")
-    for latest in (head.last, head.believed_last):
-        if latest != int(latest) or not -1 <= latest < classes:
-            raise TableError(f"the last query of its stream is of class {latest:g}")
+    """Checks that the single numbers of a packed stream are in their ranges; they are known to be finite."""
+    for count in (head.queries, head.adapted_right, head.frozen_right, head.compared, head.bets):
+        if count < 0 or count != int(count):
+            raise TableError(f"its stream counts {count:g} queries or labels")
+    for label in (head.last, head.believed_last):
+        if label != int(label) or not -1 <= label < classes:
+            raise TableError(f"the last query of its stream is of class {label:g}")
     for name in ("frozen_agreement", "adapted_agreement", "mixed"):
         share = getattr(head, name)
         if not 0 <= share <= 1:
-            raise TableError(f"its stream has {name} {share:g}, which is not from 0 to 1")
+            raise TableError(f"its stream has {name} {share:g}, which is not between 0 and 1")
     if not -1 <= head.gain <= 1:
-        raise TableError(f"its stream has gain {head.gain:g}, which is not from -1 to 1")
+        raise TableError(f"its stream has gain {head.gain:g}, which is not between -1 and 1")
     if not 0 <= head.capital <= MOST_CAPITAL or head.peak < 1:
         raise TableError(f"the alarm of its stream has capital {head.capital:g} and peak {head.peak:g}")
 
 
-def _refuse(bad: Tensor, ids: Tensor, what: str) -> None:
+def _refuse(bad: Tensor, ids: Tensor, defect: str) -> None:
+    """Raises a TableError that names the first bad row and its defect, if any row is bad."""
     if bad.any():
-        raise TableError(f"row {int(ids[bad.nonzero()[0, 0]])} {what}")
+        first = bad.nonzero()[0, 0]
+        raise TableError(f"row {int(ids[first])} {defect}")
 
 
 def _bad_columns(table: Mapping[str, Tensor], classes: int) -> Iterator[tuple[Tensor, str]]:
+    """For each possible defect of a column: which rows have it (n,) bool, and its description."""
     label = table["label"]
     state = table["state"]
     yield (label < 0) | (label >= classes), f"has a label outside 0 … {classes - 1}"
@@ -198,12 +235,17 @@ def _bad_columns(table: Mapping[str, Tensor], classes: int) -> Iterator[tuple[Te
     yield ~table["confidence"].isfinite(), "has a confidence that is NaN or infinite"
     if "soft" in table:
         soft = table["soft"]
-        probabilities = (soft >= 0).all(1) & ((soft.sum(1) - 1).abs() <= 1e-3)
+        error = (soft.sum(1) - 1).abs()
+        probabilities = (soft >= 0).all(1) & (error <= 1e-3)
         yield ~probabilities, "has soft labels that are not probabilities"
 
 
 def _bad_rows(part: Columns) -> Iterator[tuple[Tensor, str]]:
-    """Rows for which search would not be exact; every comparison is turned so that NaN is bad."""
+    """For each defect that would make search inexact: which rows have it (n,) bool, and its description.
+
+    What a good row must satisfy is computed and then negated where NaN might occur, because every comparison with NaN
+    is false: so NaN counts as a defect.
+    """
     stored = part["row"]
     if stored.dtype == torch.float32:
         off_grid = (stored * GRID).frac() != 0
@@ -215,10 +257,10 @@ def _bad_rows(part: Columns) -> Iterator[tuple[Tensor, str]]:
         yield ~positive, "has a scale that is not a positive number"
         outside = (stored == -128) | (part["fine"] == -128)
         yield outside.any(1), "has a code outside -127 … 127"
-        left_out = rows - stored.double() * scale  # of what a scan reads
-        hidden = left_out.norm(dim=1, keepdim=True) * 1.0001
-        error = (part["residual"].double() - hidden).abs()
-        # Machines round a sum in different orders; this is far less than the room that 1.0001 leaves.
-        yield ~(error <= 1e-6 * hidden), "has a false residual"
+        left_out = rows - stored.double() * scale  # what a scan of the coarse codes does not see
+        residual = left_out.norm(dim=1, keepdim=True) * 1.0001
+        error = (part["residual"].double() - residual).abs()
+        # Machines add up in different orders and so round differently, by far less than the slack that 1.0001 leaves.
+        yield ~(error <= 1e-6 * residual), "has a false residual"
     excess = rows.norm(dim=1) - 1
     yield ~(excess.abs() <= LENGTH), "does not have length one"

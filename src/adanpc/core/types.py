@@ -1,4 +1,7 @@
-"""The values that flow through the method.
+"""The values that the method returns and passes on: ``Prediction``, ``Neighbors`` and ``Origin``.
+
+In the order in which a user meets them: an answer, the rows behind it, and where a row comes from. The functions
+below them are for library code.
 
 Shapes: B queries, D feature dimensions, N rows, K neighbors, C classes.
 """
@@ -20,34 +23,96 @@ from torch.nn.functional import pad
 from adanpc.index.grid import array_if_on_cpu
 
 Value = TypeVar("Value")
-Numbers = Tensor | ArrayLike  # what users have: tensors, arrays, lists
+Numbers = Tensor | ArrayLike  # what users pass: tensors, arrays, lists
 
 
-def with_fields(value: Value, **fields: Any) -> Value:
-    """``dataclasses.replace`` without ``__init__`` and its checks, in a fifth of the time.
+@dataclass(frozen=True)
+class Prediction:
+    """Class probabilities for each query, and the neighbors that they come from.
 
-    Cached properties are copied too, so never change a field that one depends on, such as ``probs``.
+    Example::
+
+        bank = MemoryBank(dim=2, classes=2)
+        bank.apply(Append(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([0, 0, 1])))
+        answer = AdaNPC(bank, k=3).predict([[5.0, 1.0]])
+
+        answer.labels         # tensor([0]), the predicted class
+        answer.probs          # tensor([[0.9998, 0.0002]])
+        answer.neighbors.ids  # tensor([[1, 0, 2]]), most similar first
+        answer.weights        # tensor([[0.5390, 0.4609, 0.0002]]), each neighbor's share of the vote
+
+    Until a proposal is applied, the ids of the rows that it would add are provisional: all ids from ``provisional``
+    upward, in ``joined`` and among the neighbors. ``settled`` replaces them by the ids that ``apply`` gave.
     """
-    changed = object.__new__(type(value))
-    changed.__dict__.update(value.__dict__)
-    changed.__dict__.update(fields)
-    return changed
 
+    probs: Tensor  # (B, C) float32, rows sum to 1
+    weights: Tensor  # (B, K) float32, each neighbor's share of the vote
+    neighbors: Neighbors
+    joined: Tensor  # (B,) int64, the id under which the query joined the bank, or -1 if it did not
+    provisional: int | None = None  # the first provisional id; None if all ids are final
+    # With the preset "safe" only:
+    trust: Tensor | None = None  # (B,) float32, how much of the answer is the adapted one, from 0 to 1
+    frozen: Tensor | None = None  # (B, C) float32, the answer without anything learned from the stream
+    novelty: Tensor | None = None  # (B,) float32, how unlike the source the query is, from 0 to 1
 
-class Origin(IntEnum):
-    """Where a row came from. Only ``ADMITTED`` rows are ever evicted."""
+    def __repr__(self) -> str:
+        queries, classes = self.probs.shape
+        summary = f"<Prediction of {queries} queries, {classes} classes"
+        if not queries:
+            return summary + ">"
+        confidence = f"confidence {self.confidence.min():.2f} … {self.confidence.max():.2f}"
+        joined = int((self.joined >= 0).sum())
+        return f"{summary}: labels {_first_few(self.labels)}, {confidence}, {joined} joined>"
 
-    SOURCE = 0  # labeled training data
-    ADMITTED = 1  # a query that was answered confidently enough to join
-    EXPERT = 2  # a person's correction
+    @cached_property
+    def labels(self) -> Tensor:
+        """The most probable class of each query (B,), ties to the lowest class."""
+        return self.probs.argmax(1)
+
+    @cached_property
+    def confidence(self) -> Tensor:
+        """The probability of the predicted class (B,)."""
+        return self.probs.amax(1)
+
+    @cached_property
+    def margin(self) -> Tensor:
+        """The probability of the best class minus that of the second best (B,)."""
+        best = self.probs.topk(min(2, self.probs.shape[1]), dim=1).values
+        second = best[:, 1:].sum(1)  # 0 if there is only one class
+        return best[:, 0] - second
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Entropy in nats (B,), from 0 (certain) to ln C."""
+        return torch.sum(torch.special.entr(self.probs), 1)
+
+    def settled(self, first: int) -> Prediction:
+        """The same answers with final ids.
+
+        Args:
+            first: the first id that ``apply`` gave to the rows of the proposal.
+        """
+        if self.provisional is None or self.provisional == first:
+            return with_fields(self, provisional=None)
+        joined = _final_ids(self.joined, self.provisional, first)
+        ids = _final_ids(self.neighbors.ids, self.provisional, first)
+        neighbors = replace(self.neighbors, ids=ids)
+        return replace(self, neighbors=neighbors, joined=joined, provisional=None)
 
 
 @dataclass(frozen=True)
 class Neighbors:
     """The rows nearest to each query, most similar first, ties to the lowest id.
 
-    K is k (beyond 4096 no more than the rows held). Where fewer than K rows may vote, id and label are -1 and
-    similarity is -inf.
+    K is the k that was asked for (above 4096, at most the number of rows). Where fewer than K rows may vote, the last
+    ids and labels are -1 and the similarities -inf.
+
+    Example::
+
+        near = bank.search(queries, k=3)
+        near.labels[0]        # the labels of the three rows nearest to the first query
+        near.similarity[0]    # their cosines, from the highest to the lowest
+        bank.rows(near.ids[0])
     """
 
     ids: Tensor  # (B, K) int64
@@ -57,16 +122,38 @@ class Neighbors:
 
     def __repr__(self) -> str:
         queries, width = self.ids.shape
-        return f"<Neighbors of {queries} queries, {width} each: ids {_some(self.ids)}>"
+        return f"<Neighbors of {queries} queries, {width} each: ids {_first_few(self.ids)}>"
 
     @property
     def missing_for_some(self) -> bool:
         """Whether some query has no neighbor at all."""
         present = array_if_on_cpu(self.ids) >= 0
-        return not present.all() and not present.any(1).all()
+        return not present.all() and not present.any(1).all()  # the first test is cheaper, and usually decides
+
+    def of(self, queries: slice) -> Neighbors:
+        """The neighbors of some of the queries."""
+        soft = self.soft
+        if soft is not None:
+            soft = soft[queries]
+        return Neighbors(self.ids[queries], self.similarity[queries], self.labels[queries], soft)
+
+    def pick(self, order: Tensor) -> Neighbors:
+        """For each query, its neighbors at the positions in ``order`` (B, k), in that order."""
+        soft = self.soft
+        if soft is not None:
+            order_of_soft = order[:, :, None].expand(-1, -1, soft.shape[2])
+            soft = soft.gather(1, order_of_soft)
+        return Neighbors(
+            self.ids.gather(1, order), self.similarity.gather(1, order), self.labels.gather(1, order), soft
+        )
+
+    def nearest(self, k: int) -> Neighbors:
+        """The k most similar, most similar first; neighbors with equal similarities keep their order."""
+        order = self.similarity.argsort(dim=1, descending=True, stable=True)
+        return self.pick(order[:, :k])
 
     def without(self, hidden: Tensor) -> Neighbors:
-        """The same, with no row where ``hidden`` (B, K) is true."""
+        """The same neighbors, but missing (id -1, similarity -inf) wherever ``hidden`` (B, K) is true."""
         soft = self.soft
         if soft is not None:
             soft = soft.masked_fill(hidden[:, :, None], 0)
@@ -77,28 +164,8 @@ class Neighbors:
             soft,
         )
 
-    def of(self, queries: slice) -> Neighbors:
-        """The neighbors of some of the queries."""
-        soft = self.soft
-        if soft is not None:
-            soft = soft[queries]
-        return Neighbors(self.ids[queries], self.similarity[queries], self.labels[queries], soft)
-
-    def pick(self, order: Tensor) -> Neighbors:
-        """The neighbors at these positions (B, k) of each query."""
-        soft = self.soft
-        if soft is not None:
-            soft = soft.gather(1, order[:, :, None].expand(-1, -1, soft.shape[2]))
-        return Neighbors(
-            self.ids.gather(1, order), self.similarity.gather(1, order), self.labels.gather(1, order), soft
-        )
-
-    def nearest(self, k: int) -> Neighbors:
-        """The k most similar of neighbors that stand in the order of ids wherever they tie."""
-        return self.pick(self.similarity.argsort(dim=1, descending=True, stable=True)[:, :k])
-
     def padded(self, width: int) -> Neighbors:
-        """The same with K = width, no row in the places that are added."""
+        """The same neighbors in at least ``width`` columns; the neighbors in added columns are missing."""
         short = width - self.ids.shape[1]
         if short <= 0:
             return self
@@ -113,44 +180,59 @@ class Neighbors:
         )
 
 
-def _some(values: Tensor) -> str:
-    """The first few values, in one line."""
-    return brief(values[:7].tolist())
+class Origin(IntEnum):
+    """Where a row came from. Only ``ADMITTED`` rows are ever evicted."""
+
+    SOURCE = 0  # labeled training data
+    ADMITTED = 1  # a query that joined the bank after it was answered
+    EXPERT = 2  # a person's correction
+
+
+# For library code
+
+
+def with_fields(value: Value, **fields: Any) -> Value:
+    """A copy of a dataclass with other values in some fields, in a fifth of the time of ``dataclasses.replace``.
+
+    ``__init__`` and its checks are not called. Cached properties are copied too, so a field that one of them depends
+    on, such as ``probs``, must not be changed this way.
+    """
+    changed = object.__new__(type(value))
+    changed.__dict__.update(value.__dict__)
+    changed.__dict__.update(fields)
+    return changed
 
 
 def side_by_side(parts: Sequence[Neighbors]) -> Neighbors:
-    """All neighbors of each query, those of the first part first."""
-    return _concatenated(parts, 1)
+    """Several sets of neighbors of the same queries as one: K is the sum of the parts' K."""
+    return _concatenated(parts, dim=1)
 
 
 def one_after_another(parts: Sequence[Neighbors]) -> Neighbors:
-    """The neighbors of all queries, those of the first part first."""
+    """The neighbors of several batches of queries as those of one batch: B is the sum of the parts' B."""
     width = max(part.ids.shape[1] for part in parts)
-    return _concatenated([part.padded(width) for part in parts], 0)
+    return _concatenated([part.padded(width) for part in parts], dim=0)
 
 
 def answered_in_turn(answers: Sequence[Prediction]) -> Prediction:
-    """The answers to all queries, those of the first part first, with ids that are final."""
+    """The answers to several batches of queries as the answer to one batch, with final ids."""
     if len(answers) == 1:
         return with_fields(answers[0], provisional=None)
     neighbors = one_after_another([answer.neighbors for answer in answers])
     width = neighbors.ids.shape[1]
+    weights = []
+    for answer in answers:
+        missing = width - answer.weights.shape[1]
+        weights.append(pad(answer.weights, (0, missing)))
     return Prediction(
         torch.cat([answer.probs for answer in answers]),
-        torch.cat([pad(answer.weights, (0, width - answer.weights.shape[1])) for answer in answers]),
+        torch.cat(weights),
         neighbors,
         torch.cat([answer.joined for answer in answers]),
-        trust=_together([answer.trust for answer in answers]),
-        frozen=_together([answer.frozen for answer in answers]),
-        novelty=_together([answer.novelty for answer in answers]),
+        trust=_concatenated_or_none([answer.trust for answer in answers]),
+        frozen=_concatenated_or_none([answer.frozen for answer in answers]),
+        novelty=_concatenated_or_none([answer.novelty for answer in answers]),
     )
-
-
-def _together(parts: Sequence[Tensor | None], dim: int = 0) -> Tensor | None:
-    """Parts of a column that all answers have, or none of them."""
-    if parts[0] is None:
-        return None
-    return torch.cat(cast(list[Tensor], parts), dim)
 
 
 def _concatenated(parts: Sequence[Neighbors], dim: int) -> Neighbors:
@@ -160,67 +242,22 @@ def _concatenated(parts: Sequence[Neighbors], dim: int) -> Neighbors:
         torch.cat([part.ids for part in parts], dim),
         torch.cat([part.similarity for part in parts], dim),
         torch.cat([part.labels for part in parts], dim),
-        _together([part.soft for part in parts], dim),
+        _concatenated_or_none([part.soft for part in parts], dim),
     )
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Class probabilities and the neighbors behind them.
-
-    In a proposal, ids from ``provisional`` upward are guesses, in ``joined`` and among the neighbors: ``apply`` gives
-    the ids, and ``settled`` puts them in their place.
-    """
-
-    probs: Tensor  # (B, C) float32, rows sum to 1
-    weights: Tensor  # (B, K) float32, each neighbor's share of the vote
-    neighbors: Neighbors
-    joined: Tensor  # (B,) int64, the id under which the query joined the bank, else -1
-    provisional: int | None = None
-    trust: Tensor | None = None  # (B,) float32, how much of the answer is the adapted one; preset "safe" only
-    frozen: Tensor | None = None  # (B, C) float32, the answer without anything learned from the stream; likewise
-    novelty: Tensor | None = None  # (B,) float32, how unlike the source the query is, from 0 to 1; likewise
-
-    def __repr__(self) -> str:
-        queries, classes = self.probs.shape
-        joined = int((self.joined >= 0).sum())
-        what = f"<Prediction of {queries} queries, {classes} classes"
-        if not queries:
-            return what + ">"
-        confidence = f"confidence {self.confidence.min():.2f} … {self.confidence.max():.2f}"
-        return f"{what}: labels {_some(self.labels)}, {confidence}, {joined} joined>"
-
-    @cached_property
-    def labels(self) -> Tensor:
-        """The most probable class of each query, ties to the lowest class."""
-        return self.probs.argmax(1)  # (B,)
-
-    @cached_property
-    def confidence(self) -> Tensor:
-        """The probability of the predicted class."""
-        return self.probs.amax(1)  # (B,)
-
-    @cached_property
-    def margin(self) -> Tensor:
-        """The probability of the best class minus that of the second best."""
-        best = self.probs.topk(min(2, self.probs.shape[1]), dim=1).values
-        return best[:, 0] - best[:, 1:].sum(1)  # (B,)
-
-    @cached_property
-    def entropy(self) -> Tensor:
-        """Entropy in nats, from 0 (certain) to ln C."""
-        return torch.sum(torch.special.entr(self.probs), 1)  # (B,)
-
-    def settled(self, first: int) -> Prediction:
-        """The same with true ids, where ``first`` is the first id that ``apply`` gave to the proposal's rows."""
-        if self.provisional is None or self.provisional == first:
-            return with_fields(self, provisional=None)
-        joined = _moved(self.joined, self.provisional, first)
-        ids = _moved(self.neighbors.ids, self.provisional, first)
-        neighbors = replace(self.neighbors, ids=ids)
-        return replace(self, neighbors=neighbors, joined=joined, provisional=None)
+def _concatenated_or_none(parts: Sequence[Tensor | None], dim: int = 0) -> Tensor | None:
+    """The parts as one tensor; None if they are None, which all of them are or none."""
+    if parts[0] is None:
+        return None
+    return torch.cat(cast(list[Tensor], parts), dim)
 
 
-def _moved(ids: Tensor, provisional: int, first: int) -> Tensor:
-    """Ids of which those from ``provisional`` on are counted from ``first`` instead."""
+def _final_ids(ids: Tensor, provisional: int, first: int) -> Tensor:
+    """The ids, with those from ``provisional`` upward moved to begin at ``first``."""
     return torch.where(ids >= provisional, ids + (first - provisional), ids)
+
+
+def _first_few(values: Tensor) -> str:
+    """The first few values, on one line."""
+    return brief(values[:7].tolist())

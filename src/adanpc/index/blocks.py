@@ -21,7 +21,7 @@ from adanpc.index.grid import Array, Columns, array_if_on_cpu, to_main_memory
 TILE = 64  # slots come in whole tiles, which is what a scan reads together
 BLOCK_BYTES = 128 << 20  # of a full block: few enough of them to scan and read well
 SMALL_BYTES = 1 << 20  # of the first block while it still doubles: copying this much takes less than a millisecond
-AHEAD_BYTES = 8 << 20  # of slots that are not in use yet, for which memory is supplied
+AHEAD_BYTES = 16 << 20  # of slots that are not in use yet, for which memory is supplied
 ONE_BY_ONE = 512  # slots in several blocks that are read faster one by one than block by block
 PIECE = 1 << 14  # rows written at once, since writing copies them
 LINE = 64  # bytes of a line of the cache: a scan of rows that begin with one takes an eighth less time
@@ -91,14 +91,23 @@ class Blocks:
         start = max(slots, self._supplied)
         stop = slots + ahead_of_use
         self._supply_beyond = slots + ahead_of_use // 2
-        self._supplied = min(stop, self.room)
         if self.device.type != "cpu" or self.room < self.block:
             return  # a block that still doubles is small
+        if stop > self.room and not self.folders:
+            self._add_block_early(stop)
+        self._supplied = min(stop, self.room)
         parts = []
         for name, blocks in self.arrays().items():
             if name not in self.folders:
                 parts += self._between(blocks, start, stop)
         supply(parts)
+
+    def _add_block_early(self, slots: int) -> None:
+        """Adds the block that this many slots will need, if there is memory for it."""
+        try:
+            self.columns = self._extended(slots)
+        except MemoryError:
+            return  # what is in use has room: whoever needs more will be told
 
     def _between(self, blocks: list[Array], start: int, stop: int) -> list[Array]:
         """What the blocks of a column hold from one slot to another."""
@@ -152,8 +161,12 @@ class Blocks:
                 "a bank with rows in a file cannot be changed in a forked process, which shares the file: "
                 "build or load it there"
             )
-        if slots.shape[0] == 1:
+        count = slots.shape[0]
+        if count == 1:
             self._write_one(int(slots.item()), values)
+            return
+        if count and bool((slots.diff() == 1).all()):
+            self._write_run(int(slots[0]), count, values)
             return
         for start in range(0, len(slots), PIECE):
             piece = slice(start, start + PIECE)
@@ -167,6 +180,17 @@ class Blocks:
         block, offset = divmod(slot, self.block)
         for name, targets in self.arrays().items():
             targets[block][offset] = array_if_on_cpu(values[name])[0]
+
+    def _write_run(self, first: int, count: int, values: Mapping[str, Any]) -> None:
+        """``write`` for slots that follow one another, as those of an append do: nothing is copied on the way."""
+        stop = first + count
+        for block in range(first // self.block, -(-stop // self.block)):
+            offset = block * self.block
+            start_here = max(first, offset)
+            stop_here = min(stop, offset + self.block)
+            for name, targets in self.arrays().items():
+                there = slice(start_here - offset, stop_here - offset)
+                targets[block][there] = array_if_on_cpu(values[name])[start_here - first : stop_here - first]
 
     def arrays(self) -> dict[str, list[Any]]:
         """The blocks as NumPy reads and writes them, or as torch does if they lie on another device."""

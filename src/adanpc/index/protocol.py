@@ -1,4 +1,4 @@
-"""Index: what a bank asks of whatever stores and searches its rows."""
+"""Index: the protocol of whatever stores and searches the rows of a bank."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from torch import Tensor
 
 from adanpc.index.grid import Columns, array_if_on_cpu
 
-Wanted = tuple[int, int | None]  # how many rows, and of which group; None for all that are not hidden
+Wanted = tuple[int, int | None]  # how many rows to find, and in which group; None for all groups
+FILE = "rows in a file"  # the entry of ``Accounting.memory`` for bytes on a disk, not in memory
 
 
 class Found(NamedTuple):
-    """The nearest rows of each query, most similar first, ties to the lowest id.
+    """The rows nearest to each query, most similar first, ties to the lowest id.
 
-    K is k, or the number of slots in use if that is less. Where fewer than K rows may be found, slot and id are -1 and
-    the similarity is -inf.
+    K is k, or the number of slots in use if that is less. Where fewer than K rows can be found, the last slots and ids
+    are -1 and the similarities -inf.
     """
 
     slots: Tensor  # (B, K) int64
@@ -26,13 +27,13 @@ class Found(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether there are K rows for every query."""
-        last = array_if_on_cpu(self.slots)[:, -1:]  # who is missing is missing at the end
+        """Whether K rows were found for every query."""
+        last = array_if_on_cpu(self.slots)[:, -1:]  # missing rows are always at the end
         return bool((last >= 0).all())
 
 
 def one_after_another(parts: Sequence[Found]) -> Found:
-    """What was found for all queries, those of the first part first."""
+    """The results for several batches of queries as those of one batch, in the same order."""
     if len(parts) == 1:
         return parts[0]
     slots, ids, similarity = zip(*parts, strict=True)
@@ -40,15 +41,15 @@ def one_after_another(parts: Sequence[Found]) -> Found:
 
 
 class Index(Protocol):
-    """Unit rows in numbered slots, and the exact nearest of them.
+    """Unit rows in numbered slots, and an exact search for the nearest of them.
 
-    An index is a value: ``put``, ``hide`` and ``show`` return the changed index and leave this one as it was, so that
-    a bank publishes a change by one assignment, and readers of the old index go on undisturbed. The two may share
-    memory. Only the newest index is ever changed, and a slot is written again only when it is hidden in every index
-    that somebody still reads; the bank sees to both.
+    An index is a value: ``put``, ``hide`` and ``show`` return a changed index and leave the original as it was. So a
+    bank can publish a change by one assignment, while readers of the old index are not disturbed. The two may share
+    memory, because the bank promises two things: it changes the newest index only, and it reuses a slot only when the
+    slot is hidden in every index that somebody still reads.
 
-    Every row belongs to a group, a number from 1 to 255; a search may be confined to one of them.
-    ``adanpc.testing.check_index`` says whether a class keeps these promises.
+    Every row belongs to a group, a number from 1 to 255, and a search may be restricted to one group. Rows in group 0
+    are hidden: no search finds them. ``adanpc.testing.check_index`` tells whether a class keeps these promises.
     """
 
     dim: int
@@ -57,7 +58,7 @@ class Index(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many slots are in use: one more than the highest that was ever put."""
+        """How many slots are in use: one more than the highest slot that was ever written."""
 
     @property
     def visible(self) -> Tensor:
@@ -75,22 +76,36 @@ class Index(Protocol):
         """Unit rows (n, D) as this index stores them."""
 
     def stored(self, rows: Tensor) -> Tensor:
-        """What unit rows are read back as once they are put, (n, D) float32."""
+        """The rows (n, D) float32 that would be read back if these unit rows were stored."""
 
     def put(self, slots: Tensor, ids: Tensor, columns: Columns, group: Tensor) -> Index:
-        """With encoded rows in these slots (n,), each under its id (n,) and in its group (n,); group 0 is hidden."""
+        """The index with rows added.
+
+        Args:
+            slots: (n,) where the rows are stored.
+            ids: (n,) their ids.
+            columns: the rows as ``encode`` returned them.
+            group: (n,) uint8, their groups; 0 to store rows that are hidden.
+        """
 
     def hide(self, slots: Tensor) -> Index:
-        """With the rows in these slots no longer to be found."""
+        """The index with the rows in these slots (n,) hidden."""
 
     def show(self, slots: Tensor, group: Tensor) -> Index:
-        """With the rows in these slots to be found again, each in its group (n,)."""
+        """The index with the rows in these slots (n,) no longer hidden, each in its group (n,)."""
 
     def search(self, queries: Tensor, k: int, *, group: int | None = None, exclude: Tensor | None = None) -> Found:
-        """The k nearest rows of unit queries (B, D), of one group if given, without the ids in ``exclude`` (B, E)."""
+        """The k rows nearest to each query.
+
+        Args:
+            queries: (B, D) as ``unit`` returned them.
+            k: how many rows to find for each query.
+            group: the only group to search; by default all groups are searched.
+            exclude: (B, E) ids of rows that may not be found for that query.
+        """
 
     def search_groups(self, queries: Tensor, wanted: Sequence[Wanted], *, exclude: Tensor | None = None) -> list[Found]:
-        """What ``search`` finds for each of several numbers of rows and groups; all rows are read once for all."""
+        """The result of ``search`` for each pair of a number of rows and a group; all rows are read only once."""
 
     def ids(self, slots: Tensor) -> Tensor:
         """The ids (n,) of the rows in these slots."""
@@ -104,18 +119,15 @@ class Index(Protocol):
 
 @runtime_checkable
 class Accounting(Protocol):
-    """An index that says what its bytes are for; of others, a bank knows ``nbytes`` alone."""
+    """An index that can tell what its memory is used for. Without this, a bank knows only ``nbytes``."""
 
     def memory(self, slots: int) -> dict[str, int]:
-        """Bytes that so many slots need, by what they are for; those under ``FILE`` are on a disk."""
+        """Bytes that this many slots need, by purpose; those under ``FILE`` are on a disk."""
 
 
 @runtime_checkable
 class Finding(Protocol):
-    """An index that finds rows by their ids; of others, a bank sorts all ids to find one."""
+    """An index that finds rows by their ids. Without this, a bank sorts all ids to find a few."""
 
     def find(self, ids: Sequence[int]) -> list[int]:
-        """The slots of the rows under these ids; -1 where no row under it can be found."""
-
-
-FILE = "rows in a file"
+        """The slots of the rows with these ids; -1 for a row that is hidden or not there."""

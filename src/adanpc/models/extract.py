@@ -1,4 +1,4 @@
-"""Running a model and catching what passes at one of its layers. Any number of threads may do so at once."""
+"""Runs a model and captures the features at one of its layers. Any number of threads may do so at once."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from adanpc.models.outputs import joined, possible_logits
 
 M = TypeVar("M", bound=nn.Module)
 
-_HOOKS = Lock()  # torch numbers its hooks without one: two threads could get the same number
+_HOOKS = Lock()  # torch numbers hooks without a lock, so two threads could get the same number
 
 
 def extract(model: nn.Module, layer: str, inputs: Any, size: int | None = None) -> tuple[Tensor, Any]:
     """The features (B, D) of a batch at a layer, and the model's own output, from one pass.
 
     Args:
-        model: is run in evaluation mode and without gradients; its mode is put back.
-        layer: the module whose output is the feature, or ``"input of NAME"``.
-        inputs: see ``inputs_for``.
-        size: if given, the model runs on batches of exactly this size, see ``wrap``.
+        model: the model. It runs in evaluation mode and without gradients; afterward it has the mode it had before.
+        layer: the name of the module whose output is the feature, or ``"input of NAME"``.
+        inputs: a batch, see ``inputs_for``.
+        size: if given, the model runs on batches of exactly this size; see ``encode_size`` of ``wrap``.
     """
     target = unwrapped(model)
     given = inputs_for(target, inputs)
@@ -49,40 +49,54 @@ def extract(model: nn.Module, layer: str, inputs: Any, size: int | None = None) 
 
 
 def run(model: nn.Module, inputs: Any) -> Any:
-    """The model's own output in evaluation mode, without gradients, on its own device."""
+    """The model's output in evaluation mode and without gradients, on its own device."""
     target = unwrapped(model)
     return _call(target, inputs_for(target, inputs))
 
 
 def find_head(model: nn.Module, inputs: Any, classes: int | None = None) -> tuple[str, int]:
-    """``"input of NAME"`` and the width of the linear layer whose output is the model's, found by running a batch."""
+    """The feature layer, ``"input of NAME"``, and the number of classes, found by running a batch.
+
+    NAME is the linear layer that returns exactly what the model returns: its head.
+
+    Args:
+        model: the model to run.
+        inputs: a batch, see ``inputs_for``.
+        classes: the number of classes, if it is known; by default the width of the head.
+    """
     target = unwrapped(model)
     modules = visible_modules(target)
     linear = [module for module in modules.values() if isinstance(module, nn.Linear)]
-    made: dict[nn.Linear, Any] = {}  # in the order in which they ran
-    with _watching(linear, made.__setitem__):
+    returned: dict[nn.Linear, Any] = {}  # what each linear layer returned, in the order in which they ran
+    with _watching(linear, returned.__setitem__):
         output = run(target, inputs)
     for logits in possible_logits(output):
-        for module in reversed(made):
-            if _equal(made[module], logits):
-                return INPUT_OF + name_of(model, module), classes or module.out_features
+        for module in reversed(returned):
+            if _equal(returned[module], logits):
+                layer = INPUT_OF + name_of(model, module)
+                return layer, classes or module.out_features
     raise AdaNPCError(
         "no linear layer returns exactly what the model returns, so its features cannot be found: name a layer, "
-        f"{_suggestion(modules, made, output)}; model.named_modules() lists all"
+        f"{_suggestion(modules, returned, output)}; model.named_modules() lists all"
     )
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same; NaN equals NaN, so that it is the features that are found to hold it."""
+    """Whether two tensors hold the same values.
+
+    NaN equals NaN here: the head is then found even if its output is NaN, and a later check can say that the features
+    hold NaN.
+    """
     if one.shape != other.shape:
         return False
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+    both_nan = one.isnan() & other.isnan()
+    return bool(((one == other) | both_nan).all())
 
 
-def _suggestion(modules: Mapping[str, nn.Module], made: Mapping[nn.Linear, Any], output: Any) -> str:
-    """A feature layer that is worth a try: before the last linear layer as wide as the output, or the last of all."""
+def _suggestion(modules: Mapping[str, nn.Module], returned: Mapping[nn.Linear, Any], output: Any) -> str:
+    """A feature layer to try: the input of the last linear layer that is as wide as the output, else the last layer."""
     widths = [tensor.shape[-1] for tensor in possible_logits(output)]
-    heads = [module for module in made if module.out_features in widths]
+    heads = [module for module in returned if module.out_features in widths]
     names = {module: plain_name(name) for name, module in modules.items()}
     if heads:
         return f"such as layer={INPUT_OF + names[heads[-1]]!r}"
@@ -90,21 +104,21 @@ def _suggestion(modules: Mapping[str, nn.Module], made: Mapping[nn.Linear, Any],
 
 
 def _one_pass(model: nn.Module, layer: str, inputs: ModelInputs) -> tuple[Tensor, Any]:
-    """``extract`` for the inputs as they are."""
+    """The features (B, D) of all inputs and the model's output, from one call of the model."""
     before = layer.startswith(INPUT_OF)
     module = module_at(model, layer.removeprefix(INPUT_OF))
-    caught: list[Tensor] = []
+    captured: list[Tensor] = []
 
-    def catch(module: nn.Module, value: Any) -> None:
+    def capture(module: nn.Module, value: Any) -> None:
         tensor = first_tensor(value)
         if tensor is not None:
-            caught.append(tensor.clone())  # before this module or the next one can work in place on it
+            captured.append(tensor.clone())  # this module or the next one may modify it in place
 
-    with _watching([module], catch, before=before):
+    with _watching([module], capture, before=before):
         output = _call(model, inputs)
-    if not caught:
+    if not captured:
         raise AdaNPCError(f"layer {layer!r} returned no tensor when the model ran; choose another one")
-    features = caught[-1]
+    features = captured[-1]
     mask = None
     if features.ndim == 3:
         mask = token_mask(model, inputs)
@@ -113,13 +127,19 @@ def _one_pass(model: nn.Module, layer: str, inputs: ModelInputs) -> tuple[Tensor
 
 @contextmanager
 def _watching(modules: Sequence[M], note: Callable[[M, Any], None], *, before: bool = False) -> Iterator[None]:
-    """Calls ``note`` with what each module gives back, or is given, whenever the calling thread runs it.
+    """Calls ``note(module, value)`` whenever the calling thread runs one of the modules.
 
-    The model is shared: torch calls a hook in the runs of all threads, so it ignores those of the others.
+    Other threads may run the same model at the same time. torch calls a hook in all of them, so hooks ignore the runs
+    of other threads.
+
+    Args:
+        modules: the modules to watch.
+        note: called with the module and its output, or its inputs.
+        before: True to pass the inputs, False to pass the output.
     """
     owner = get_ident()
 
-    # If a hook is removed while another thread is about to call it, torch leaves out the named arguments.
+    # ``named`` has a default because torch omits it if the hook is removed while another thread is about to call it.
     def on_input(module: Any, positional: Any, named: Any = None) -> None:
         if get_ident() == owner:
             note(module, [positional, named])
@@ -144,8 +164,9 @@ def _watching(modules: Sequence[M], note: Callable[[M, Any], None], *, before: b
 
 
 def _call(model: nn.Module, inputs: ModelInputs) -> Any:
+    """The model's output; raises an InputError if it does not take these inputs."""
     call: Any = model
-    if getattr(model, "_compiled_call_impl", None) is not None:  # model.compile(): hooks see the plain call alone
+    if getattr(model, "_compiled_call_impl", None) is not None:  # after model.compile(), only this call runs hooks
         call = model._call_impl
     try:
         with evaluating(model), torch.no_grad():
@@ -156,7 +177,7 @@ def _call(model: nn.Module, inputs: ModelInputs) -> Any:
 
 
 def _pooled(features: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, D) from (B, D), from (B, D, H, W) by the mean over space, from (B, T, D) by the mean over tokens.
+    """Features as (B, D): those of shape (B, D, H, W) are averaged over space, those of (B, T, D) over tokens.
 
     Tokens that ``mask`` (B, T) marks as padding do not count.
     """

@@ -1,4 +1,4 @@
-"""The files that rows were made of, as far as they are known. A bank keeps keys; file names live beside it."""
+"""The files that rows were made from, where they are known. A bank stores only keys; file names are kept here."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ FileOfKey = Callable[[int], Any | None]
 
 
 class FileNames:
-    """Finds the file of a row: of a source row by its key, of a row that joined by its id.
+    """Finds the file of a row: that of a source row by its key, that of a row that joined by its id.
 
     Args:
-        of_source: the file of a source row with this key, if it is known.
+        of_source: a function from the key of a source row to its file, or to None if it is unknown.
     """
 
     def __init__(self, of_source: FileOfKey | None = None) -> None:
         self._of_source = of_source
-        self._joined: dict[int, Any] = {}  # by id
+        self._joined: dict[int, Any] = {}  # the files of rows that joined, by id
 
     def __call__(self, witness: Witness) -> Any | None:
-        """The file of a row that voted."""
+        """The file of a row that voted; None if it is unknown."""
         if witness.origin != SOURCE:
             return self._joined.get(witness.row)
         if self._of_source is None or witness.key is None:
@@ -37,25 +37,27 @@ class FileNames:
         return self._of_source(witness.key)
 
     def note(self, joined: Tensor, files: Sequence[Any]) -> None:
-        """Notes the files of a batch of which some joined, each under the id in ``joined`` (B,), or -1."""
+        """Records the files of a batch under the ids with which queries joined: ``joined`` (B,), -1 if one did not."""
         for row, file in zip(joined.tolist(), files, strict=True):
             if row >= 0:
                 self._joined[row] = file
 
     def __len__(self) -> int:
-        """How many files of rows that joined are noted."""
+        """How many files of rows that joined are recorded."""
         return len(self._joined)
 
     def keep(self, held: Collection[int]) -> None:
-        """Forgets the files of rows that have left."""
+        """Forgets the files of all rows that joined but are not among those still held."""
         self._joined = {row: file for row, file in self._joined.items() if row in held}
 
 
 def checked_files(files: Any, count: int) -> list[Any] | None:
-    """One file for each of so many inputs, if there are any."""
+    """The files as a list with one for each of ``count`` inputs; None if none are given."""
     if files is None:
         return None
-    names = [files] if isinstance(files, str) else list(files)
+    if isinstance(files, str):
+        files = [files]
+    names = list(files)
     if len(names) != count:
         raise LabelError(f"files must name one file for each of the {count} inputs, got {len(names)}")
     return names
@@ -63,7 +65,7 @@ def checked_files(files: Any, count: int) -> list[Any] | None:
 
 @dataclass(frozen=True)
 class SampleFiles:
-    """The file of each sample of a data set, by row number. A value, so that a wrapped model can be pickled."""
+    """The file of each sample of a data set, by row number. A class, because a closure could not be pickled."""
 
     samples: Sequence[tuple[str, Any]]
 
@@ -76,7 +78,7 @@ class SampleFiles:
 
 @dataclass(frozen=True)
 class SubsetFiles:
-    """The files of a part of a data set, by row number in the part."""
+    """The files of a subset of a data set, by row number in the subset."""
 
     whole: FileOfKey
     rows: Sequence[int]
@@ -89,7 +91,7 @@ class SubsetFiles:
 
 
 def files_of(dataset: Any) -> FileOfKey | None:
-    """The files of a data set by row number, if it tells, as torchvision's ``ImageFolder`` and subsets of it do."""
+    """The files of a data set by row number; None if it does not list them as torchvision's ``ImageFolder`` does."""
     if isinstance(dataset, Subset):
         whole = files_of(dataset.dataset)
         if whole is None:
@@ -102,5 +104,5 @@ def files_of(dataset: Any) -> FileOfKey | None:
 
 
 def _is_sample(value: Any) -> bool:
-    """Whether it is a path with a label."""
+    """Whether the value is a path with a label."""
     return isinstance(value, Sequence) and len(value) == 2 and isinstance(value[0], str)

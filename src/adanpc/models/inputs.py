@@ -1,4 +1,4 @@
-"""What people give to a model: tensors, arrays, lists, several inputs, or inputs by name as tokenizers make them."""
+"""The inputs of a model in the forms in which people pass them: tensors, arrays, lists, tuples, or mappings by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from adanpc.errors import AdaNPCError
 
 
 class InputError(AdaNPCError):
-    """Inputs that cannot be given to a model as they are."""
+    """Raised for inputs that a model cannot take."""
 
     code = "bad-inputs"
 
@@ -30,7 +30,7 @@ PIL_REMEDY = (
 
 @dataclass(frozen=True, eq=False)
 class ModelInputs:
-    """The arguments of one call of a model, with all tensors on its device."""
+    """The arguments of one call of a model."""
 
     positional: tuple[Any, ...]
     named: dict[str, Any]
@@ -48,21 +48,22 @@ class ModelInputs:
         """The same samples in batches of exactly ``size``; the last one is filled up with copies of its last sample."""
         count = self.count
         for start in range(0, count, size):
-            yield self.changed(partial(_rows, count=count, start=start, size=size))
+            rows = partial(_rows, count=count, start=start, size=size)
+            yield self.mapped(rows)
 
-    def changed(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
-        """The same with every tensor changed."""
-        positional = tuple(_each_tensor(value, change) for value in self.positional)
-        named = {name: _each_tensor(value, change) for name, value in self.named.items()}
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> ModelInputs:
+        """The same arguments, with a function applied to every tensor in them."""
+        positional = tuple(_each_tensor(value, function) for value in self.positional)
+        named = {name: _each_tensor(value, function) for name, value in self.named.items()}
         return ModelInputs(positional, named)
 
 
 def inputs_for(model: nn.Module, given: Any) -> ModelInputs:
-    """The arguments for a call of the model, by the form of what is given.
+    """The arguments with which to call the model, with all tensors on its device.
 
-    A mapping is given by name, as in ``model(**inputs)``; a tuple or a list of tensors or arrays one by one, as in
-    ``model(*inputs)``; anything else is one input. Arrays and lists of numbers become tensors, with floating-point
-    numbers in the precision of the model's weights. Tensors keep their type. All tensors go to the model's device.
+    A mapping is passed by name, as in ``model(**inputs)``. A tuple or list of tensors or arrays is passed as several
+    inputs, as in ``model(*inputs)``. Anything else is one input. Arrays and lists of numbers become tensors, with
+    floating-point numbers in the precision of the model's weights; tensors keep their type.
     """
     if isinstance(given, ModelInputs):
         call = given
@@ -75,21 +76,24 @@ def inputs_for(model: nn.Module, given: Any) -> ModelInputs:
     positional = tuple(_as_tensor(model, value) for value in call.positional)
     named = {name: _as_tensor(model, value) for name, value in call.named.items()}
     device = next(model.parameters(), torch.zeros(0)).device
-    return ModelInputs(positional, named).changed(lambda tensor: tensor.to(device))
+    return ModelInputs(positional, named).mapped(lambda tensor: tensor.to(device))
 
 
 def token_mask(model: nn.Module, inputs: ModelInputs) -> Tensor | None:
-    """(B, T), which tokens of each sample are not padding, if the inputs tell, by name or by place."""
-    by_name = inputs.named
+    """Which tokens of each sample are not padding, (B, T): the argument ``attention_mask``; None if there is none."""
+    arguments = inputs.named
     accepted = _accepted(model)
     if accepted is not None:
-        by_name = dict(zip(accepted.parameters, inputs.positional, strict=False)) | by_name
-    mask = by_name.get("attention_mask")
-    return mask if isinstance(mask, Tensor) else None
+        names = accepted.parameters
+        arguments = dict(zip(names, inputs.positional, strict=False)) | inputs.named
+    mask = arguments.get("attention_mask")
+    if isinstance(mask, Tensor):
+        return mask
+    return None
 
 
 def check_call(model: nn.Module, inputs: ModelInputs) -> None:
-    """Refuses inputs that are not those that the model takes, in number or in name."""
+    """Raises an InputError if the model does not take this number of inputs, or inputs with these names."""
     accepted = _accepted(model)
     if accepted is None:
         return
@@ -103,7 +107,7 @@ def check_call(model: nn.Module, inputs: ModelInputs) -> None:
 
 
 def _accepted(model: nn.Module) -> Signature | None:
-    """The arguments that the model takes, if it tells: compiled code does not."""
+    """The arguments that the model takes; None if they are unknown, as those of compiled code are."""
     try:
         return signature(model.forward)
     except (TypeError, ValueError):
@@ -111,7 +115,7 @@ def _accepted(model: nn.Module) -> Signature | None:
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The first tensor in a value: of a tuple, of a mapping, of the fields of an output object."""
+    """The first tensor in a value, which may be a tuple, a mapping or an output object, nested to any depth."""
     if isinstance(value, Tensor):
         return value
     for part in parts_of(value):
@@ -122,7 +126,7 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def parts_of(value: Any) -> list[Any]:
-    """What a tuple, a list, a mapping or a dataclass holds, in order; nothing for any other value."""
+    """The parts of a tuple, list, mapping or dataclass, in order; an empty list for any other value."""
     if isinstance(value, Mapping):
         return list(value.values())
     if isinstance(value, tuple | list):
@@ -133,17 +137,17 @@ def parts_of(value: Any) -> list[Any]:
 
 
 def _are_several(given: Any) -> bool:
-    """Whether a tuple or a list holds inputs rather than the numbers or texts of one input."""
+    """Whether the value is a tuple or list of several inputs, rather than of the numbers or texts of one input."""
     if not isinstance(given, tuple | list):
         return False
     return any(isinstance(value, Tensor | numpy.ndarray | Mapping) for value in given)
 
 
 def _as_tensor(model: nn.Module, value: Any) -> Any:
-    """Arrays and lists of numbers as tensors; anything else as it is."""
+    """The value as a tensor if it is an array or a list of numbers; any other value as it is."""
     if isinstance(value, numpy.ndarray | numpy.generic):
         return _converted(model, value)
-    first = value
+    first = value  # the first element of nested lists, which tells what the others are
     while isinstance(first, tuple | list) and first:
         first = first[0]
     if _is_picture(first):
@@ -154,8 +158,9 @@ def _as_tensor(model: nn.Module, value: Any) -> Any:
 
 
 def _converted(model: nn.Module, numbers: Any) -> Tensor:
+    """The numbers as a tensor, floating-point numbers in the precision of the model's weights."""
     try:
-        # A copy in the usual order: torch takes neither read-only arrays nor those that run backward.
+        # Copied in C order, because torch accepts neither read-only arrays nor those with negative strides.
         tensor = torch.from_numpy(numpy.array(numbers, order="C"))
     except (TypeError, ValueError) as error:
         kind = type(numbers).__name__
@@ -170,7 +175,10 @@ def _converted(model: nn.Module, numbers: Any) -> Tensor:
 
 
 def _rows(tensor: Tensor, count: int, start: int, size: int) -> Tensor:
-    """``size`` rows of a tensor that has one for each of ``count`` samples; any other is shared by all samples."""
+    """The rows of samples ``start`` to ``start + size``, the last row repeated where samples are missing.
+
+    A tensor that does not have one row for each of the ``count`` samples belongs to all of them, and stays as it is.
+    """
     if not tensor.ndim or len(tensor) != count:
         return tensor
     rows = tensor[start : start + size]
@@ -182,18 +190,19 @@ def _rows(tensor: Tensor, count: int, start: int, size: int) -> Tensor:
 
 
 def _is_picture(value: Any) -> bool:
-    """Whether it is a PIL image; PIL itself need not be installed."""
+    """Whether the value is a PIL image, tested without importing PIL, which need not be installed."""
     return any(kind.__module__.startswith("PIL.") for kind in type(value).__mro__)
 
 
-def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The value with every tensor in it changed; tuples, lists and mappings are looked into."""
+def _each_tensor(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The value with a function applied to every tensor in it, also inside tuples, lists and mappings."""
     if isinstance(value, Tensor):
-        return change(value)
+        return function(value)
     if isinstance(value, Mapping):
-        return {name: _each_tensor(part, change) for name, part in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
-        return type(value)(*(_each_tensor(part, change) for part in value))
-    if isinstance(value, tuple | list):
-        return type(value)(_each_tensor(part, change) for part in value)
-    return value
+        return {name: _each_tensor(part, function) for name, part in value.items()}
+    if not isinstance(value, tuple | list):
+        return value
+    parts = [_each_tensor(part, function) for part in value]
+    if hasattr(value, "_fields"):  # a named tuple takes its parts as separate arguments
+        return type(value)(*parts)
+    return type(value)(parts)

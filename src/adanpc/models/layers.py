@@ -1,4 +1,4 @@
-"""Layers by name: the same names whether or not a model is compiled or spread over several devices."""
+"""Finds layers by name, with the same names whether or not a model is compiled or runs on several devices."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from adanpc.errors import AdaNPCError
 from adanpc.require import did_you_mean
 
 INPUT_OF = "input of "
-COMPILED = "_orig_mod"  # torch.compile adds it to the names of layers
-MOST_LISTED = 12  # layers in a message
-WRAPPER_PARTS = ("module", COMPILED)  # DataParallel adds the other one
+COMPILED = "_orig_mod"  # torch.compile adds this to the names of layers
+MOST_LISTED = 12  # the most layers that a message lists
+WRAPPER_PARTS = ("module", COMPILED)  # DataParallel adds "module"
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel``.
 
-    This is what is run to make features: hooks cannot see into a compiled graph, and in DataParallel every device
-    would show them a different part of the batch.
+    Features are made with this inner model, because hooks cannot see into a compiled graph, and with DataParallel each
+    device would show them a different part of the batch.
     """
     while True:
         compiled = getattr(model, COMPILED, None)
@@ -31,25 +31,25 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def plain_name(name: str) -> str:
-    """The name of a layer or a parameter without the parts that wrappers add: ``module.fc`` is ``fc``."""
+    """The name of a layer or parameter without the parts that wrappers add: ``module.fc`` becomes ``fc``."""
     return ".".join(part for part in name.split(".") if part not in WRAPPER_PARTS)
 
 
 def plain_layer(layer: str) -> str:
-    """The same for a feature layer: ``input of module.fc`` is ``input of fc``."""
+    """The same for a feature layer: ``input of module.fc`` becomes ``input of fc``."""
     if layer.startswith(INPUT_OF):
         return INPUT_OF + plain_name(layer.removeprefix(INPUT_OF))
     return plain_name(layer)
 
 
 def visible_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """All modules by name whose inputs and outputs hooks can see: not those inside a part that was compiled alone."""
+    """All modules that hooks can see, by name. Those inside a part that was compiled on its own are left out."""
     modules: dict[str, nn.Module] = dict(unwrapped(model).named_modules())
     return {name: module for name, module in modules.items() if COMPILED not in name.split(".")}
 
 
 def module_at(model: nn.Module, name: str) -> nn.Module:
-    """The module of this name, with or without the parts that wrappers add."""
+    """The module with this name, which may be given with or without the parts that wrappers add."""
     modules = visible_modules(model)
     if name in modules:
         return modules[name]
@@ -65,7 +65,7 @@ def module_at(model: nn.Module, name: str) -> nn.Module:
 
 
 def name_of(model: nn.Module, wanted: nn.Module) -> str:
-    """The name under which ``model``, wrappers included, knows one of its modules."""
+    """The name that one of a model's modules has in it, including the parts that wrappers add."""
     modules: dict[str, nn.Module] = dict(model.named_modules())
     for name, module in modules.items():
         if module is wanted:

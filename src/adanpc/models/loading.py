@@ -1,4 +1,4 @@
-"""Labeled batches of a loader, in the forms that loaders give them, and the row numbers of their samples."""
+"""Labeled batches from a loader, in whatever form it gives them, with the row numbers of their samples."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from adanpc.index.grid import tensor_of
 from adanpc.models.inputs import PIL_REMEDY, InputError
 from adanpc.progress import track
 
-LABEL_NAMES = ("labels", "label")  # of batches that are dictionaries
-UNKNOWN = -1  # the key or the domain of a sample for which there is none
+LABEL_NAMES = ("labels", "label")  # where the labels are in batches that are dictionaries
+UNKNOWN = -1  # the key or domain of a sample that has none
 
 
 class LoaderError(AdaNPCError):
-    """A loader that gives no labeled batches."""
+    """Raised for a loader that does not give labeled batches."""
 
     code = "bad-loader"
 
 
 @dataclass(frozen=True, eq=False)
 class LabeledBatch:
-    """Inputs of a model with what is known of each of them."""
+    """Inputs of a model, with the label, domain and key of each of them."""
 
     inputs: Any
     labels: Tensor  # (B,)
@@ -39,11 +39,11 @@ class LabeledBatch:
 
 
 def labeled_batches(loader: Iterable[Any]) -> Iterator[LabeledBatch]:
-    """The batches of a loader; progress is shown.
+    """The batches of a loader, with a progress bar.
 
-    Keys are the row numbers of the loader's data set, however it shuffles. Without row numbers (an iterable data set,
-    a collate function that drops samples) they are -1. Of batches that do not come from a ``DataLoader``, they count
-    the samples.
+    Keys are row numbers in the loader's data set, even if it shuffles. Where there are no row numbers (an iterable
+    data set, or a collate function that drops samples), keys are -1. If the loader is not a ``DataLoader``, keys number
+    its samples from 0.
     """
     recorded: _RecordedSampler | None = None
     if isinstance(loader, DataLoader):
@@ -75,7 +75,8 @@ def labeled_batches(loader: Iterable[Any]) -> Iterator[LabeledBatch]:
 class _RecordedSampler:
     """A batch sampler that remembers which rows of the data set it drew.
 
-    A loader draws in the process that iterates it, and gives the batches in the order in which they were drawn.
+    This tells the rows of each batch, because a loader draws in the process that iterates over it, and gives batches in
+    the order in which they were drawn.
     """
 
     def __init__(self, sampler: Iterable[Any]) -> None:
@@ -88,18 +89,20 @@ class _RecordedSampler:
             yield rows
 
     def __len__(self) -> int:
-        return len(self._sampler)  # type: ignore[arg-type]  # as the loader would ask the sampler itself
+        return len(self._sampler)  # type: ignore[arg-type]  # raises whatever the sampler itself would raise
 
     def next_keys(self, count: int) -> Tensor:
-        """The rows (count,) of the next batch."""
-        rows = self._drawn.popleft() if self._drawn else []
+        """The rows (count,) of the next batch, -1 if they cannot be told."""
+        rows: list[Any] = []
+        if self._drawn:
+            rows = self._drawn.popleft()
         if len(rows) != count or not all(isinstance(row, int) for row in rows):
             return torch.full((count,), UNKNOWN)
         return torch.tensor(rows)
 
 
 def _recorded(loader: DataLoader[Any]) -> _RecordedSampler | None:
-    """A recording sampler for a loader, unless its batches cannot be told by row numbers."""
+    """A recording sampler for a loader; None if the rows of its batches cannot be told."""
     in_order = getattr(loader, "in_order", True)
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None or not in_order:
         return None
@@ -107,15 +110,16 @@ def _recorded(loader: DataLoader[Any]) -> _RecordedSampler | None:
 
 
 def _with_sampler(loader: DataLoader[Any], sampler: _RecordedSampler) -> DataLoader[Any]:
-    """A copy of the loader, of whatever class it is, that draws by another batch sampler."""
-    made = copy(loader)
-    vars(made)["batch_sampler"] = sampler  # a loader refuses the assignment, to protect iterations under way
-    vars(made)["_iterator"] = None  # of persistent workers; the copy starts its own
-    return made
+    """A copy of the loader, of the same class, with another batch sampler."""
+    changed = copy(loader)
+    attributes = vars(changed)  # a loader refuses assignments after it was made, to protect iterations under way
+    attributes["batch_sampler"] = sampler
+    attributes["_iterator"] = None  # persistent workers belong to the original; the copy starts its own
+    return changed
 
 
 def _tensors_only(batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches, with a plain error where the default collate function meets PIL images."""
+    """The batches; raises an InputError with a remedy if the default collate function meets PIL images."""
     try:
         yield from batches
     except TypeError as error:
@@ -140,7 +144,7 @@ def _parts(batch: Any) -> tuple[Any, Tensor, Tensor]:
 
 
 def _named_parts(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor, Tensor]:
-    """The same for a batch by names: what is not the label is an input."""
+    """The same for a batch that is a mapping: every entry but the labels is an input."""
     for name in LABEL_NAMES:
         if name in batch:
             inputs = {other: value for other, value in batch.items() if other != name}
@@ -151,7 +155,7 @@ def _named_parts(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor, Tens
 
 
 def _labels(values: Any) -> Tensor:
-    """Class numbers (B,), or an error that says how to get them."""
+    """The labels as class numbers (B,); raises a LabelError that says how to get them."""
     labels = _whole_numbers("labels", values)
     if labels.ndim == 1:
         return labels
@@ -165,7 +169,7 @@ def _labels(values: Any) -> Tensor:
 
 
 def _whole_numbers(name: str, values: Any) -> Tensor:
-    """A copy of a loader's whole numbers: loaders may use their arrays again."""
+    """The values as a new tensor: a loader may reuse its own for the next batch."""
     try:
         return tensor_of(values).clone()
     except (TypeError, ValueError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Evaluation mode for as long as somebody needs it, in any number of threads."""
+"""Keeps a model in evaluation mode while any thread runs it, and restores its mode afterward."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import nn
 
 @dataclass
 class _Use:
-    """A module that runs at this moment."""
+    """How a module is being used at this moment."""
 
-    training: bool  # its mode before the first run began
-    runs: int = 0
+    training: bool  # its mode before the first of the runs began
+    runs: int = 0  # how many runs are under way
 
 
 _LOCK = Lock()  # held while modes are switched, never while a model runs
-_IN_USE: dict[int, _Use] = {}  # by id(module): modules need not be hashable
+_IN_USE: dict[int, _Use] = {}  # by id(module), because modules need not be hashable
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Runs of the model inside are in evaluation mode; when the last of them ends, its modes are put back.
+    """Inside this context, the model is in evaluation mode; when the last thread leaves it, the mode is restored.
 
-    Modules are counted one by one, so that models which share some of them may run at the same time.
+    Runs are counted for each module rather than each model, so that models that share modules may run at the same time.
     """
     modules = list(model.modules())
     with _LOCK:
@@ -44,16 +44,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _leave(model: nn.Module, modules: list[nn.Module]) -> None:
-    free = []
+    """Ends one run of a model, and restores the mode of every module that no other run is using."""
+    finished: list[tuple[nn.Module, bool]] = []  # modules, each with the mode that it had
     for module in modules:
         use = _IN_USE[id(module)]
         use.runs -= 1
         if use.runs == 0:
             del _IN_USE[id(module)]
-            free.append((module, use.training))
-    if len(free) == len(modules):
-        was_training = free[0][1]
+            finished.append((module, use.training))
+    if len(finished) == len(modules):
+        _, was_training = finished[0]  # modules() lists the model itself first
         if model.training is not was_training:
-            model.train(was_training)  # some modules do more than note their mode
-    for module, training in free:  # parts may have had a mode of their own
+            model.train(was_training)  # train() may be overridden to do more than set the mode
+    for module, training in finished:  # a part may have had another mode than the model
         module.training = training

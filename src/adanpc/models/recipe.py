@@ -1,4 +1,4 @@
-"""How features are made, in a few strings: what a model must match when a saved bank is loaded."""
+"""The recipe of a bank: a few strings that say how its features were made, to be compared when it is loaded."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from torch import Tensor, nn
 from adanpc.errors import AdaNPCError
 from adanpc.models.layers import INPUT_OF, plain_layer, plain_name, unwrapped
 
-FEATURES = "features:"  # marks hashes of what makes the features; older files have a hash of the whole model
+FEATURES = "features:"  # marks a hash of the weights that decide the features; older files have one of the whole model
 
 
 class RecipeError(AdaNPCError):
-    """The model, layer or preprocessing is not the one that a bank's rows were made with."""
+    """Raised if the model, layer or preprocessing is not the one that a bank was built with."""
 
     code = "other-recipe"
 
 
 def describe(preprocessing: Any) -> str:
-    """A text that is the same in the next process: a string as it is, a function's name, anything else's repr."""
+    """A text that describes a preprocessing in the same way in every process.
+
+    A string describes itself, a function or class is described by its name, and anything else by its repr without
+    memory addresses.
+    """
     if preprocessing is None:
         return ""
     if isinstance(preprocessing, str):
@@ -42,25 +46,26 @@ def fingerprint(model: nn.Module) -> str:
 def feature_fingerprint(model: nn.Module, layer: str) -> str:
     """A hash of the parameters and buffers that may decide the features at a layer, names included.
 
-    With the layer ``"input of NAME"`` the module NAME does not count, so another head changes nothing. Otherwise all
-    of the model counts: which parts run after the layer is not known before the model runs. Names are the same for a
+    With the layer ``"input of NAME"``, the module NAME does not count, so that the head may be replaced. Otherwise the
+    whole model counts, because only running it would show which parts come after the layer. The hash is the same for a
     compiled or parallel model.
     """
-    feature_layer = plain_layer(str(layer))  # a layer that is not a text is refused when the recipe is saved
+    feature_layer = plain_layer(str(layer))  # a layer that is not a string is refused when the recipe is saved
     tensors = []
-    for name, value in unwrapped(model).state_dict().items():
-        if isinstance(value, Tensor) and not _behind(plain_name(name), feature_layer):
-            tensors.append((plain_name(name), value))
+    for full_name, value in unwrapped(model).state_dict().items():
+        name = plain_name(full_name)
+        if isinstance(value, Tensor) and not _behind(name, feature_layer):
+            tensors.append((name, value))
     return FEATURES + _hash(tensors)
 
 
 def check_recipe(recorded: Mapping[str, str], model: nn.Module, layer: str, preprocessing: str, strict: bool) -> None:
-    """Refuses a bank that was built in another way, with an error that says what differs and what to do.
+    """Raises a RecipeError that says what differs and what to do, if a bank was built in another way.
 
     Args:
         recorded: the recipe of the bank.
-        model, layer, preprocessing: what there is now.
-        strict: whether preprocessing and weights must be the same.
+        model, layer, preprocessing: how features would be made now.
+        strict: whether preprocessing and weights must be the same, too.
     """
     recorded_layer = recorded.get("layer", "")
     if plain_layer(recorded_layer) != plain_layer(layer):
@@ -84,29 +89,33 @@ def check_recipe(recorded: Mapping[str, str], model: nn.Module, layer: str, prep
 
 
 def _has_weights(model: nn.Module, layer: str, recorded: str) -> bool:
+    """Whether the model has the weights whose hash was recorded."""
     if recorded.startswith(FEATURES):
         return recorded == feature_fingerprint(model, layer)
+    # Older files have a hash of the whole model, with or without its wrappers.
     return recorded in (fingerprint(unwrapped(model)), fingerprint(model))
 
 
-def _preprocessing_difference(theirs: str, ours: str) -> str:
-    """What differs, and what to pass instead."""
-    if not theirs:
-        return f"the bank was built without a preprocessing, got {ours!r}: leave out preprocessing"
-    if not ours:
+def _preprocessing_difference(recorded: str, given: str) -> str:
+    """How two preprocessings differ, and what to pass instead."""
+    if not recorded:
+        return f"the bank was built without a preprocessing, got {given!r}: leave out preprocessing"
+    if not given:
         return (
-            f"the bank was built from inputs prepared by {theirs!r}: pass preprocessing=transform, the transform of "
+            f"the bank was built from inputs prepared by {recorded!r}: pass preprocessing=transform, the transform of "
             "the data set that it was built from"
         )
-    return f"the bank was built from inputs prepared by {theirs!r}, not by {ours!r}: pass the former as preprocessing"
+    return (
+        f"the bank was built from inputs prepared by {recorded!r}, not by {given!r}: pass the former as preprocessing"
+    )
 
 
-def _difference(name: str, theirs: str, ours: str) -> str:
-    return f"the bank was built with {name} {theirs or 'unknown'!r}, this model has {ours!r}"
+def _difference(name: str, recorded: str, found: str) -> str:
+    return f"the bank was built with {name} {recorded or 'unknown'!r}, this model has {found!r}"
 
 
 def _behind(name: str, layer: str) -> bool:
-    """Whether a parameter belongs to the module whose input is the feature."""
+    """Whether a parameter belongs to the module whose input is the feature, and so cannot decide the feature."""
     if not layer.startswith(INPUT_OF):
         return False
     module = layer.removeprefix(INPUT_OF)
@@ -114,8 +123,10 @@ def _behind(name: str, layer: str) -> bool:
 
 
 def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    total = hashlib.sha256()
+    """A hash of names, types, shapes and bytes, whatever the order of the tensors."""
+    hasher = hashlib.sha256()
     for name, value in sorted(tensors, key=lambda named: named[0]):
-        total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()[:16]
+        hasher.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        hasher.update(flat.view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()[:16]

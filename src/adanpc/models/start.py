@@ -1,4 +1,4 @@
-"""What a bank held when its model was wrapped or loaded, as far as a stream can change it."""
+"""Start: what ``Wrapped.reset`` needs to know about the bank as it was when its model was wrapped or loaded."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from adanpc.index.grid import Columns
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """The rows that a full bank may evict, and the stream's statistics, at one moment.
+    """What a stream can change about a bank, as it was at one moment: the rows that may be evicted, and the statistics.
 
-    The contents themselves are not kept: a bank does not use memory again that earlier contents may show.
+    The contents themselves are not kept, because a bank never reuses memory that earlier contents show.
     """
 
     position: int
     next_id: int
     capacity: int | None
-    admitted: Columns  # the table of admitted rows; empty without a capacity, since none leaves then
-    judgments: Mapping[int, tuple[Judgment, ...]]  # of these rows
+    admitted: Columns  # the table of admitted rows; empty without a capacity, because then no row is evicted
+    judgments: Mapping[int, tuple[Judgment, ...]]  # what people decided about these rows, by id
     stream_total: Tensor | None
     stream_count: int
     stream: Tensor | None
 
     @classmethod
     def of(cls, contents: Contents) -> Start:
-        """The start that these contents are."""
+        """The start that these contents represent."""
         capacity = contents.settings.capacity
         slots = contents.held_slots()
         may_leave = torch.zeros(len(slots), dtype=torch.bool, device=slots.device)
@@ -57,11 +57,17 @@ class Start:
         )
 
     def rollback(self, now: Contents, *, who: str, why: str, when: float | None) -> Rollback:
-        """The change that takes a bank from its contents now back to this start."""
+        """The change that undoes what the stream has done to a bank since this start; what people decided stays.
+
+        Args:
+            now: the contents of the bank now.
+            who, why, when: as in every change.
+        """
         present = now.table("id", "origin", "state")
         admitted = present["origin"] == Origin.ADMITTED
+        active = present["state"] == ACTIVE
         since = present["id"] >= self.next_id
-        staying = int((admitted & ~since & (present["state"] == ACTIVE)).sum())
+        staying = int((admitted & active & ~since).sum())
         rows = self._evicted(present["id"], now.deleted, staying)
         returning = rows["id"].tolist()
         return Rollback(
@@ -81,12 +87,22 @@ class Start:
         )
 
     def _evicted(self, held: Tensor, deleted: Collection[int], staying: int) -> Columns:
-        """The table of the rows that were evicted, without the oldest if a restored row has taken their place."""
+        """The table of the rows that were evicted since this start and can come back within the capacity.
+
+        Args:
+            held: (n,) ids of the rows that are held now.
+            deleted: ids of rows that may never come back.
+            staying: how many admitted rows that vote now will stay. If people have restored rows since, there may not
+                be room for all that were evicted; then the oldest stay away.
+        """
         ids = self.admitted["id"]
         forgotten = torch.tensor(sorted(deleted), dtype=torch.int64, device=ids.device)
-        evicted = ~torch.isin(ids, held) & ~torch.isin(ids, forgotten) & (self.admitted["state"] == ACTIVE)
+        was_active = self.admitted["state"] == ACTIVE
+        gone = ~torch.isin(ids, held)
+        evicted = was_active & gone & ~torch.isin(ids, forgotten)
         places = evicted.nonzero()[:, 0]
         if self.capacity is not None:
-            free = max(self.capacity - staying, 0)
-            places = places[max(len(places) - free, 0) :]
+            room = max(self.capacity - staying, 0)
+            too_many = max(len(places) - room, 0)
+            places = places[too_many:]
         return {name: column[places] for name, column in self.admitted.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -16,7 +16,7 @@ from adanpc.core.bank import checked_device
 from adanpc.core.contents import class_names
 from adanpc.core.presets import PRESETS, preset_of
 from adanpc.errors import AdaNPCError, LabelError
-from adanpc.explanation import Explanation, Files, explanation, file_finder
+from adanpc.explanation import Explanation, Files, Witness, explanation, file_finder
 from adanpc.models.extract import extract, find_head, run
 from adanpc.models.filenames import FileNames, FileOfKey, checked_files, files_of
 from adanpc.models.inputs import ModelInputs
@@ -30,10 +30,10 @@ __all__ = ["INPUT_OF", "Wrapped", "extract", "find_head", "wrap"]
 
 @require.names_its_arguments
 class Wrapped:
-    """A model whose features are answered by a bank. The model itself is never changed.
+    """A model that makes features, and a classifier that answers them from its bank. The model is never changed.
 
-    Any number of threads may use it at once. The model runs in evaluation mode, and is in the mode that it had when
-    the last of them has its answer.
+    Any number of threads may use it at once. The model runs in evaluation mode; when the last of them has its answer,
+    it is back in the mode it had before.
 
     Inputs may be whatever the model takes: a tensor; an array or a list of numbers; a tuple of several inputs; a
     mapping of inputs by name, such as a tokenizer's.
@@ -41,10 +41,10 @@ class Wrapped:
     Args:
         model: any module that takes a batch of inputs.
         classifier: the bank and how it votes.
-        layer: the module whose output is the feature, or ``"input of NAME"``.
+        layer: the name of the module whose output is the feature, or ``"input of NAME"``.
         preprocessing: what turns raw data into inputs, see ``describe``.
-        encode_size: how many inputs the model is run on at once, see ``wrap``.
-        file_of_key: the file of a source row by its key, if it is known; for ``explain``.
+        encode_size: how many inputs the model runs on at once, see ``wrap``.
+        file_of_key: a function from the key of a source row to its file, or to None if it is unknown; for ``explain``.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Wrapped:
     # Answering
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """The model's own output, in evaluation mode and without gradients; called as the model is."""
+        """The model's own output, in evaluation mode and without gradients; takes the arguments of the model."""
         if len(inputs) == 1 and not named:
             return run(self.model, inputs[0])
         return run(self.model, ModelInputs(inputs, named))
@@ -85,7 +85,8 @@ class Wrapped:
     def features_and_output(self, inputs: Any) -> tuple[Tensor, Any]:
         """The features (B, D) of a batch of inputs and the model's own output, from one pass.
 
-        For the head's answer beside the vote: ``wrapped.classifier.step(features)`` is what ``wrapped.step`` answers.
+        Use it to compare the head's answer with the vote's: ``wrapped.classifier.step(features)`` answers as
+        ``wrapped.step(inputs)`` would.
         """
         return extract(self.model, self.layer, inputs, self.encode_size)
 
@@ -94,7 +95,7 @@ class Wrapped:
         return self.classifier.predict(self.features(inputs), exclude=exclude)
 
     def propose(self, inputs: Any, *, domain: int = -1, keys: Any = None) -> tuple[Prediction, Append | None]:
-        """The answers to inputs that arrive in this order, and the change by which they join the bank.
+        """The answers to inputs that arrive in this order, and the change that lets them join the bank.
 
         The change is not applied, so that it can be written to a log first; see ``AdaNPC.propose``.
         """
@@ -103,12 +104,12 @@ class Wrapped:
     def step(
         self, inputs: Any, *, domain: int = -1, keys: Any = None, files: Sequence[Any] | None = None
     ) -> Prediction:
-        """Answers the inputs in order and learns from them, as the preset says.
+        """Answers the inputs in order and learns from each of them; see ``AdaNPC.step``.
 
         Args:
             inputs: a batch.
-            domain: of all of them, noted with the rows that join; -1 is unknown.
-            keys: (B,) your own numbers for the inputs, noted with the rows that join.
+            domain: the domain of all inputs, stored with those that join; -1 if it is unknown.
+            keys: (B,) your own numbers for the inputs, stored with those that join.
             files: (B,) the files of the inputs, for ``explain``; they are not saved with the bank.
         """
         features = self.features(inputs)
@@ -117,50 +118,54 @@ class Wrapped:
         if names is not None:
             self._files.note(answer.joined, names)
             bank = self.classifier.bank
-            if len(self._files) > 2 * len(bank):  # a long stream through a bank with a capacity
-                self._files.keep(set(bank.table("id")["id"].tolist()))
+            # In a long stream through a bank with a capacity, most files belong to rows that have left.
+            if len(self._files) > 2 * len(bank):
+                held = set(bank.table("id")["id"].tolist())
+                self._files.keep(held)
         return answer
 
     def explain(self, answer: Prediction, query: int = 0, *, files: Files | None = None) -> Explanation:
-        """The rows that voted for the answer to one query, with class names and files as far as they are known.
+        """The rows that voted on one query, with class names and files where they are known.
 
         Args:
-            answer: of this wrapped model.
-            query: which query of the batch.
-            files: the file of each row by its key; by default those of the data set that was wrapped, if it tells, and
-                those that were given to ``step``.
+            answer: an answer of this wrapped model.
+            query: the position of the query in the batch.
+            files: the file of each row by its key; by default the files that the loader's data set lists, and those
+                given to ``step``.
         """
-        file_of = self._files if files is None else file_finder(files)
+        file_of: Callable[[Witness], Any | None] = self._files
+        if files is not None:
+            file_of = file_finder(files)
         return explanation(answer, self.classifier.bank.contents, query, file_of)
 
     # Changing
 
     def apply(self, change: Change) -> range:
-        """Carries out one change, see ``AdaNPC.apply``."""
+        """Carries out one change, and returns the ids of the rows that it appended; see ``AdaNPC.apply``."""
         return self.classifier.apply(change)
 
     def reset(self, *, who: str = "", why: str = "reset", when: float | None = None) -> Rollback:
-        """Forgets what the stream taught since ``wrap`` or ``load``; the change that did it, for a log.
+        """Forgets what was learned from the stream since ``wrap`` or ``load``; returns the change that did so.
 
-        Rows that were admitted since leave, rows that they drove out come back, and the stream's mean is as it was.
-        What people decided stays: vetoes, labels, deletions, rows of experts.
+        Rows that were admitted since then leave, rows that were evicted come back, and the statistics of the stream
+        are as they were. What people decided stays: vetoes, labels, deletions, experts' rows.
         """
         with self.classifier.bank.writing():
             change = self._start.rollback(self.classifier.bank.contents, who=who, why=why, when=when)
             self.classifier.apply(change)
         return change
 
-    # Keeping
+    # Saving and loading
 
     def with_classifier(self, classifier: AdaNPC) -> Wrapped:
-        """The same model over another bank of the same features."""
+        """The same model with another classifier, whose bank has features of the same kind."""
         other = Wrapped(self.model, classifier, self.layer, self.preprocessing, encode_size=self.encode_size)
         other._files = self._files
         return other
 
     @property
     def recipe(self) -> dict[str, str]:
-        """How features are made; a saved bank checks it when it is loaded."""
+        """How features are made; it is saved with the bank and checked when that is loaded."""
         return {
             "layer": self.layer,
             "preprocessing": self.preprocessing,
@@ -168,12 +173,12 @@ class Wrapped:
         }
 
     def check(self, recipe: dict[str, str], strict: bool = True) -> None:
-        """Refuses a bank whose recipe differs from this model's, with a RecipeError.
+        """Raises a RecipeError if the recipe of a bank differs from this model's.
 
         Args:
-            recipe: of the bank.
-            strict: False to accept other weights and another preprocessing, by someone who knows that the features
-                are the same: after ``model.half()``, or if a transform was only renamed.
+            recipe: the recipe of the bank.
+            strict: False to accept other weights and another preprocessing, if you know that the features are still
+                the same, as after ``model.half()`` or if a transform was only renamed.
         """
         check_recipe(recipe, self.model, self.layer, self.preprocessing, strict)
 
@@ -201,21 +206,23 @@ def wrap(
         model: a trained classifier.
         loader: batches (inputs, labels) or (inputs, labels, domains) of source data, already preprocessed; or
             dictionaries with an entry "labels" or "label", whose other entries are inputs by name.
-        layer: the feature layer by its name in ``model.named_modules()``: its output, or with ``"input of NAME"`` its
-            input, averaged over space or tokens if there are any. Where the inputs hold an ``attention_mask``, padding
-            does not count. By default the input of the model's last linear layer, found by running one batch.
-        classes: how many, or their names, which the bank keeps. By default the width of that linear layer, or with
-            ``layer`` as many as the labels name; and the names that the loader's data set has for as many.
+        layer: the layer whose output is the feature, by its name in ``model.named_modules()``, or ``"input of NAME"``
+            for the input of that layer. Features are averaged over space or tokens if there are any; where the inputs
+            hold an ``attention_mask``, padding does not count. By default the input of the model's last linear layer,
+            which is found by running one batch.
+        classes: the number of classes, or their names, which the bank stores. By default the number is the width of
+            that linear layer or, if ``layer`` is given, one more than the largest label; and the names are those of the
+            loader's data set, if it names as many classes.
         preprocessing: what made the inputs, recorded with the bank and checked when it is loaded; by default the
             ``transform`` of the loader's data set, if it has one.
-        keys: (n,) your own numbers of all samples, in the order in which the loader gives them; by default the row
+        keys: (n,) your own numbers for all samples, in the order in which the loader gives them; by default the row
             numbers of its data set, see ``labeled_batches``.
         encode_size: if given, the model always runs on batches of exactly this many inputs; the last one is filled up
-            with copies. Most models round differently in batches of different sizes, so without it a feature's last
-            bits depend on how a stream is cut into batches.
-        storage, capacity, evict, soft, device: of the ``MemoryBank``; ``soft`` is what the preset needs by default.
-        preset: how it learns: ``safe``, or ``paper``; see ``AdaNPC``.
-        **options: of the preset: stream, guard, balance; or k, rule, temperature, admission, centering, …
+            with copies. Most models round differently in batches of different sizes, so without this option the last
+            bits of a feature depend on how a stream is split into batches.
+        storage, capacity, evict, soft, device: see ``MemoryBank``; by default ``soft`` is what the preset needs.
+        preset: how the classifier learns, ``safe`` or ``paper``; see ``AdaNPC``.
+        **options: options of the preset: stream, guard, balance, …; or k, rule, temperature, admission, centering, …
     """
     check_model(model)
     _check_options(layer, preset, options)
@@ -258,12 +265,12 @@ def wrap(
     given_keys = classifier.checked_keys(keys, len(labels))
     if given_keys is not None:
         all_keys = given_keys
-        file_of_key = None  # these keys are not the data set's row numbers
+        file_of_key = None  # it takes row numbers of the data set, which these keys are not
     if classifier.needs_all_at_once:
         features = [torch.cat(features)]
     stored = 0
     while features:
-        part = features.pop(0)  # let go of each batch as it is stored
+        part = features.pop(0)  # so that its memory is free once it is stored
         rows = slice(stored, stored + len(part))
         classifier.learn(part, labels[rows], domain=domains[rows], keys=all_keys[rows])
         stored += len(part)
@@ -273,7 +280,7 @@ def wrap(
 
 
 def check_model(model: Any) -> None:
-    """Refuses what is not a torch module."""
+    """Raises an error if the model is not a torch module."""
     if not isinstance(model, nn.Module):
         raise AdaNPCError(
             f"the model must be a torch.nn.Module, got {type(model).__name__}: for features from elsewhere use "
@@ -282,16 +289,18 @@ def check_model(model: Any) -> None:
 
 
 def _check_options(layer: str | None, preset: str, options: Mapping[str, Any]) -> None:
-    """Refuses, before anything is encoded, an argument that neither wrap nor the preset has, and what is no layer."""
+    """Raises an error for an invalid layer or option, now rather than after everything has been encoded."""
     if layer is not None:
         require.text("layer", layer)
-    own = [name for name in signature(wrap).parameters if name != "options"]
-    known = [*own, *(name for known in PRESETS.values() for name in known.options)]
+    known = [name for name in signature(wrap).parameters if name != "options"]
+    for other in PRESETS.values():
+        known += other.options
     require.known_arguments("wrap", options, known)
     preset_of(preset, options)
 
 
 def _class_count(classes: int | Sequence[str] | None) -> int | None:
+    """How many classes there are, given their number or their names; None if it is not given."""
     if classes is None:
         return None
     names = class_names(classes)
@@ -301,23 +310,25 @@ def _class_count(classes: int | Sequence[str] | None) -> int | None:
 
 
 def _whole(dataset: Any) -> Any:
-    """The data set of which this is a part, as ``random_split`` makes parts; itself if it is none."""
+    """The data set that a subset, such as one made by ``random_split``, belongs to; any other data set itself."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return dataset
 
 
 def _names(classes: Any, dataset: Any, count: int) -> tuple[str, ...]:
-    """The names of so many classes, if they were given or the data set has as many."""
+    """The names of the classes: those that were given, or those of the data set if it has ``count`` different ones."""
     if classes is not None:
         return class_names(classes)
     listed = getattr(dataset, "classes", None)
     if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
         return ()
-    return tuple(listed) if len(set(listed)) == len(listed) == count else ()
+    if len(listed) != count or len(set(listed)) != count:
+        return ()
+    return tuple(listed)
 
 
 def _check_count(features: Tensor, batch: LabeledBatch) -> None:
-    """Refuses a batch without one label for each of its inputs."""
+    """Raises an error if a batch does not have one label for each of its inputs."""
     if len(features) != len(batch.labels):
         raise LabelError(f"the loader gave {len(features)} inputs with {len(batch.labels)} labels: give one for each")

@@ -10,8 +10,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -30,6 +31,7 @@ from adanpc.store.sqlite import refuse_link
 FILE = "latest"
 SEAL = 32  # bytes before all others: the SHA-256 of those
 MOST_BYTES = 256 * 2**20  # of a file that is read
+MOST_QUERIES = 2**53  # that a service ever numbers: every JSON reader keeps so many apart
 
 
 class Latest(NamedTuple):
@@ -73,7 +75,8 @@ def read_latest(folder: Location, settings: BankSettings) -> Latest | None:
     path = Path(folder) / FILE
     refuse_link(path)
     with suppress(OSError):
-        if path.stat().st_size <= MOST_BYTES:
+        # Opening a pipe would wait for its writer.
+        if path.is_file() and path.stat().st_size <= MOST_BYTES:
             sealed = path.read_bytes()
             if hashlib.sha256(sealed[SEAL:]).digest() == sealed[:SEAL]:
                 return _parsed(sealed[SEAL:], settings)
@@ -113,24 +116,51 @@ def _unpacked(tensors: Mapping[str, Tensor]) -> Latest:
 
 
 def _fits(latest: Latest, settings: BankSettings) -> bool:
-    """Whether everything is of as many queries, and of a bank with these settings."""
+    """Whether everything is about as many queries, and could have been answered by a bank with these settings."""
     count = len(latest.pictures)
     answers = latest.answers
     near = answers.neighbors
-    voters = (count, *near.ids.shape[1:2])
-    expected = (
+    if near.soft is not None or answers.provisional is not None:
+        return False  # neither is ever written
+    if near.ids.ndim != 2 or near.similarity.dtype != torch.float64:
+        return False
+    of_classes = (count, settings.classes)
+    of_voters = (count, near.ids.shape[1])
+    required = (
         (latest.numbers, torch.int64, (count,)),
         (latest.features, torch.float32, (count, settings.dim)),
         (latest.times, torch.float64, (count,)),
-        (answers.probs, torch.float32, (count, settings.classes)),
+        (answers.probs, torch.float32, of_classes),
         (answers.joined, torch.int64, (count,)),
-        (answers.weights, torch.float32, voters),
-        (near.ids, torch.int64, voters),
-        (near.labels, torch.int64, voters),
-        (near.similarity, near.similarity.dtype, voters),
+        (answers.weights, torch.float32, of_voters),
+        (near.ids, torch.int64, of_voters),
+        (near.labels, torch.int64, of_voters),
+        (near.similarity.clamp(min=-2), torch.float64, of_voters),  # an absent neighbor is infinitely far away
     )
-    alike = all(column.dtype == kind and column.shape == shape for column, kind, shape in expected)
-    return alike and len(voters) == 2 and bool(answers.probs.isfinite().all())
+    of_the_preset_safe = (
+        (answers.trust, torch.float32, (count,)),
+        (answers.frozen, torch.float32, of_classes),
+        (answers.novelty, torch.float32, (count,)),
+    )
+    optional = tuple(each for each in of_the_preset_safe if each[0] is not None)
+    if not all(_is_column(*each) for each in required + optional):
+        return False
+    return _are_numbered(latest) and bool(((near.labels >= -1) & (near.labels < settings.classes)).all())
+
+
+def _is_column(values: Any, kind: torch.dtype, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is of this type and shape, and all of it is finite."""
+    if values.dtype != kind or values.shape != shape:
+        return False
+    return bool(values.isfinite().all())
+
+
+def _are_numbered(latest: Latest) -> bool:
+    """Whether the numbers rise, and the next one is a whole number above them: no name may be given twice."""
+    if not isinstance(latest.next_number, int):
+        return False
+    numbers = [0, *latest.numbers.tolist(), latest.next_number]
+    return numbers[-1] < MOST_QUERIES and all(one < other for one, other in pairwise(numbers))
 
 
 def latest_of(

@@ -1,12 +1,12 @@
-"""Contract checks that are shipped: run them on a class, or on settings, of your own.
+"""Contract checks to run on your own classes and settings.
 
-Each raises AssertionError with a sentence that says what does not hold.
+Each raises an AssertionError that says in one sentence which promise is broken.
 
-* ``check_replay(make_classifier)``: changes are the whole truth about a classifier.
+* ``check_replay(make_classifier)``: replaying a classifier's changes gives the same classifier.
 * ``check_index(make_index)``: an index is exact, and changing it leaves older ones alone.
-* ``check_log(create, reopen)``: a log gives back what it was given.
+* ``check_log(create, reopen)``: a log returns what was appended to it.
 * ``check_adapter(MyAdapter)``: a test-time method keeps its promises.
-* ``check_algorithm(MyAlgorithm)``: so does a training algorithm.
+* ``check_algorithm(MyAlgorithm)``: a training algorithm keeps its promises.
 """
 
 from adanpc.testing.adapters import ADAPTER_CHECKS, check_adapter

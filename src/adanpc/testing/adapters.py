@@ -1,4 +1,4 @@
-"""The contract of test-time methods, as checks that run on any class."""
+"""check_adapter: whether a test-time method keeps the promises of ``Adapter``, tested on a toy problem."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from adanpc.lab.adapt.adapter import Adapter, BatchError, Source
 from adanpc.lab.networks.source import SourceModel
 
 CLASSES = 3
-SIDE = 8  # pixels
-DIM = 16  # of the features
-ROWS = 6  # of a batch
-LONG = 25  # batches: more than the images that NOTE and RoTTA collect before they learn
+SIDE = 8  # width and height of an image in pixels
+DIM = 16  # length of a feature
+ROWS = 6  # samples in a batch
+LONG = 25  # batches in a long stream: enough for NOTE and RoTTA, which collect images before they learn
 
 
 def check_adapter(kind: type[Adapter], **settings: Any) -> None:
-    """Runs every check on a test-time method; the first that fails raises AssertionError with a sentence.
+    """Runs every check on a test-time method; the first that fails raises an AssertionError.
 
     Args:
-        kind: the class.
-        **settings: its hyper-parameters; by default its own defaults.
+        kind: the class of the method.
+        **settings: its hyper-parameters; those that are not given have the defaults of the class.
     """
     for check in ADAPTER_CHECKS:
         check(kind, **settings)
 
 
-# What the checks are run on --------------------------------------------------------------------------------------
+# The toy problem -------------------------------------------------------------------------------------------------
 
 
 @lru_cache
 def toy_source() -> Source:
-    """Returns a small trained model with BatchNorm and a rotation head, and the features of its 60 training images."""
-    # Whatever mode the caller is in, and without touching the caller's random numbers.
+    """A small trained model with BatchNorm and a rotation head, and the features of its 60 training images."""
+    # Trained in the same way whatever mode the caller is in, and without using up the caller's random numbers.
     with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         encoder = nn.Sequential(
@@ -56,8 +56,10 @@ def toy_source() -> Source:
         optimizer = torch.optim.Adam([*model.parameters(), *rotation_head.parameters()], lr=1e-2)
         for _ in range(40):
             turns = torch.randint(4, (60,))
-            turned = torch.stack([image.rot90(int(turn), (1, 2)) for image, turn in zip(images, turns, strict=True)])
-            loss = cross_entropy(model(images), labels) + cross_entropy(rotation_head(model.features(turned)), turns)
+            turned = [image.rot90(int(turn), (1, 2)) for image, turn in zip(images, turns, strict=True)]
+            class_loss = cross_entropy(model(images), labels)
+            guessed_turns = rotation_head(model.features(torch.stack(turned)))
+            loss = class_loss + cross_entropy(guessed_turns, turns)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -75,7 +77,7 @@ def toy_source() -> Source:
 
 
 def toy_images(count: int, seed: int, shift: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Returns images (n, 1, 8, 8) of three patterns with noise, brighter by ``shift``, and their labels (n,)."""
+    """Images (n, 1, 8, 8) of three patterns with noise, brighter by ``shift``, and their labels (n,)."""
     patterns = torch.rand(CLASSES, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(99))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (count,), generator=generator)
@@ -84,13 +86,13 @@ def toy_images(count: int, seed: int, shift: float = 0.0) -> tuple[Tensor, Tenso
 
 
 def toy_stream(kind: type[Adapter], batches: int, rows: int = ROWS, first: int = 0) -> list[Tensor]:
-    """Returns batches of a shifted domain, as images or features, whichever the method sees.
+    """Batches of a shifted domain, as images or as features, whichever the method takes.
 
     Args:
-        kind: the method.
-        batches: how many.
-        rows: of each batch.
-        first: the number of the first batch; batches of other numbers hold other images.
+        kind: the class of the method.
+        batches: the number of batches.
+        rows: the number of samples in each batch.
+        first: the number of the first batch; batches with other numbers hold other images.
     """
     images = [toy_images(rows, seed=100 + first + number, shift=0.3)[0] for number in range(batches)]
     if kind.sees == "images":
@@ -100,10 +102,11 @@ def toy_stream(kind: type[Adapter], batches: int, rows: int = ROWS, first: int =
 
 
 def long_stream(kind: type[Adapter]) -> list[Tensor]:
-    """Returns batches enough for methods that wait: 25 of three rows or more, a few sure, most of them doubtful.
+    """A stream that is long enough for methods that wait before they learn: 25 batches of three rows or more.
 
-    Each image is a mixture of two patterns, so that answers range from sure to even. The first batch is in doubt, but
-    not too much: SAR follows the average of such losses, and starts anew when it is low.
+    Each image is a mixture of two patterns, so that answers range from confident to even; most are doubtful. The seeds
+    are chosen so that the first batch is not too doubtful: SAR follows the average of such losses, and starts over when
+    it is low.
     """
     rows = max(3, kind.least)
     batches = []
@@ -120,7 +123,7 @@ def long_stream(kind: type[Adapter]) -> list[Tensor]:
 
 
 def run(adapter: Adapter, batches: Sequence[Tensor], first: int = 0) -> list[Tensor]:
-    """Returns the answers to a stream; each batch is seeded by its number, which starts at ``first``."""
+    """The answers to a stream; the random seed of each batch is its number, counted from ``first``."""
     answers = []
     for number, batch in enumerate(batches):
         torch.manual_seed(first + number)
@@ -129,37 +132,40 @@ def run(adapter: Adapter, batches: Sequence[Tensor], first: int = 0) -> list[Ten
 
 
 def assert_equal(one: Sequence[Tensor], other: Sequence[Tensor], sentence: str) -> None:
-    """Fails with the sentence unless both are the same to the bit."""
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), sentence
+    """Asserts that two lists of answers are the same to the bit."""
+    same = [torch.equal(a, b) for a, b in zip(one, other, strict=True)]
+    assert all(same), sentence
 
 
 # The checks ------------------------------------------------------------------------------------------------------
 
 
 def check_probabilities(kind: type[Adapter], **settings: Any) -> None:
-    """Answers are probabilities, one row for each query: finite, none negative, sums of 1; without gradients."""
+    """Answers are probabilities for each query: finite, not negative, with a sum of 1; and they have no gradients."""
     adapter = kind(toy_source(), **settings)
-    row = toy_stream(kind, 1)[0][:1]
+    batch = toy_stream(kind, 1)[0]
+    equal_rows = batch[:1].repeat_interleave(ROWS, 0)
     streams = {
         "a stream": toy_stream(kind, 4),
-        "equal rows": [torch.cat([row] * ROWS)] * 2,
+        "equal rows": [equal_rows, equal_rows],
     }
     if kind.sees == "images":
-        streams["constant images"] = [torch.full((ROWS, 1, SIDE, SIDE), 0.5)] * 2
+        constant = torch.full((ROWS, 1, SIDE, SIDE), 0.5)
+        streams["constant images"] = [constant, constant]
     for name, batches in streams.items():
-        for probs, batch in zip(run(adapter, batches), batches, strict=True):
-            assert probs.shape == (len(batch), CLASSES), f"{kind.__name__}: shape {tuple(probs.shape)} on {name}"
+        for probs, queries in zip(run(adapter, batches), batches, strict=True):
+            assert probs.shape == (len(queries), CLASSES), f"{kind.__name__}: shape {tuple(probs.shape)} on {name}"
             assert _are_probabilities(probs), f"{kind.__name__}: no probabilities on {name}: {probs}"
-    assert not adapter.step(toy_stream(kind, 1)[0]).requires_grad, f"{kind.__name__}: answers carry gradients"
+    assert not adapter.step(batch).requires_grad, f"{kind.__name__}: answers carry gradients"
 
 
 def check_one_row(kind: type[Adapter], **settings: Any) -> None:
-    """A batch of one is answered, or refused if ``least`` says that more are needed; an empty batch is answered."""
+    """A batch of one is answered, or refused if ``kind.least`` is larger; an empty batch is answered."""
     adapter = kind(toy_source(), **settings)
     batch = toy_stream(kind, 1, rows=1)[0]
     try:
         assert adapter.step(batch).isfinite().all(), f"{kind.__name__}: a batch of one gets no finite answer"
-        assert kind.least == 1, f"{kind.__name__} says that it needs {kind.least} rows, but takes one"
+        assert kind.least == 1, f"{kind.__name__} says that it needs {kind.least} rows, but accepts one"
     except BatchError:
         assert kind.least > 1, f"{kind.__name__} refuses a batch of one without saying so in `least`"
     assert adapter.step(batch[:0]).shape == (0, CLASSES), f"{kind.__name__}: an empty batch has no answer"
@@ -175,33 +181,33 @@ def check_reset(kind: type[Adapter], **settings: Any) -> None:
 
 
 def check_state(kind: type[Adapter], **settings: Any) -> None:
-    """The state passes through a file in mid-stream, without running code, and a new adapter continues identically."""
+    """The state can be saved in mid-stream and loaded without running code, and a new adapter continues identically."""
     batches = long_stream(kind)
     cut = LONG - 3
     expected = run(kind(toy_source(), **settings), batches)
 
-    first = kind(toy_source(), **settings)
-    run(first, batches[:cut])
+    saved = kind(toy_source(), **settings)
+    run(saved, batches[:cut])
     file = io.BytesIO()
-    torch.save(first.state_dict(), file)
+    torch.save(saved.state_dict(), file)
     file.seek(0)
-    second = kind(toy_source(), **settings)
-    run(second, toy_stream(kind, 2, first=50))  # its own past must not matter
-    second.load_state_dict(torch.load(file, weights_only=True))
-    continued = run(second, batches[cut:], first=cut)
+    loaded = kind(toy_source(), **settings)
+    run(loaded, toy_stream(kind, 2, first=50))  # loading must replace everything that it learned here
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    continued = run(loaded, batches[cut:], first=cut)
     assert_equal(expected[cut:], continued, f"{kind.__name__} does not continue from its state")
 
-    third = kind(toy_source(), **settings)
-    third.load_state_dict(first.state_dict())
-    run(third, batches[:2])
-    continued = run(first, batches[cut:], first=cut)
-    assert_equal(expected[cut:], continued, f"{kind.__name__}: a copy of its state still moves it")
-    third.reset()
-    assert_equal(expected[:4], run(third, batches[:4]), f"{kind.__name__}: reset does not undo what was loaded")
+    copy = kind(toy_source(), **settings)
+    copy.load_state_dict(saved.state_dict())
+    run(copy, batches[:2])  # this must not alter the adapter whose state was copied
+    continued = run(saved, batches[cut:], first=cut)
+    assert_equal(expected[cut:], continued, f"{kind.__name__}: an adapter that loaded its state still alters it")
+    copy.reset()
+    assert_equal(expected[:4], run(copy, batches[:4]), f"{kind.__name__}: reset does not undo what was loaded")
 
 
 def check_moves(kind: type[Adapter], **settings: Any) -> None:
-    """Only the tensors that ``moving`` names change, and the source model is left alone."""
+    """Only the tensors that ``moving`` names change, and the source model stays as it is."""
     source = toy_source()
     before = deepcopy(source.model.state_dict())
     adapter = kind(source, **settings)
@@ -216,7 +222,7 @@ def check_moves(kind: type[Adapter], **settings: Any) -> None:
 
 
 def check_learns(kind: type[Adapter], **settings: Any) -> None:
-    """A method that declares tensors as moving moves some of them, in a long stream of doubtful images."""
+    """A method that declares moving tensors moves some of them in a long stream of doubtful images."""
     adapter = kind(toy_source(), **settings)
     declared = adapter.moving()
     if not declared:
@@ -228,11 +234,11 @@ def check_learns(kind: type[Adapter], **settings: Any) -> None:
         if any(not _same(now[name], value) for name, value in start.items()):
             return
     names = ", ".join(sorted(declared))
-    raise AssertionError(f"{kind.__name__} declares {names} as moving, and none of them moves in {LONG} batches")
+    raise AssertionError(f"{kind.__name__} declares {names} as moving, but none of them moves in {LONG} batches")
 
 
 def check_predict(kind: type[Adapter], **settings: Any) -> None:
-    """``predict`` answers as ``step`` would, and changes nothing, to the bit: neither the state nor later answers."""
+    """``predict`` answers as ``step`` would, and changes neither the state nor later answers, to the bit."""
     batches = toy_stream(kind, 4)
     expected = run(kind(toy_source(), **settings), batches)
     adapter = kind(toy_source(), **settings)
@@ -247,7 +253,7 @@ def check_predict(kind: type[Adapter], **settings: Any) -> None:
         assert not changed, f"{kind.__name__}: predict changes {changed}"
         answers += run(adapter, [batch], first=number)
     assert_equal(expected, answers, f"{kind.__name__}: predict changes later answers")
-    # Of a larger batch, a method may answer each row as if it came first; of the smallest, both must agree.
+    # In a larger batch, predict may answer each row as if it came first; for the smallest batch, both must agree.
     smallest = toy_stream(kind, 1, rows=kind.least, first=10)[0]
     torch.manual_seed(0)
     predicted = adapter.predict(smallest).clone()
@@ -255,11 +261,11 @@ def check_predict(kind: type[Adapter], **settings: Any) -> None:
 
 
 def check_predict_copies_only_what_moves(kind: type[Adapter], **settings: Any) -> None:
-    """``predict`` copies no tensor that stays as it is: a method that never moves copies nothing at all."""
+    """``predict`` copies no tensor that never changes: a method without moving tensors copies nothing at all."""
     adapter = kind(toy_source(), **settings)
     batch = toy_stream(kind, 1)[0]
-    run(adapter, [batch])  # the first step copies what moves once, for reset
-    fixed = {}
+    run(adapter, [batch])  # the first step makes a copy of what moves, for reset
+    fixed = {}  # the names of tensors that never change, by their address in memory
     for name, value in _tensors(adapter).items():
         if name not in adapter.moving():
             fixed[value.data_ptr()] = name
@@ -267,8 +273,8 @@ def check_predict_copies_only_what_moves(kind: type[Adapter], **settings: Any) -
         adapter.predict(batch)
     with _Copies() as by_step:
         adapter.step(batch)
-    places = (by_predict.places - by_step.places) & fixed.keys()
-    names = sorted(fixed[place] for place in places)
+    copied = (by_predict.addresses - by_step.addresses) & fixed.keys()
+    names = sorted(fixed[address] for address in copied)
     assert not names, f"{kind.__name__}: predict copies {names}, which never change"
     if not adapter.moving() and not adapter.optimizers and not adapter.banks and not adapter.extra():
         count = by_predict.count - by_step.count
@@ -280,11 +286,11 @@ def check_is_deterministic(kind: type[Adapter], **settings: Any) -> None:
     batches = toy_stream(kind, 4)
     one = run(kind(toy_source(), **settings), batches)
     other = run(kind(toy_source(), **settings), batches)
-    assert_equal(one, other, f"{kind.__name__} does more than its stream and seed decide")
+    assert_equal(one, other, f"{kind.__name__} gives different answers to the same stream with the same seeds")
 
 
 def check_bad_batches(kind: type[Adapter], **settings: Any) -> None:
-    """NaN is refused with a BatchError, which changes nothing."""
+    """A batch with NaN is refused with a BatchError, and changes nothing."""
     adapter = kind(toy_source(), **settings)
     batches = toy_stream(kind, 4)
     expected = run(kind(toy_source(), **settings), batches)
@@ -294,14 +300,14 @@ def check_bad_batches(kind: type[Adapter], **settings: Any) -> None:
     for number, batch in enumerate(batches):
         try:
             adapter.step(bad)
-            raise AssertionError(f"{kind.__name__} takes NaN")
+            raise AssertionError(f"{kind.__name__} accepts NaN")
         except BatchError:
             answers += run(adapter, [batch], first=number)
     assert_equal(expected, answers, f"{kind.__name__}: a refused batch changed later answers")
 
 
 def check_surroundings(kind: type[Adapter], **settings: Any) -> None:
-    """Neither ``torch.no_grad`` nor ``torch.inference_mode`` around the calls makes a difference."""
+    """Calls inside ``torch.no_grad`` or ``torch.inference_mode`` give the same answers."""
     batches = toy_stream(kind, 3)
     expected = run(kind(toy_source(), **settings), batches)
     for mode in (torch.no_grad, torch.inference_mode):
@@ -318,7 +324,7 @@ def check_surroundings(kind: type[Adapter], **settings: Any) -> None:
 ADAPTER_CHECKS: tuple[Callable[..., None], ...] = (
     check_probabilities,
     check_one_row,
-    check_moves,  # before those that fail if it does, since it names the tensors
+    check_moves,  # before checks that fail for the same reason, because it names the tensors
     check_learns,
     check_reset,
     check_state,
@@ -331,42 +337,46 @@ ADAPTER_CHECKS: tuple[Callable[..., None], ...] = (
 
 
 class _Copies(TorchFunctionMode):
-    """Notes every copy of a tensor that is made inside a ``with``: how many, and where the originals lie in memory."""
+    """Records the copies of tensors that are made inside a ``with``: how many, and the addresses of the originals."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
-        self.places: set[int] = set()
+        self.addresses: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.clone, Tensor.__deepcopy__):
             self.count += 1
-            self.places.add(args[0].data_ptr())
+            self.addresses.add(args[0].data_ptr())
         return func(*args, **(kwargs or {}))
 
 
 def _are_probabilities(probs: Tensor) -> bool:
+    """Whether rows are finite, not negative and sum to 1."""
     sums = probs.sum(1)
-    right = torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
-    return right and bool(probs.isfinite().all()) and bool((probs >= 0).all())
+    sum_to_one = torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+    return sum_to_one and bool(probs.isfinite().all()) and bool((probs >= 0).all())
 
 
 def _tensors(adapter: Adapter) -> dict[str, Tensor]:
-    """Returns the parameters and buffers by name, without the extra states, which are other values."""
+    """The parameters and buffers by name, without the extra states, which are other values."""
     return {name: value for name, value in adapter.state_dict().items() if isinstance(value, Tensor)}
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Returns whether two states are the same to the bit: tensors, and mappings and sequences of them."""
+    """Whether two states are the same to the bit; they may be tensors, or mappings and sequences of them."""
     if isinstance(one, Tensor):
         if not isinstance(other, Tensor) or one.dtype != other.dtype or one.shape != other.shape:
             return False
-        return _bytes(one) == _bytes(other)  # NaN equals itself this way
+        return _bytes(one) == _bytes(other)  # compared as bytes, NaN equals itself
     if isinstance(one, Mapping):
-        return isinstance(other, Mapping) and one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
+        if not isinstance(other, Mapping) or one.keys() != other.keys():
+            return False
+        return all(_same(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple):
-        pairs = zip(one, other, strict=False)
-        return len(one) == len(other) and all(_same(a, b) for a, b in pairs)
+        if len(one) != len(other):
+            return False
+        return all(_same(a, b) for a, b in zip(one, other, strict=True))
     return bool(one == other)
 
 

@@ -1,4 +1,4 @@
-"""What every training algorithm promises."""
+"""check_algorithm: whether a training algorithm keeps the promises of ``Algorithm``, tested on a toy problem."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from adanpc.lab.train.algorithm import Algorithm, Batch
 from adanpc.lab.train.erm import ERM
 from adanpc.lab.train.search import draw
 
-# Of the toy problem.
+# The toy problem:
 CLASSES = 3
 DOMAINS = 3
-ROWS = 8  # of each domain in a batch
-SIDE = 8  # of an image
+ROWS = 8  # samples of each domain in a batch
+SIDE = 8  # width and height of an image in pixels
 
 
 def check_algorithm(kind: type[Algorithm], **settings: Any) -> None:
-    """Runs every check on a training algorithm.
+    """Runs every check on a training algorithm; the first that fails raises an AssertionError.
 
     Args:
-        kind: the class.
-        **settings: its hyper-parameters; by default its own defaults.
+        kind: the class of the algorithm.
+        **settings: its hyper-parameters; those that are not given have the defaults of the class.
     """
     for check in ALGORITHM_CHECKS:
         check(kind, **settings)
@@ -44,7 +44,7 @@ def toy_model(seed: int = 0, classes: int = CLASSES) -> SourceModel:
 
 
 def toy_batches(step: int, domains: int = DOMAINS, rows: int = ROWS) -> list[Batch]:
-    """Batches of a problem that can be learned: each class is a pattern, each domain a contrast, and there is noise."""
+    """One batch from each domain of a problem that can be learned: classes differ in pattern, domains in contrast."""
     patterns = torch.rand(CLASSES, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(99))
     generator = torch.Generator().manual_seed(1000 + step)
     batches = []
@@ -52,25 +52,29 @@ def toy_batches(step: int, domains: int = DOMAINS, rows: int = ROWS) -> list[Bat
         labels = torch.randint(CLASSES, (rows,), generator=generator)
         noise = 0.1 * torch.randn(rows, 1, SIDE, SIDE, generator=generator)
         contrast = 0.5 + 0.5 * domain
-        keys = torch.arange(rows) + rows * (domain + domains * step)
-        batches.append(Batch(contrast * patterns[labels] + noise, labels, keys))
+        images = contrast * patterns[labels] + noise
+        earlier_batches = domain + domains * step
+        keys = rows * earlier_batches + torch.arange(rows)
+        batches.append(Batch(images, labels, keys))
     return batches
 
 
 def advance(algorithm: Algorithm, steps: Sequence[int]) -> list[float]:
-    """Makes updates on the toy problem, each seeded by its number, and returns their losses."""
+    """Makes updates on the toy problem, with the step number as their random seed, and returns their losses."""
     losses = []
     algorithm.train()
     for step in steps:
         torch.manual_seed(step)
         batches = toy_batches(step, algorithm.domains)
 
+        # The default argument binds the batches of this step, not those of the last one.
         def sampler(count: int | None, seen: list[Batch] = batches) -> tuple[Tensor, Tensor, Tensor]:
             images = torch.cat([batch.images for batch in seen])
             labels = torch.cat([batch.labels for batch in seen])
             keys = torch.cat([batch.keys for batch in seen])
             with torch.no_grad():
-                return algorithm.model.features(images)[:count], labels[:count], keys[:count]
+                features = algorithm.model.features(images)
+            return features[:count], labels[:count], keys[:count]
 
         algorithm.prepare(sampler)
         losses.append(algorithm.update(batches)["loss"])
@@ -83,7 +87,7 @@ def weights(algorithm: Algorithm) -> dict[str, Tensor]:
 
 
 def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], sentence: str, tolerance: float = 0.0) -> None:
-    """Fails with the sentence, naming the tensors that differ."""
+    """Asserts that tensors are equal, or close within a tolerance; the message names those that differ."""
     different = []
     for name, value in one.items():
         if not torch.allclose(value, other[name], rtol=tolerance, atol=tolerance):
@@ -92,7 +96,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], sentence: str,
 
 
 def check_learns(kind: type[Algorithm], **settings: Any) -> None:
-    """Updates report finite losses, and the trained model classifies fresh samples better than before."""
+    """Losses are finite, and the trained model classifies new samples better than before."""
     algorithm = kind(toy_model(), DOMAINS, **{"lr": 5e-3, **settings})
     before = _error(algorithm)
     losses = advance(algorithm, range(60))
@@ -104,18 +108,20 @@ def check_learns(kind: type[Algorithm], **settings: Any) -> None:
 def _error(algorithm: Algorithm) -> float:
     """The mean cross-entropy on samples that no update sees."""
     algorithm.eval()
+    errors = []
     with torch.no_grad():
-        errors = [cross_entropy(algorithm(batch.images), batch.labels) for batch in toy_batches(-1, rows=64)]
+        for batch in toy_batches(-1, rows=64):
+            errors.append(cross_entropy(algorithm(batch.images), batch.labels))
     return torch.stack(errors).mean().item()
 
 
 def check_equals_erm(kind: type[Algorithm], **settings: Any) -> None:
-    """With the settings that its class declares, it makes the steps of ERM."""
+    """With the settings in ``kind.erm``, the algorithm makes the same steps as ERM."""
     if kind.erm is None:
         return
     plain = ERM(toy_model(), DOMAINS)
     special = kind(toy_model(), DOMAINS, **{**settings, **kind.erm})
-    # One generator for both: what an algorithm draws besides must not change the steps.
+    # Step by step, so that both begin each step with the same seed, whatever else one of them draws.
     for step in range(8):
         advance(plain, [step])
         advance(special, [step])
@@ -123,30 +129,33 @@ def check_equals_erm(kind: type[Algorithm], **settings: Any) -> None:
 
 
 def check_no_penalty_if_aligned(kind: type[Algorithm], **settings: Any) -> None:
-    """Where the class says so, there is no penalty if all domains bring the same batch."""
+    """If ``kind.aligned`` is true, there is no penalty as long as the batches of all domains are the same."""
     if not kind.aligned:
         return
     algorithm = kind(toy_model(), DOMAINS, **settings)
-    _, parts = algorithm.loss(toy_batches(0)[:1] * DOMAINS)
+    batches = toy_batches(0)
+    identical = [batches[0]] * DOMAINS
+    _, parts = algorithm.loss(identical)
     assert abs(float(parts["penalty"])) < 1e-6, f"{kind.__name__}: penalty {parts['penalty']} on identical domains"
-    _, parts = algorithm.loss(toy_batches(0))
+    _, parts = algorithm.loss(batches)
     assert float(parts["penalty"]) > 0, f"{kind.__name__}: no penalty on different domains"
 
 
 def check_resumes(kind: type[Algorithm], **settings: Any) -> None:
-    """A checkpoint can be saved to a file, and training continues from it as if never stopped."""
-    whole = kind(toy_model(), DOMAINS, **settings)
-    advance(whole, range(8))
-    first = kind(toy_model(), DOMAINS, **settings)
-    advance(first, range(4))
-    second = kind(toy_model(seed=1), DOMAINS, **settings)
+    """A checkpoint can be saved to a file, and training continues from it as if it had never stopped."""
+    uninterrupted = kind(toy_model(), DOMAINS, **settings)
+    advance(uninterrupted, range(8))
+    stopped = kind(toy_model(), DOMAINS, **settings)
+    advance(stopped, range(4))
+    resumed = kind(toy_model(seed=1), DOMAINS, **settings)  # other weights, which restoring must replace
     with TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.safetensors"
-        checkpoint.write(path, first.checkpoint())
-        second.restore(checkpoint.read(path))
-    assert second.step == 4, f"{kind.__name__}: the step is {second.step} after restoring, not 4"
-    advance(second, range(4, 8))
-    assert_same(weights(whole), weights(second), f"{kind.__name__} does not resume as it would have continued")
+        checkpoint.write(path, stopped.checkpoint())
+        resumed.restore(checkpoint.read(path))
+    assert resumed.step == 4, f"{kind.__name__}: the step is {resumed.step} after restoring, not 4"
+    advance(resumed, range(4, 8))
+    sentence = f"{kind.__name__} does not resume as it would have continued"
+    assert_same(weights(uninterrupted), weights(resumed), sentence)
 
 
 def check_is_deterministic(kind: type[Algorithm], **settings: Any) -> None:
@@ -155,11 +164,11 @@ def check_is_deterministic(kind: type[Algorithm], **settings: Any) -> None:
     advance(one, range(4))
     other = kind(toy_model(), DOMAINS, **settings)
     advance(other, range(4))
-    assert_same(weights(one), weights(other), f"{kind.__name__} is not decided by its seed")
+    assert_same(weights(one), weights(other), f"{kind.__name__} trains differently with the same seeds")
 
 
 def check_product(kind: type[Algorithm], **settings: Any) -> None:
-    """The trained model gives features and logits, for one image too, and evaluating it changes nothing."""
+    """The trained model returns features and logits, even for a single image, and evaluating it changes nothing."""
     algorithm = kind(toy_model(), DOMAINS, **settings)
     advance(algorithm, range(2))
     model = algorithm.model.eval()
@@ -176,25 +185,28 @@ def check_product(kind: type[Algorithm], **settings: Any) -> None:
 
 
 def check_search(kind: type[Algorithm], **settings: Any) -> None:
-    """It trains with whatever is drawn from its search space."""
+    """Training works with any settings from the search space."""
     for seed in range(1, 6):
         drawn = draw(kind.space, seed)
-        losses = advance(kind(toy_model(), DOMAINS, **{**settings, **drawn}), range(3))
+        algorithm = kind(toy_model(), DOMAINS, **{**settings, **drawn})
+        losses = advance(algorithm, range(3))
         assert all(abs(loss) < float("inf") for loss in losses), f"{kind.__name__} with {drawn}: losses {losses}"
 
 
 def check_refuses(kind: type[Algorithm], **settings: Any) -> None:
-    """A missing batch and an empty batch are refused; small and unequal ones are not."""
+    """A missing batch and an empty batch are refused; small batches and batches of different sizes are not."""
     algorithm = kind(toy_model(), DOMAINS, **settings)
     advance(algorithm, range(1))
     too_few = toy_batches(0)[:-1]
-    empty = Batch(torch.zeros(0, 1, SIDE, SIDE), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+    none = torch.zeros(0, dtype=torch.int64)
+    empty = Batch(torch.zeros(0, 1, SIDE, SIDE), none, none)
     for batches in (too_few, [*too_few, empty]):
         try:
             algorithm.update(batches)
         except AdaNPCError:
             continue
-        raise AssertionError(f"{kind.__name__} takes batches of {[len(batch.labels) for batch in batches]} rows")
+        sizes = [len(batch.labels) for batch in batches]
+        raise AssertionError(f"{kind.__name__} accepts batches of {sizes} rows")
     unequal = []
     for domain, batch in enumerate(toy_batches(0)):
         rows = 1 + 2 * domain

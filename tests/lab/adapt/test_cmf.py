@@ -20,7 +20,7 @@ def test_the_filter_is_that_of_plain_numbers() -> None:
         moved = model + 0.1 * (number + 1)  # as if a gradient had moved it
         with torch.no_grad():
             adapter.trained[0][0] = moved
-        adapter.settle()
+        adapter.average_weights()
         hidden = 0.99 * hidden + 0.01 * start
         variance = 0.99**2 * variance + noise
         trust = max((1 - noise) / (variance + 1 - noise), 0.89)
@@ -38,7 +38,7 @@ def test_large_models_trust_what_was_trained() -> None:
     before = adapter.hidden[0].clone()
     with torch.no_grad():
         adapter.trained[0].add_(1)
-    adapter.settle()
+    adapter.average_weights()
     assert torch.allclose(adapter.hidden[0] - before, torch.tensor(0.11), atol=1e-5)  # at most 11 percent
 
 

@@ -51,7 +51,7 @@ def test_a_drifted_teacher_stands_still() -> None:
 
 def test_weights_that_did_not_turn_have_cosines_of_1() -> None:
     adapter = PeTTA(source("batch2d"))
-    assert float(adapter._turned().detach()) == pytest.approx(-1)
+    assert float(adapter._negative_cosine().detach()) == pytest.approx(-1)
 
 
 def test_a_source_without_variances_is_refused() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Adapter, BatchError, Source
-from adanpc.lab.adapt.reliable import SAR, DeYO, DeYOPublished, SARPublished, climbed, shuffled_patches
+from adanpc.lab.adapt.reliable import SAR, DeYO, DeYOPublished, SARPublished, perturbed, shuffled_patches
 from adanpc.lab.networks.source import SourceModel
 from adanpc.testing import check_adapter
 from adanpc.testing.adapters import toy_source
@@ -48,7 +48,7 @@ def below(values: list[Tensor], margin: float) -> list[int]:
 def test_a_climb_has_the_radius_as_its_length_and_the_gradient_as_its_direction() -> None:
     values = [nn.Parameter(torch.tensor([1.0, 2.0])), nn.Parameter(torch.tensor([3.0]))]
     gradients = [torch.tensor([3.0, 0.0]), torch.tensor([-4.0])]
-    with climbed(values, gradients, 0.5):
+    with perturbed(values, gradients, 0.5):
         assert values[0].tolist() == pytest.approx([1 + 0.5 * 3 / 5, 2.0])
         assert values[1].tolist() == pytest.approx([3 - 0.5 * 4 / 5])
     assert values[0].tolist() == [1.0, 2.0]
@@ -57,10 +57,10 @@ def test_a_climb_has_the_radius_as_its_length_and_the_gradient_as_its_direction(
 
 def test_a_climb_is_undone_after_an_error_and_stays_where_nothing_rises() -> None:
     values = [nn.Parameter(torch.tensor([0.1, 0.7]))]
-    with pytest.raises(ZeroDivisionError), climbed(values, [torch.ones(2)], 0.3):
+    with pytest.raises(ZeroDivisionError), perturbed(values, [torch.ones(2)], 0.3):
         raise ZeroDivisionError
     assert torch.equal(values[0], torch.tensor([0.1, 0.7]))
-    with climbed(values, [torch.zeros(2)], 0.3):
+    with perturbed(values, [torch.zeros(2)], 0.3):
         assert torch.equal(values[0], torch.tensor([0.1, 0.7]))
 
 

@@ -55,7 +55,7 @@ def test_asr_returns_where_answers_are_alike_the_deepest_weights_first() -> None
         with torch.no_grad():
             for parameter in adapter.trained:
                 parameter.add_(1)
-        adapter._watch(images(2), alike(adapter, adapter.average - gap))
+        adapter._reset_if_collapsing(images(2), alike(adapter, adapter.average - gap))
         assert moved(adapter) == expected  # shares of 0.58, 0.2 and 0 of two parameters
         assert adapter.average == adapter.first_average
         adapter.recover()
@@ -70,7 +70,7 @@ def test_asr_follows_the_entropy_the_slower_the_more_answers_differ() -> None:
     flipped = float((even.argmax(1) != answers).float().mean())
     stays = 1 - 0.15 + 0.15 * flipped
     before = adapter.average
-    adapter._watch(batch, even)
+    adapter._reset_if_collapsing(batch, even)
     assert adapter.average == pytest.approx(stays * before + (1 - stays) * math.log(3), rel=1e-4)
 
 

@@ -94,7 +94,7 @@ class Attack:
 def test_a_batch_that_would_run_code_is_refused(protocol: int, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     (tmp_path / "batch").write_bytes(pickle.dumps({"data": Attack(mark), "labels": [1]}, protocol=protocol))
-    with pytest.raises(DataError, match=r"batch' is no batch of CIFAR-10 \(it asks for \w+\.mkdir, as no batch"):
+    with pytest.raises(DataError, match=r"batch' is not a batch of CIFAR-10 \(it asks for \w+\.mkdir, as no batch"):
         read_batch(tmp_path / "batch")
     assert not mark.exists()
 
@@ -136,7 +136,7 @@ def spoiled(**changed: object) -> bytes:
 )
 def test_what_is_no_batch_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(content)
-    with pytest.raises(DataError, match=r"data_batch_1' (is no batch|holds no images).*: unpack it again"):
+    with pytest.raises(DataError, match=r"data_batch_1' (is not a batch|holds no images).*: unpack it again"):
         read_batch(tmp_path / "data_batch_1")
 
 

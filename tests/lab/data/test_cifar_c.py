@@ -90,7 +90,7 @@ def test_the_digest_changes_with_the_file_and_the_severity(tmp_path: Path) -> No
         ("fog", np.zeros((14, 32, 32, 3), np.uint8), r"holds uint8 \(14, 32, 32, 3\) where uint8 \(15, 32, 32, 3\)"),
         ("fog", np.zeros((15, 32, 32, 3)), r"holds float64 \(15, 32, 32, 3\) where uint8"),
         ("fog", np.zeros((15, 3, 32, 32), np.uint8), r"holds uint8 \(15, 3, 32, 32\) where"),
-        ("fog", np.array([{}] * 15), r"is no array \(.*: unpack it again"),
+        ("fog", np.array([{}] * 15), r"is not an array \(.*: unpack it again"),
         ("labels", np.zeros(14), "holds no labels 0 to 9 for 5 severities: unpack it again"),
         ("labels", np.full(15, 10), "holds no labels 0 to 9"),
         ("labels", np.full(15, 0.5), "holds no labels 0 to 9"),
@@ -110,7 +110,7 @@ def test_arrays_that_do_not_fit_are_named(
 def test_a_cut_array_is_named(keep: int, tmp_path: Path) -> None:
     lay(tmp_path, ("fog",))
     (tmp_path / "fog.npy").write_bytes((tmp_path / "fog.npy").read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"fog\.npy' is no array"):
+    with pytest.raises(DataError, match=r"fog\.npy' is not an array"):
         read("cifar-10-c", tmp_path)
 
 

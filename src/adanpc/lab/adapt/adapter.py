@@ -1,4 +1,21 @@
-"""The interface of every test-time method: batches in, probabilities out, and never a label."""
+"""The interface of every test-time method: batches in, probabilities out, and never a label.
+
+What you write for a method of your own is a subclass of ``Adapter`` with
+
+* ``answer(batch)``, which returns probabilities and may learn from the batch. It is the only method that is required.
+* ``moving()``, if parameters or buffers change: their names.
+* ``extra()`` and ``take_extra()``, if anything else changes, such as a counter: how to save it and put it back.
+* class attributes that state facts about the method, such as ``sees = "features"``.
+
+What you use:
+
+* ``self.model``, a copy of the source model, frozen and in evaluation mode,
+* ``self.optimizers`` and ``self.banks``: put yours there, and they are saved and reset with everything else,
+* ``Source``, all that is known before the stream begins: the trained model, and perhaps features, labels and images,
+* ``descend(loss, optimizer)``, one step of gradient descent.
+
+What you get, without further code: ``step``, ``predict``, ``reset``, ``state_dict`` and ``load_state_dict``.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +29,38 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adanpc.core import Contents, MemoryBank, Prediction
+from adanpc.core import MemoryBank, Prediction
 from adanpc.errors import AdaNPCError
+from adanpc.lab.adapt.snapshot import Snapshot
 from adanpc.lab.networks.source import SourceModel
 
 
 class BatchError(AdaNPCError):
-    """A batch that a method cannot use, such as a single image where the statistics of a batch are needed."""
+    """A batch that a method cannot use, such as a single image where batch statistics are needed."""
 
     code = "bad-batch"
 
 
-NOTHING = torch.zeros(0)  # stands for features and labels that are not given
+NOTHING = torch.zeros(0)  # the default for features and labels, which __post_init__ replaces by empty tensors
 
 
 @dataclass(frozen=True)
 class Source:
-    """What is known before the stream begins.
+    """All that is known before the stream begins.
+
+    Only ``model`` is required: it is enough for methods without a bank, such as Tent.
 
     Args:
         model: the trained model; adapters copy it and never change it.
-        features: (n, D) of the source training samples, made by the model in evaluation mode; by default none are
-            known, which is enough for methods without a bank, such as Tent.
+        features: (n, D) of the source training samples, computed by the model in evaluation mode; none by default.
         labels: (n,) of these samples.
-        domains: (n,) which source domain each sample is from; by default all are from one.
-        images: returns these samples by row, as inputs of the model; for methods that look at source images again.
+        domains: (n,) the source domain of each sample; by default all samples belong to one domain.
+        images: returns these samples by row number, as inputs of the model; for methods that look at source images
+            again.
         lr: the learning rate of source training; some methods scale it.
         rotation_head: maps features to four logits, if the model was trained with rotations.
-        prototypes: the features are no samples but one row for each class, such as the rows of the head: what is known
-            where there are no training samples.
+        prototypes: whether the features are not samples but one row per class, such as the rows of the head, because
+            no training samples are available.
     """
 
     model: SourceModel
@@ -64,9 +84,10 @@ class Source:
             object.__setattr__(self, "labels", torch.zeros(0, dtype=torch.int64))
 
     def mixed(self, count: int | None = None) -> Tensor:
-        """Row numbers (n,) in a fixed random order, at most ``count``: for batches with the statistics of the source.
+        """Returns row numbers (n,) in a fixed random order, at most ``count``, for batches typical of the source.
 
-        Data sets are often sorted by class, and a batch of one class, normalized by itself, looks like any other.
+        Data sets are often sorted by class, and a batch of a single class, normalized by its own statistics, looks
+        like any other.
         """
         generator = torch.Generator().manual_seed(0)
         return torch.randperm(len(self.labels), generator=generator)[:count]
@@ -75,43 +96,45 @@ class Source:
 class Adapter(nn.Module, ABC):
     """A classifier that may change while it is used: ``step`` answers a batch and may learn from it.
 
-    Everything that changes along the way is a parameter or buffer named by ``moving``, one of the ``optimizers``, one
-    of the ``banks``, or part of ``extra``. So ``state_dict`` holds all of it, ``reset`` puts all of it back, and
-    ``predict`` answers without changing any of it.
-
-    A method of your own is a subclass with an ``answer``; ``adanpc.testing.check_adapter`` checks it.
+    A method is a subclass with an ``answer``. Everything that changes during the stream must be a parameter or buffer
+    that ``moving`` names, one of the ``optimizers``, one of the ``banks``, or part of ``extra``. Then ``state_dict``
+    saves all of it, ``reset`` restores all of it, and ``predict`` changes none of it.
+    ``adanpc.testing.check_adapter`` checks a subclass.
 
     Args:
-        source: what is known before the stream begins.
+        source: all that is known before the stream begins.
     """
 
+    # Facts about the method, which tables and commands use.
     sees: ClassVar[Literal["images", "features"]] = "images"  # what ``step`` takes
+    least: ClassVar[int] = 1  # the smallest batch it can use; smaller ones raise BatchError
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}  # settings that the paper, or the method's own paper, searched
-    least: ClassVar[int] = 1  # how many rows a batch needs; fewer raise BatchError
-    in_paper: ClassVar[str] = ""  # the method's name in the tables of the AdaNPC paper; empty if it is not there
-    one_by_one: ClassVar[bool] = False  # each image is answered by itself, so that the batch size changes nothing
     passes: ClassVar[int] = 1  # about how many forward passes an answer costs
+    one_by_one: ClassVar[bool] = False  # each image is answered on its own, so the batch size changes nothing
     needs_rotation_head: ClassVar[bool] = False  # the source model must have been trained with rotations
+    in_paper: ClassVar[str] = ""  # its name in the tables of the AdaNPC paper; empty if it is not in them
 
     def __init__(self, source: Source) -> None:
         super().__init__()
         if torch.is_inference_mode_enabled():
-            raise AdaNPCError("an adapter made inside torch.inference_mode() could never learn: create it outside")
+            raise AdaNPCError("an adapter created inside torch.inference_mode() could never learn: create it outside")
         self.model = deepcopy(source.model).eval().requires_grad_(False)
         self.optimizers: dict[str, Optimizer] = {}
         self.banks: dict[str, MemoryBank] = {}
-        # The latest answer in full, of methods that answer by the bank called "bank"; it is no part of the state.
+        # Set by methods that answer with the bank called "bank": the latest answer with its neighbors. Not saved.
         self.latest: Prediction | None = None
-        self.reset_every: int | None = None  # samples, after which the next batch starts afresh; by default never
-        self._since_reset = 0  # samples
-        self._start: _Snapshot | None = None
+        self.reset_every: int | None = None  # samples between two automatic resets; None never resets
+        self._since_reset = 0  # samples since the last reset
+        self._start: Snapshot | None = None  # what ``reset`` returns to
+
+    # What a method implements ----------------------------------------------------------------------------------------
 
     @abstractmethod
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the probabilities (B, C) of a batch that was checked by ``step``; may learn from it."""
+        """Returns the probabilities (B, C) of a batch that ``step`` has checked; may learn from it."""
 
     def moving(self) -> set[str]:
-        """Returns the names, as in ``state_dict``, of the tensors that may change."""
+        """Returns the names, as in ``state_dict``, of the parameters and buffers that may change."""
         return set()
 
     def extra(self) -> dict[str, Any]:
@@ -124,8 +147,9 @@ class Adapter(nn.Module, ABC):
     def take_extra(self, extra: Mapping[str, Any]) -> None:  # not abstract: most methods have nothing extra
         """Puts back what ``extra`` returned."""
 
-    # Gradients do not exist inside torch.inference_mode(), and tensors made there can never be trained. So the methods
-    # that make or change tensors leave that mode, whatever the caller does.
+    # What users call -------------------------------------------------------------------------------------------------
+    # Gradients do not exist inside torch.inference_mode(), and tensors created there can never be trained. So every
+    # method that creates or changes tensors leaves that mode, whatever mode the caller is in.
 
     @torch.inference_mode(False)
     def step(self, batch: Tensor) -> Tensor:
@@ -139,7 +163,7 @@ class Adapter(nn.Module, ABC):
         self._since_reset += len(batch)
         batch = batch.detach().to(self.model.device)
         if batch.is_inference():
-            batch = batch.clone()
+            batch = batch.clone()  # autograd cannot save inference tensors; a clone is an ordinary one
         with torch.no_grad():
             return self.answer(batch)
 
@@ -154,82 +178,93 @@ class Adapter(nn.Module, ABC):
 
     @torch.inference_mode(False)
     def reset(self) -> None:
-        """Forgets everything that was learned since the adapter was made, to the bit."""
+        """Forgets everything that was learned since the adapter was created, to the bit."""
         if self._start is not None:
-            extras = deepcopy(self._start.extras)  # a method may take up these very values, and change them
+            # A method may adopt the very values it is given and then change them, so it gets copies.
+            extras = deepcopy(self._start.extras)
             self._return_to(replace(self._start, extras=extras))
 
-    @torch.inference_mode(False)
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Continues from where ``state_dict`` was taken."""
-        start = self._remember_start()
-        # What is loaded may be of another model, so that even tensors which no step moves have to come back at a reset.
-        for name, value in self._tensors().items():
-            if name not in start.tensors:
-                start.tensors[name] = value.detach().clone()
-        return super().load_state_dict(state_dict, strict, assign)
+    # What torch calls ------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """Does the same as ``step``."""
+        return self.step(batch)
+
+    def train(self, mode: bool = True) -> Adapter:
+        """Changes nothing: each method decides for itself which of its layers are in training mode."""
+        return self
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns the optimizers, the banks and what the method adds, for ``state_dict``."""
+        """Returns the optimizers, the banks and ``extra``, which ``state_dict`` includes."""
         optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
         banks = {name: bank.state() for name, bank in self.banks.items()}
         return {"optimizers": optimizers, "banks": banks, "extra": self.extra(), "since_reset": self._since_reset}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what ``get_extra_state`` returned, for ``load_state_dict``."""
+        """Puts back what ``get_extra_state`` returned, as part of ``load_state_dict``."""
         for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(deepcopy(state["optimizers"][name]))  # torch would share its tensors
+            optimizer.load_state_dict(deepcopy(state["optimizers"][name]))  # without a copy, torch shares the tensors
         for name, bank_state in state["banks"].items():
             bank = self.banks[name]
             bank.revert(MemoryBank.load(bank_state, device=bank.device).contents)
         self._since_reset = state["since_reset"]
         self.take_extra(state["extra"])
 
-    def forward(self, batch: Tensor) -> Tensor:
-        """Does what ``step`` does."""
-        return self.step(batch)
+    @torch.inference_mode(False)
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Continues from the moment at which ``state_dict`` was taken."""
+        start = self._remember_start()
+        # The state may come from another model, so a reset must also restore the tensors that no step changes.
+        for name, value in self._tensors().items():
+            if name not in start.tensors:
+                start.tensors[name] = value.detach().clone()
+        return super().load_state_dict(state_dict, strict, assign)
 
-    def train(self, mode: bool = True) -> Adapter:
-        """Changes nothing: a method itself decides which of its layers are in training mode."""
-        return self
+    # How a step is checked, and how predict and reset undo it ---------------------------------------------------------
 
     def _check(self, batch: Tensor) -> None:
-        """Raises BatchError if the batch is too small, or not finite."""
+        """Raises BatchError if the batch is too small or has values that are not finite."""
         if len(batch) < self.least:
             name = type(self).__name__
             raise BatchError(
                 f"{name} needs batches of at least {self.least} rows, got {len(batch)}: use larger batches"
             )
-        wrong = int((~batch.isfinite()).sum())
-        if wrong:
-            raise BatchError(f"the batch holds NaN or infinite values, in {wrong} places")
+        not_finite = int((~batch.isfinite()).sum())
+        if not_finite:
+            raise BatchError(f"the batch holds NaN or infinite values, in {not_finite} places: clean the inputs")
 
-    def _remember_start(self) -> _Snapshot:
-        """Returns the state to which ``reset`` returns; taken the first time that anything may change."""
+    def _remember_start(self) -> Snapshot:
+        """Returns the state that ``reset`` returns to; it is taken just before anything can change for the first time.
+
+        The constructor cannot take it, because it runs before that of the subclass has finished.
+        """
         if self._start is None:
             now = self._snapshot()
-            self._start = replace(now, extras=deepcopy(now.extras))  # which are a method's own values
+            self._start = replace(now, extras=deepcopy(now.extras))  # ``extra`` may return the method's own values
         return self._start
 
-    def _snapshot(self) -> _Snapshot:
-        """Returns what a step may change, as it is now; the large rest is not copied."""
+    def _snapshot(self) -> Snapshot:
+        """Returns all that a step may change, as it is now, without copying the large rest of the model."""
         tensors = {}
         moving = self.moving()
-        if moving:  # to list the tensors of a large model takes longer than many an answer
+        if moving:  # listing the tensors of a large model takes longer than many an answer
             present = self._tensors()
             tensors = {name: present[name].detach().clone() for name in moving}
         extras = {}
         for name, module in self.named_modules():
-            if module is not self and type(module).get_extra_state is not nn.Module.get_extra_state:
+            has_extra_state = type(module).get_extra_state is not nn.Module.get_extra_state
+            if has_extra_state and module is not self:
                 extras[name] = deepcopy(module.get_extra_state())
+        # The adapter's own extra state, without the banks: their contents are kept as values, which costs no copy.
         optimizers = {name: deepcopy(optimizer.state_dict()) for name, optimizer in self.optimizers.items()}
         extras[""] = {"optimizers": optimizers, "banks": {}, "extra": self.extra(), "since_reset": self._since_reset}
-        return _Snapshot(tensors, extras, {name: bank.contents for name, bank in self.banks.items()})
+        contents = {name: bank.contents for name, bank in self.banks.items()}
+        return Snapshot(tensors, extras, contents)
 
-    def _return_to(self, snapshot: _Snapshot) -> None:
-        """Puts back what a snapshot holds."""
+    def _return_to(self, snapshot: Snapshot) -> None:
+        """Puts back everything that a snapshot holds."""
         if snapshot.tensors:
-            super().load_state_dict(snapshot.tensors, strict=False)  # those that do not move are not in it
+            super().load_state_dict(snapshot.tensors, strict=False)  # not strict: only moving tensors are in it
         for name, extra in snapshot.extras.items():
             self.get_submodule(name).set_extra_state(extra)
         for name, bank in self.banks.items():
@@ -237,31 +272,12 @@ class Adapter(nn.Module, ABC):
                 bank.revert(snapshot.contents[name])
 
     def _tensors(self) -> dict[str, Tensor]:
+        """Returns all parameters and buffers by name."""
         return {**dict(self.named_parameters()), **dict(self.named_buffers())}
 
 
-@dataclass(frozen=True)
-class _Snapshot:
-    """What an adapter may change, at one moment."""
-
-    tensors: dict[str, Tensor]  # parameters and buffers, copied
-    extras: dict[str, Any]  # what get_extra_state returned, by the name of the module, copied
-    contents: dict[str, Contents]  # of the banks: values, so that nothing is copied
-
-    def __reduce__(self) -> tuple[Callable[..., _Snapshot], tuple[Any, ...]]:
-        # Contents share memory with their bank, in blocks with room for more rows; a bank is pickled without that room.
-        banks = {}
-        for name, contents in self.contents.items():
-            banks[name] = MemoryBank.load(contents.state(), device=contents.index.device)
-        return _snapshot_with, (self.tensors, self.extras, banks)
-
-
-def _snapshot_with(tensors: dict[str, Tensor], extras: dict[str, Any], banks: Mapping[str, MemoryBank]) -> _Snapshot:
-    return _Snapshot(tensors, extras, {name: bank.contents for name, bank in banks.items()})
-
-
 def descend(loss: Tensor, optimizer: Optimizer) -> None:
-    """Makes one step of an optimizer, with the gradients of this loss alone; refuses a loss that is not finite."""
+    """Makes one step of an optimizer with the gradients of this loss alone; refuses a loss that is not finite."""
     if not bool(loss.isfinite()):
         raise AdaNPCError(f"the loss is {float(loss.detach())}: reset the adapter, and use a smaller learning rate")
     optimizer.zero_grad()

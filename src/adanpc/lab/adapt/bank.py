@@ -1,4 +1,4 @@
-"""The bank moves: AdaNPC."""
+"""Methods that adapt by letting answers join a bank: AdaNPC, the safe preset, and the published code."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ TEMPERATURES = (0.01, 0.05, 0.1, 0.25, 0.5)
 
 
 class AdaNPC(Adapter):
-    """A vote of the nearest rows of a bank that confident answers join, one after another, whatever the batch size.
+    """Answers by a vote of the nearest rows of a bank, which confident answers join.
+
+    Queries join one after another, so answers do not depend on the batch size.
 
     Args:
         k: how many rows vote.
-        rule, temperature: of the vote, see ``core.vote``.
+        rule, temperature: how they vote; see ``core.vote``.
         min_confidence: the paper's margin: an answer joins if its probability is at least this.
-        soft: stores the answer's probabilities instead of its class, as the paper's text has it.
-        centering: of features, see ``core.Centering``.
-        capacity: how many admitted rows are held at most; the oldest leave first.
+        soft: whether a row that joins keeps the probabilities of its answer instead of its class, as the paper's text
+            says.
+        centering: how features are centered; see ``core.Centering``.
+        capacity: the largest number of admitted rows; the oldest leave first. None sets no limit.
 
     Paper: section "Methods", equation 4.
     """
@@ -60,18 +63,21 @@ class AdaNPC(Adapter):
         self.banks["bank"] = bank
 
     def answer(self, batch: Tensor) -> Tensor:
-        """The vote on features (B, D)."""
+        """Returns the vote (B, C) on features (B, D)."""
         self.latest = self.classifier.step(batch)
         return self.latest.probs.to(batch.dtype)
 
 
 class AdaNPCSafe(Adapter):
-    """The library's default: beliefs join a bank, and a guard falls back to the frozen answer; see ``core.safe``.
+    """Answers with the library's default preset, ``safe``: soft labels join a bank, and a guard watches the answers.
+
+    The guard falls back to the frozen answer, the one without anything learned from the stream, when adapting seems to
+    do harm; see ``core.safe``.
 
     Args:
-        stream: ``unknown``, or ``mixed`` if classes are known to arrive mixed.
+        stream: ``unknown``, or ``mixed`` if classes are known to arrive in mixed order.
         guard: whether the guard may fall back.
-        capacity: how many rows of the stream are held at most; the oldest leave first.
+        capacity: the largest number of rows from the stream; the oldest leave first. None sets no limit.
 
     Paper: Zhang et al., AdaNPC: Exploring Non-Parametric Classifier for Test-Time Adaptation, ICML 2023, for the bank;
         the rest is this library's own.
@@ -89,30 +95,32 @@ class AdaNPCSafe(Adapter):
         self.banks["bank"] = bank
 
     def answer(self, batch: Tensor) -> Tensor:
-        """The answer to features (B, D)."""
+        """Returns the probabilities (B, C) of features (B, D)."""
         self.latest = self.classifier.step(batch)
         return self.latest.probs.to(batch.dtype)
 
 
 def _domains(source: Source) -> Tensor:
-    """Which source domain each sample (n,) is from."""
+    """Returns the number of the source domain that each sample (n,) belongs to."""
     if source.domains is None:
-        return torch.zeros_like(source.labels)  # all are from one
+        return torch.zeros_like(source.labels)  # all samples belong to one domain
     return source.domains
 
 
 class AdaNPCPublished(Adapter):
-    """AdaNPC as the public code has it, for comparison with published numbers.
+    """AdaNPC as in its public code, for comparison with published numbers.
 
-    It starts with one random row of class 0, answers a whole batch before any of it joins, and judges confidence by a
-    softmax of the vote, which is already a probability: with C classes it cannot exceed e / (e + C - 1).
+    The bank starts with one random row of class 0. A whole batch is answered before any of it joins. The confidence is
+    the largest value of a softmax of the vote, although the vote already consists of probabilities: with C classes it
+    cannot exceed e / (e + C - 1).
 
     Paper: Zhang et al., AdaNPC: Exploring Non-Parametric Classifier for Test-Time Adaptation, ICML 2023, and its
         public code.
 
     Args:
-        k, temperature: of the vote.
-        threshold: of that confidence; called beta there.
+        k: how many rows vote.
+        temperature: of the vote.
+        threshold: an answer joins if its confidence is at least this; beta in the public code.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
@@ -134,11 +142,13 @@ class AdaNPCPublished(Adapter):
         self.bank.apply(Append(source.features, source.labels, Origin.SOURCE))
 
     def answer(self, batch: Tensor) -> Tensor:
-        """The vote on features (B, D)."""
+        """Returns the vote (B, C) on features (B, D)."""
         near = self.bank.search(batch, self.k)
         probs, _ = vote(near, self.model.classes, "published", self.temperature)
-        confidence, labels = probs.softmax(1).max(1)
-        sure = confidence >= self.threshold
-        if sure.any():
-            self.bank.apply(Append(batch[sure], labels[sure], Origin.ADMITTED, confidence=probs.amax(1)[sure]))
+        flat_confidence, labels = probs.softmax(1).max(1)  # a softmax of probabilities, as in the public code
+        joins = flat_confidence >= self.threshold
+        if joins.any():
+            # The bank records the probability itself, which means the same for every method.
+            confidence = probs.amax(1)
+            self.bank.apply(Append(batch[joins], labels[joins], Origin.ADMITTED, confidence=confidence[joins]))
         return probs.to(batch.dtype)

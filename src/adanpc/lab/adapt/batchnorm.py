@@ -1,4 +1,4 @@
-"""BatchNorm layers that normalize by other statistics: those of each image (NOTE), or of the stream (RoTTA)."""
+"""BatchNorm layers that normalize by the statistics of each image (NOTE) or of the stream (RoTTA)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class Renormalized(nn.Module, ABC):
-    """A BatchNorm layer that normalizes by ``statistics`` of its inputs, and is otherwise unchanged.
+    """A wrapper that makes a BatchNorm layer normalize by ``statistics`` instead of its running statistics.
 
-    The layer stays inside, in evaluation mode: its inputs are shifted and scaled so that its running statistics give
-    the result. So layers that do more than normalize, such as those with an activation, keep doing it.
+    The wrapped layer still computes the output, in evaluation mode. Its inputs are shifted and scaled beforehand, so
+    that normalizing them by the running statistics has the intended effect. Layers that do more than normalize, such
+    as those with a built-in activation, therefore keep doing it.
 
     Args:
-        layer: has running statistics, which ``statistics`` may move while ``learning``.
+        layer: a BatchNorm with running statistics, which ``statistics`` may change while ``learning`` is true.
     """
 
     def __init__(self, layer: _BatchNorm) -> None:
@@ -31,38 +32,40 @@ class Renormalized(nn.Module, ABC):
         """Returns the mean and the variance to normalize inputs (B, C, …) by, in shapes that broadcast."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Returns the outputs of the layer, as if its statistics were ``statistics``."""
+        """Returns what the layer would output if its running statistics were those of ``statistics``."""
         mean, variance = self.statistics(inputs)
+        # Read after ``statistics``, which may have moved them: the layer below uses the moved ones.
         running_mean, running_variance = self.running(inputs)
         scale = ((running_variance + self.layer.eps) / (variance + self.layer.eps)).sqrt()
         outputs: Tensor = self.layer(running_mean + (inputs - mean) * scale)
         return outputs
 
     def running(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the layer's running mean and variance (1, C, 1, …), with as many axes as the inputs."""
+        """Returns the layer's running mean and variance (1, C, 1, …), with the same number of axes as the inputs."""
         shape = (1, -1, *[1] * (inputs.ndim - 2))
         assert self.layer.running_mean is not None
         assert self.layer.running_var is not None
         return self.layer.running_mean.view(shape), self.layer.running_var.view(shape)
 
     def move(self, mean: Tensor, variance: Tensor, share: float) -> None:
-        """Moves the running statistics a share of the way to others (1, C, 1, …)."""
+        """Moves the running statistics a share of the way toward the given ones (1, C, 1, …)."""
         running_mean, running_variance = self.running(mean)
-        # New tensors: a forward pass whose gradient is still to come may hold the old ones.
+        # Assign new tensors: a forward pass whose gradient is yet to be computed may hold the old ones.
         self.layer.running_mean = running_mean.lerp(mean.detach(), share).flatten()
         self.layer.running_var = running_variance.lerp(variance.detach(), share).flatten()
 
 
 class InstanceAware(Renormalized):
-    """Normalizes each image by the layer's statistics, or by values between those and its own if they differ too much.
+    """Normalizes each image by the layer's statistics, corrected where those of the image differ too much from them.
 
-    The difference between the mean of a channel and that of the layer is shrunk by k standard errors of such a mean,
-    and likewise for the variance: what chance explains is ignored, and the rest is followed. While ``learning``, the
-    layer's statistics are those of the batch, and the running ones follow them.
+    The difference between a channel's mean in the image and in the layer is shrunk by k standard errors of such a
+    mean, and the difference of the variances in the same way. So a difference that chance explains is ignored, and
+    the rest is added. While ``learning``, the statistics of the batch take the place of the running ones, which move
+    toward them.
 
     Args:
-        layer: has running statistics.
-        k: how many standard errors.
+        layer: a BatchNorm with running statistics.
+        k: the number of standard errors.
         share: how far the running statistics move toward those of a batch.
     """
 
@@ -72,19 +75,25 @@ class InstanceAware(Renormalized):
         self.share = share
 
     def statistics(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns those of each image (B, C, 1, …); with a single value in each channel, those of the layer."""
+        """Returns the corrected statistics of each image (B, C, 1, …).
+
+        If a channel has a single value, they are those of the layer.
+        """
         mean, variance = self._of_layer(inputs)
-        size = inputs[0, 0].numel()
+        size = inputs[0, 0].numel()  # values in each channel of an image
         if size == 1:
             return mean, variance
         own_variance, own_mean = torch.var_mean(inputs, tuple(range(2, inputs.ndim)), keepdim=True)
-        error = variance + self.layer.eps
-        mean_shift = shrunk(own_mean - mean, self.k * (error / size).sqrt())
-        variance_shift = shrunk(own_variance - variance, self.k * error * (2 / (size - 1)) ** 0.5)
-        return mean + mean_shift, (variance + variance_shift).clamp(min=0)  # rounding may lead below 0
+        # The standard errors of the mean and of the variance of ``size`` normal values.
+        smoothed = variance + self.layer.eps
+        mean_error = (smoothed / size).sqrt()
+        relative_error = (2 / (size - 1)) ** 0.5
+        mean_shift = shrunk(own_mean - mean, self.k * mean_error)
+        variance_shift = shrunk(own_variance - variance, self.k * smoothed * relative_error)
+        return mean + mean_shift, (variance + variance_shift).clamp(min=0)  # rounding may give less than 0
 
     def _of_layer(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the running statistics, or while learning those of the batch, which the running ones follow."""
+        """Returns the running statistics or, while learning, those of the batch, and moves the running ones to them."""
         if not self.learning or inputs[:, 0].numel() == 1:
             return self.running(inputs)
         variance, mean = torch.var_mean(inputs, _all_but_channels(inputs), keepdim=True)
@@ -95,11 +104,11 @@ class InstanceAware(Renormalized):
 class Robust(Renormalized):
     """Normalizes by the statistics of the stream: those of the source, moved a little by every batch learned from.
 
-    While ``learning``, gradients flow through the share that the batch has in them.
+    While ``learning``, gradients flow through the part that the current batch has in these statistics.
 
     Args:
-        layer: has running statistics.
-        share: of a batch; alpha in the paper.
+        layer: a BatchNorm with running statistics.
+        share: how far the statistics move toward those of a batch; alpha in the paper.
     """
 
     def __init__(self, layer: _BatchNorm, share: float) -> None:
@@ -107,12 +116,13 @@ class Robust(Renormalized):
         self.share = share
 
     def statistics(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns those of the stream (1, C, 1, …), this batch included if it is learned from."""
+        """Returns the statistics of the stream (1, C, 1, …), including this batch if it is learned from."""
         running_mean, running_variance = self.running(inputs)
         if not self.learning:
             return running_mean, running_variance
         variance, mean = torch.var_mean(inputs, _all_but_channels(inputs), correction=0, keepdim=True)
         self.move(mean, variance, self.share)
+        # The same values as the moved running statistics, but with gradients.
         return running_mean.lerp(mean, self.share), running_variance.lerp(variance, self.share)
 
 
@@ -122,9 +132,9 @@ def shrunk(values: Tensor, margin: Tensor) -> Tensor:
 
 
 def replace_batchnorm(model: nn.Module, make: Callable[[_BatchNorm], Renormalized]) -> None:
-    """Replaces every BatchNorm layer in the model, if there are any, by ``make(layer)``.
+    """Replaces every BatchNorm layer of a model by ``make(layer)``; a model without any stays as it is.
 
-    Layers without running statistics stay: they always use those of the batch.
+    Layers without running statistics are not replaced: they always use those of the batch.
     """
     for parent in list(model.modules()):
         for name, child in parent.named_children():
@@ -134,7 +144,7 @@ def replace_batchnorm(model: nn.Module, make: Callable[[_BatchNorm], Renormalize
 
 @contextmanager
 def learning(model: nn.Module) -> Iterator[None]:
-    """Lets the replaced layers of a model learn from what passes through them, inside a ``with``."""
+    """Lets the replaced layers of a model learn from their inputs inside a ``with`` block."""
     layers = [module for module in model.modules() if isinstance(module, Renormalized)]
     for layer in layers:
         layer.learning = True

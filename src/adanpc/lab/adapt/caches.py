@@ -1,4 +1,4 @@
-"""A few sure features of the stream are kept for each class, and added to the answers of prototypes: TDA and others."""
+"""Methods that combine prototypes with a cache of confident features of each class: TDA, BoostAdapter, DMN."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from adanpc.lab.adapt.augment import crop, flip
 from adanpc.lab.adapt.entropy import entropy
 from adanpc.lab.adapt.zero_shot import ZeroShot
 
-FIRST_ROOM = 64  # rows of a new cache, which doubles when it is full
+FIRST_ROOM = 64  # rows that a new cache has room for; the room doubles when it is full
 
 
 class Cache:
-    """Rows by class, each with the entropy of its prediction: of each class, those of lowest entropy.
+    """The rows of lowest entropy of each class, where a row's entropy is that of its prediction.
 
-    Of equal entropies the earlier row stays.
+    Of two rows with equal entropies the earlier one stays.
 
     Args:
-        width: of the rows.
-        classes: how many there are.
+        width: the length of a row.
+        classes: the number of classes.
         keep: how many rows a class may have.
     """
 
@@ -35,44 +35,48 @@ class Cache:
         self.keep = require.whole("keep", keep, least=1)
         self.width = width
         self.classes = classes
-        self.room = torch.zeros(0, width)  # (n or more, width)
-        self.labels: list[int] = []  # of the rows
-        self.entropies: list[float] = []
-        self.places: list[list[int]] = [[] for _ in range(classes)]  # of each class, in the order of arrival
+        self.room = torch.zeros(0, width)  # (n or more, width); only the first n rows are in use
+        self.labels: list[int] = []  # the class of each row
+        self.entropies: list[float] = []  # the entropy of each row
+        self.places: list[list[int]] = [[] for _ in range(classes)]  # the row numbers of each class, by arrival
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def rows(self) -> Tensor:
-        """All rows (n, width), those of a class not side by side."""
+        """All rows (n, width); rows of the same class are not necessarily next to each other."""
         return self.room[: len(self)]
 
-    def add(self, row: Tensor, label: int, height: float) -> None:
-        """Offers a row (width,) with its class and entropy; it may displace the one of highest entropy of its class."""
+    def add(self, row: Tensor, label: int, row_entropy: float) -> None:
+        """Offers a row (width,) with its class and entropy.
+
+        If its class is full, it displaces the row of highest entropy of the class, unless its own is as high.
+        """
         places = self.places[label]
         if len(places) < self.keep:
             self._make_room(row)
             places.append(len(self))
             self.labels.append(label)
-            self.entropies.append(height)
+            self.entropies.append(row_entropy)
         else:
             highest = max(self.entropies[place] for place in places)
-            if height >= highest:
+            if row_entropy >= highest:
                 return
-            # Of equally high ones the latest goes; the new row is the latest from now on.
+            # Of several rows with the highest entropy the latest goes. The new row takes its place in the room, and
+            # comes last in the order of arrival.
             place = next(place for place in reversed(places) if self.entropies[place] == highest)
             places.remove(place)
             places.append(place)
-            self.entropies[place] = height
+            self.entropies[place] = row_entropy
         self.room[places[-1]] = row
 
     def counts(self) -> Tensor:
-        """Returns how many rows each class has (C,)."""
+        """Returns the number of rows of each class (C,)."""
         return torch.tensor([len(places) for places in self.places], device=self.room.device)
 
     def _make_room(self, like: Tensor) -> None:
-        """Doubles the room if it is full; it takes the dtype and the device of the first row."""
+        """Doubles the room if it is full; the new room has the dtype and device of the row ``like``."""
         if len(self) < len(self.room):
             return
         room = like.new_zeros(max(FIRST_ROOM, 2 * len(self.room)), self.width)
@@ -80,13 +84,12 @@ class Cache:
         self.room = room
 
     def state(self) -> dict[str, Any]:
-        """Returns all that ``load`` needs, copied."""
-        places = [list(each) for each in self.places]
+        """Returns copies of all that ``load`` needs."""
         return {
             "rows": self.rows.clone(),
             "labels": list(self.labels),
             "entropies": list(self.entropies),
-            "places": places,
+            "places": [list(class_places) for class_places in self.places],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -94,32 +97,32 @@ class Cache:
         self.room = state["rows"].clone()
         self.labels = list(state["labels"])
         self.entropies = list(state["entropies"])
-        self.places = [list(each) for each in state["places"]]
+        self.places = [list(class_places) for class_places in state["places"]]
 
 
 class TDA(ZeroShot):
-    """Adds to the answers of prototypes what sure features of the stream say, and subtracts what unsure ones deny.
+    """Corrects the logits of class prototypes with two caches of features from the stream.
 
-    A positive cache keeps the 3 features of lowest entropy that were answered as each class. A negative cache keeps 2
-    of those whose entropy is between 0.2 and 0.5 of the largest; each denies the classes whose probability was above
-    0.03. The logits of a query get ``2 exp(-5 (1 - cosine))`` for the class of each positive feature, and lose
-    ``0.117 exp(-(1 - cosine))`` for each class that a negative feature denies. A query enters the caches before it is
-    answered, one query after another, whatever the batch size.
+    A positive cache keeps, for each class, the 3 features of lowest entropy that were answered with it. A negative
+    cache keeps 2 of those whose entropy is between 0.2 and 0.5 of the largest possible one; such a feature speaks
+    against the classes whose probability was above 0.03. A query gains ``2 exp(-5 (1 - cosine))`` on the logit of the
+    class of each positive feature, and loses ``0.117 exp(-(1 - cosine))`` on the logit of each class that a negative
+    feature speaks against. Queries enter the caches one by one, each before it is answered, whatever the batch size.
 
     Paper:
         Karmanov et al., Efficient Test-Time Adaptation of Vision-Language Models, CVPR 2024.
 
     Differs from the published code:
-        The entropy is divided by its largest value ln C; see ``TDAPublished``. One setting, that for ImageNet, is used
-        for all data; there, weight and sharpness were searched for each data set on its test images.
+        The entropy is divided by its largest value ln C; see ``TDAPublished``. The setting for ImageNet is used for
+        all data; the published code searches weight and sharpness for each data set on its test images.
 
     Args:
         prototypes: see ``ZeroShot``.
         weight: of the positive cache.
-        sharpness: how fast the weight of its features falls with their distance.
+        sharpness: how fast the weight of a cached feature falls with its distance from the query.
     """
 
-    # What was searched for single data sets, from the smallest to the largest.
+    # The range of the published values, which were searched for each data set.
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight": (1.0, 2.0, 4.0), "sharpness": (5.0, 7.0, 8.0)}
 
     def __init__(
@@ -132,7 +135,7 @@ class TDA(ZeroShot):
         self.weight = weight
         self.sharpness = sharpness
         self.positive = Cache(self.model.dim, classes, keep=3)
-        # A row is a feature, followed by a 1 for each class that it denies.
+        # A row is a feature, followed by one number for each class: 1 if the feature speaks against it, else 0.
         self.negative = Cache(self.model.dim + classes, classes, keep=2)
         self.largest_entropy = log(classes)
 
@@ -147,45 +150,46 @@ class TDA(ZeroShot):
 
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the probabilities (B, C) of features (B, D), each after it entered the caches."""
-        rows, logits = self.look(batch)
-        heights = entropy(logits).tolist()
+        """Returns the probabilities (B, C) of features (B, D); each enters the caches before it is answered."""
+        rows, logits = self.rows_and_logits(batch)
+        entropies = entropy(logits).tolist()
         answers = []
-        for row, own_logits, height in zip(rows, logits, heights, strict=True):
-            self.keep(row, own_logits, height)
-            answers.append(own_logits + self.affirmed(row, self.positive) - self.denied(row))
+        for row, own_logits, row_entropy in zip(rows, logits, entropies, strict=True):
+            self.keep(row, own_logits, row_entropy)
+            answers.append(own_logits + self.positive_logits(row, self.positive) - self.negative_logits(row))
         return torch.stack(answers).softmax(1)
 
-    def keep(self, row: Tensor, logits: Tensor, height: float) -> None:
-        """Offers a unit row (D,) with its logits (C,) and their entropy to both caches."""
+    def keep(self, row: Tensor, logits: Tensor, row_entropy: float) -> None:
+        """Offers a unit row (D,), given its logits (C,) and their entropy, to both caches."""
         label = int(logits.argmax())
-        self.positive.add(row, label, height)
-        if 0.2 < height / self.largest_entropy < 0.5:
+        self.positive.add(row, label, row_entropy)
+        relative_entropy = row_entropy / self.largest_entropy
+        if 0.2 < relative_entropy < 0.5:
             probs = logits.softmax(0)
             denies = (probs > 0.03) & (probs < 1)
-            self.negative.add(torch.cat([row, denies.to(row)]), label, height)
+            self.negative.add(torch.cat([row, denies.to(row)]), label, row_entropy)
 
-    def affirmed(self, row: Tensor, cache: Cache) -> Tensor:
-        """Returns what the features of a positive cache add to the logits (C,) of a unit row (D,)."""
+    def positive_logits(self, row: Tensor, cache: Cache) -> Tensor:
+        """Returns what a positive cache adds to the logits (C,) of a unit row (D,)."""
         weights = (-self.sharpness * (1 - cache.rows @ row)).exp()
         labels = torch.tensor(cache.labels, device=row.device)
         return self.weight * weights.new_zeros(self.model.classes).index_add(0, labels, weights)
 
-    def denied(self, row: Tensor) -> Tensor:
-        """Returns what the features of the negative cache take from the logits (C,) of a unit row (D,)."""
+    def negative_logits(self, row: Tensor) -> Tensor:
+        """Returns what the negative cache subtracts from the logits (C,) of a unit row (D,)."""
         if len(self.negative) == 0:
-            return torch.zeros_like(row[:1])
+            return torch.zeros_like(row[:1])  # (1,), which broadcasts
         features, denies = self.negative.rows.split([self.model.dim, self.model.classes], 1)
         weights: Tensor = (features @ row - 1).exp()
-        taken: Tensor = 0.117 * weights @ denies
-        return taken
+        subtracted: Tensor = 0.117 * weights @ denies
+        return subtracted
 
 
 class TDAPublished(TDA):
-    """Does what TDA does with the entropies of its public code: nats, divided by the logarithm of C to base 2.
+    """TDA with the entropy of its public code: in nats, but divided by the logarithm of C to base 2.
 
-    So a feature enters the negative cache if its entropy is between 0.29 and 0.72 of the largest, where the text says
-    0.2 and 0.5.
+    So a feature enters the negative cache if its entropy is between 0.29 and 0.72 of the largest, instead of 0.2 and
+    0.5 as the paper says.
 
     Paper:
         Karmanov et al. 2024: see ``TDA``.
@@ -199,25 +203,25 @@ class TDAPublished(TDA):
 
 
 class BoostAdapter(TDA):
-    """Does what TDA does, with the surest views of the image itself in the positive cache while it is answered.
+    """TDA, with the most confident views of the image itself in the positive cache while it is answered.
 
-    Of 64 views of an image, which are the image and random parts of it, the tenth with the lowest entropies is offered
-    to a copy of the positive cache, which may keep one feature more of each class and which is forgotten after the
-    answer.
+    There are 64 views: the image and random crops of it. The tenth of them with the lowest entropies is offered to a
+    copy of the positive cache, which may keep one more feature of each class and is discarded after the answer.
 
     Paper:
         Zhang et al., BoostAdapter: Improving Vision-Language Test-Time Adaptation via Regional Bootstrapping, NeurIPS
         2024.
 
     Differs from the published code:
-        The room for views is one setting for all data, there between 0 and 3 for each data set. The image itself is
-        looked up, as there for corrupted images and small data sets; for others there, the mean of the surest views.
-        The negative cache keeps features of low entropy, as in TDA; there the latest ones.
-        Views are made of inputs, after their own crop and normalization.
+        The room for views is the same for all data; in the published code it is between 0 and 3, depending on the
+        data set. The query is the image itself, as in the published code for corrupted images and small data sets;
+        for others that code uses the mean of the most confident views. The negative cache keeps features of low
+        entropy, as in TDA; in the published code it keeps the latest ones. Views are made from inputs that have
+        already been cropped and normalized.
 
     Args:
         prototypes, weight, sharpness: see ``TDA``.
-        views: how many, with the image itself.
+        views: how many, including the image itself.
         room: how many more features of each class the copy may keep.
         mirror: whether views may be mirrored; switch it off where left and right decide the class, as in digits.
     """
@@ -243,23 +247,24 @@ class BoostAdapter(TDA):
 
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the probabilities (B, C) of images (B, …), each after it entered the caches."""
+        """Returns the probabilities (B, C) of images (B, …); each enters the caches before it is answered."""
         return torch.cat([self._answer(image) for image in batch.split(1)])
 
     def _answer(self, image: Tensor) -> Tensor:
         """Returns the probabilities (1, C) of an image (1, …)."""
-        rows, logits = self.look(self.model.features(self._views(image)))
-        heights = entropy(logits)
-        self.keep(rows[0], logits[0], float(heights[0]))
+        rows, logits = self.rows_and_logits(self.model.features(self._views(image)))
+        entropies = entropy(logits)
+        self.keep(rows[0], logits[0], float(entropies[0]))  # the first view is the image itself
         cache = deepcopy(self.positive)
         cache.keep += self.room
-        for place in heights.argsort()[: len(rows) // 10].tolist():
-            cache.add(rows[place], int(logits[place].argmax()), float(heights[place]))
-        answer = logits[0] + self.affirmed(rows[0], cache) - self.denied(rows[0])
+        most_confident = entropies.argsort()[: len(rows) // 10]
+        for view in most_confident.tolist():
+            cache.add(rows[view], int(logits[view].argmax()), float(entropies[view]))
+        answer = logits[0] + self.positive_logits(rows[0], cache) - self.negative_logits(rows[0])
         return answer.softmax(0)[None]
 
     def _views(self, image: Tensor) -> Tensor:
-        """Returns an image (1, …) and random parts of it."""
+        """Returns an image (1, …), followed by random crops of it."""
         parts = crop(image.expand(self.views - 1, *image.shape[1:]))
         if self.mirror:
             parts = flip(parts)
@@ -267,25 +272,24 @@ class BoostAdapter(TDA):
 
 
 class DMN(ZeroShot):
-    """Adds to the answers of prototypes those of prototypes that are made of the stream, for each query anew.
+    """Averages the answers of fixed prototypes and of prototypes built from the stream for each query.
 
-    The 50 features of lowest entropy that were answered as each class are kept. For a query, each class is the sum of
-    its kept features and its own direction, each weighted by ``exp(-5.5 (1 - cosine))``, scaled to length 1; the answer
-    is the mean of those by both kinds of prototypes. A query is kept before it is answered, one after another, whatever
-    the batch size.
+    For each class, the 50 features of lowest entropy that were answered with it are kept. The prototype of a class for
+    a query is the sum of its kept features and its fixed direction, each weighted by ``exp(-5.5 (1 - cosine))``, scaled
+    to length 1. Queries are kept one by one, each before it is answered, whatever the batch size.
 
     Paper:
         Zhang et al., Dual Memory Networks: A Versatile Adaptation Approach for Vision-Language Models, CVPR 2024, its
         training-free version (DMN-ZS).
 
     Differs from the published code:
-        Both answers weigh the same; there the best of 13 weights on the test images is reported. Without views of
-        the query.
+        Both answers have the same weight; the published code reports the best of 13 weights on the test images. No
+        views of the query are used.
 
     Args:
         prototypes: see ``ZeroShot``.
-        keep: how many features of each class.
-        sharpness: how fast the weight of a feature falls with its distance.
+        keep: how many features of each class are kept.
+        sharpness: how fast the weight of a feature falls with its distance from the query.
     """
 
     def __init__(self, source: Source, *, prototypes: str = "head", keep: int = 50, sharpness: float = 5.5) -> None:
@@ -295,27 +299,27 @@ class DMN(ZeroShot):
         self.kept = Cache(self.model.dim, self.model.classes, keep)
 
     def extra(self) -> dict[str, Any]:
-        """Returns the features that are kept."""
+        """Returns the kept features."""
         return {"kept": self.kept.state()}
 
     def take_extra(self, extra: Mapping[str, Any]) -> None:
-        """Puts back the features that were kept."""
+        """Puts the kept features back."""
         self.kept.load(extra["kept"])
 
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the probabilities (B, C) of features (B, D), each after it was kept."""
-        rows, logits = self.look(batch)
+        """Returns the probabilities (B, C) of features (B, D); each is kept before it is answered."""
+        rows, logits = self.rows_and_logits(batch)
         labels = logits.argmax(1).tolist()
-        heights = entropy(logits).tolist()
+        entropies = entropy(logits).tolist()
         answers = []
-        for row, own_logits, label, height in zip(rows, logits, labels, heights, strict=True):
-            self.kept.add(row, label, height)
+        for row, own_logits, label, row_entropy in zip(rows, logits, labels, entropies, strict=True):
+            self.kept.add(row, label, row_entropy)
             answers.append((own_logits.softmax(0) + self._by_stream(row)) / 2)
         return torch.stack(answers)
 
     def _by_stream(self, row: Tensor) -> Tensor:
-        """Returns the probabilities (C,) of a unit row (D,) by prototypes made for it."""
+        """Returns the probabilities (C,) of a unit row (D,) according to prototypes built for it."""
         kept = self.kept.rows
         own_weights = (-self.sharpness * (1 - self.directions @ row)).exp()  # (C,)
         weights = (-self.sharpness * (1 - kept @ row)).exp()  # (n,)

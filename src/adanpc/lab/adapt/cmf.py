@@ -1,4 +1,4 @@
-"""Trained weights are averaged with an estimate of where they should be: CMF."""
+"""CMF: ROID, with weights averaged with the estimate of a Kalman filter."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from adanpc.lab.adapt.adapter import Source
 from adanpc.lab.adapt.roid import ROID
 from adanpc.lab.adapt.teacher import approach
 
-NOISE = 0.005  # of the hidden weights in a step, for a model with as many trained weights as REFERENCE
+NOISE = 0.005  # noise that a step adds to the hidden weights of a model with REFERENCE trained weights
 REFERENCE = 38_400
+LEAST_STAY = 0.89  # the smallest share of themselves that the hidden weights keep in a step
 
 
 class CMF(ROID):
-    """Does what ROID does, but averages the trained weights with hidden ones that a Kalman filter estimates.
+    """ROID, but the trained weights are averaged with hidden weights that a Kalman filter estimates.
 
-    After each step the hidden weights move by a hundredth toward those of the source, then toward the trained ones, as
-    far as the filter trusts these; then the trained ones move by a hundredth toward the hidden ones.
+    After each step the hidden weights move a hundredth of the way to those of the source, then toward the trained ones,
+    by as much as the filter trusts these. Then the trained weights move a hundredth of the way to the hidden ones.
 
     Paper:
         Lee and Chang, Continual Momentum Filtering on Parameter Space for Online Test-Time Adaptation, ICLR 2024.
 
     Differs from the published code:
-        In the same ways as ROID. A reset forgets the variance of the filter, too.
+        In the same ways as ROID. A reset also forgets the variance of the filter.
 
     Args:
         lr, momentum, trend_momentum, temperature: see ``ROID``; the momentum is that of the trained weights.
-        return_rate: how far the hidden weights move toward the source's in a step.
+        return_rate: how far the hidden weights move toward those of the source in a step.
     """
 
     def __init__(
@@ -47,10 +48,10 @@ class CMF(ROID):
         copies = [nn.Parameter(scale.detach().clone(), requires_grad=False) for scale in self.trained]
         self.hidden = nn.ParameterList(copies)
         self.noise = NOISE * sum(scale.numel() for scale in self.trained) / REFERENCE
-        self.variance = 0.0  # of the hidden weights
+        self.variance = 0.0  # the filter's uncertainty about the hidden weights
 
     def moving(self) -> set[str]:
-        """Returns what ROID moves, and the hidden weights."""
+        """Returns the names of what ROID changes, and of the hidden weights."""
         return super().moving() | {f"hidden.{place}" for place in range(len(self.hidden))}
 
     def extra(self) -> dict[str, Any]:
@@ -61,12 +62,14 @@ class CMF(ROID):
         """Puts the variance back."""
         self.variance = extra["variance"]
 
-    def settle(self) -> None:
+    def average_weights(self) -> None:
         """Makes one step of the filter, and moves the trained weights toward the hidden ones."""
+        # Predict: the hidden weights drift back to the source, and become less certain.
         approach(self.hidden, self.anchor, self.return_rate)
         self.variance = (1 - self.return_rate) ** 2 * self.variance + self.noise
-        rest = 1 - self.noise
-        stays = max(rest / (self.variance + rest), 0.89)
+        # Update: one minus the Kalman gain is the share of the hidden weights that stays.
+        measurement_noise = 1 - self.noise
+        stays = max(measurement_noise / (self.variance + measurement_noise), LEAST_STAY)
         if stays >= 0.9999:
             stays = 1.0
         self.variance *= stays

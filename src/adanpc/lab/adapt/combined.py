@@ -1,4 +1,4 @@
-"""AdaNPC over an encoder that Tent or ETA adapts."""
+"""AdaNPC on an encoder that Tent or ETA adapts."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from adanpc.lab.adapt.entropy import EntropyDescent
 from adanpc.lab.adapt.filtered import ETA, GRID
 from adanpc.lab.adapt.tent import Tent
 
-ROWS = 64  # source images encoded at once; where layers use the statistics of the batch, the features depend on it
+ROWS = 64  # source images encoded at once; layers that use batch statistics make the features depend on it
 
 
 class Combined(Adapter, ABC):
-    """A gradient method moves the encoder by the head's answers; a bank answers, from the features of the same pass.
+    """AdaNPC on top of a gradient method: that method trains the encoder, and a bank of its features answers.
 
-    Rows of the bank are features of the encoder as it was when they came: source rows of the source model, admitted
-    rows of the moment. As the encoder moves they grow stale, and nothing corrects that unless ``refresh`` is given:
-    then all source rows are made anew by the current encoder before the first batch and after every so many. Admitted
-    rows stay as they are, since their images are not kept.
+    The gradient method, called the mover, learns from the head's logits; the bank answers from the features of the
+    same forward pass. A row of the bank is a feature by the encoder as it was when the row was added: source rows by
+    the source model, admitted rows by the encoder of their time. As the encoder changes, rows become stale. Nothing
+    corrects that unless ``refresh`` is given: then the current encoder computes all source rows again, before the first
+    batch and after every ``refresh`` batches. Admitted rows are never computed again, since their images are not kept.
 
     Args:
-        mover: moves the encoder.
-        k, temperature: of the vote.
+        mover: the method that trains the encoder.
+        k: how many rows vote.
+        temperature: of the vote.
         min_confidence: an answer joins the bank if its probability is at least this.
-        refresh: batches between two renewals of the source rows; None: never.
+        refresh: the number of batches between two computations of the source rows; None never repeats them.
     """
 
     def __init__(
@@ -50,15 +52,15 @@ class Combined(Adapter, ABC):
         if refresh is not None and refresh < 1:
             raise AdaNPCError(f"refresh must be at least 1 batch, got {refresh}")
         if source.prototypes:
-            refresh = None  # rows of the head are the same, however the encoder moves
+            refresh = None  # the source rows are not computed by the encoder, so they cannot become stale
         if refresh is not None and source.images is None:
             raise AdaNPCError("refresh encodes source images again: give Source(images=…), or leave refresh out")
         self.mover = mover
         self.source = source
         self.refresh = refresh
-        self.batches = 0  # that have been met
+        self.batches = 0  # answered so far
         del self.model
-        # Not as a submodule: the mover has registered it already, and the state dict must hold it once.
+        # Not registered as a submodule: it already is one of the mover, and the state dict must hold it once.
         self.__dict__["model"] = mover.model
         bank = MemoryBank(self.model.dim, self.model.classes, device=self.model.device)
         admission = Admission(min_confidence=min_confidence)
@@ -67,36 +69,37 @@ class Combined(Adapter, ABC):
         self.banks["bank"] = bank
 
     def moving(self) -> set[str]:
-        """What the mover moves; the bank is beside the tensors."""
+        """Returns the names of what the mover changes; the bank is saved separately."""
         return {f"mover.{name}" for name in self.mover.moving()}
 
     def answer(self, batch: Tensor) -> Tensor:
-        """The vote on images (B, …) as the encoder sees them before it moves."""
+        """Returns the vote (B, C) on images (B, …), encoded before the mover learns from them."""
         if self.refresh is not None and self.batches % self.refresh == 0:
-            self._renew()
+            self._refresh_source_rows()
         with torch.enable_grad():
             features = self.model.features(batch)
             self.mover.learn(batch, self.model.head(features))
         self.batches += 1
+        # The mover has just learned from the batch, but these features are from before: one pass serves both.
         return self.classifier.step(features.detach()).probs.to(batch.dtype)
 
-    def _renew(self) -> None:
-        """Makes all source rows anew; admitted rows follow them, as they were."""
-        old = self.classifier.bank
-        table = old.table("id", "label", "origin", "confidence")
+    def _refresh_source_rows(self) -> None:
+        """Replaces all source rows by features of the current encoder; admitted rows stay as they were."""
+        bank = self.classifier.bank
+        table = bank.table("id", "label", "origin", "confidence")
         admitted = table["origin"] == Origin.ADMITTED
-        renewed = MemoryBank(**old.config(), device=old.device)
-        renewed.apply(Append(self._encoded_source(), self.source.labels, Origin.SOURCE))
+        refreshed = MemoryBank(**bank.config(), device=bank.device)
+        refreshed.apply(Append(self._encoded_source(), self.source.labels, Origin.SOURCE))
         if admitted.any():
-            rows = old.rows(table["id"][admitted])
+            rows = bank.rows(table["id"][admitted])
             labels = table["label"][admitted]
-            renewed.apply(Append(rows, labels, Origin.ADMITTED, confidence=table["confidence"][admitted]))
-        old.revert(renewed.contents)  # the bank stays the same object, which the classifier holds, too
+            refreshed.apply(Append(rows, labels, Origin.ADMITTED, confidence=table["confidence"][admitted]))
+        bank.revert(refreshed.contents)  # the classifier holds the bank, so the object must stay the same
 
     def _encoded_source(self) -> Tensor:
-        """The features (n, D) of all source images by the encoder as it is now."""
+        """Returns the features (n, D) of all source images by the encoder as it is now."""
         assert self.source.images is not None
-        order = self.source.mixed()
+        order = self.source.mixed()  # batches of mixed classes, for layers that use batch statistics
         parts = []
         with torch.no_grad():
             for rows in order.split(ROWS):
@@ -105,7 +108,7 @@ class Combined(Adapter, ABC):
         return torch.cat(parts)[order.argsort()]
 
     def extra(self) -> dict[str, Any]:
-        """How many batches have been met."""
+        """Returns the number of batches answered so far."""
         return {"batches": self.batches}
 
     def take_extra(self, extra: Mapping[str, Any]) -> None:
@@ -114,13 +117,13 @@ class Combined(Adapter, ABC):
 
 
 class AdaNPCTent(Combined):
-    """AdaNPC on an encoder that Tent moves; see ``Combined`` for what becomes of stale rows.
+    """AdaNPC on an encoder that Tent adapts; see ``Combined`` for how stale rows are handled.
 
     Paper: Table "ImageNet-C", rows "+ AdaNPC"; it says no more than that both are used.
 
     Args:
         k, temperature, min_confidence, refresh: see ``Combined``.
-        alpha, optimizer: of ``Tent``.
+        alpha, optimizer: see ``Tent``.
     """
 
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"k": KS, "alpha": (0.1, 1.0, 10.0)}
@@ -141,13 +144,13 @@ class AdaNPCTent(Combined):
 
 
 class AdaNPCETA(Combined):
-    """AdaNPC on an encoder that ETA moves; see ``Combined`` for what becomes of stale rows.
+    """AdaNPC on an encoder that ETA adapts; see ``Combined`` for how stale rows are handled.
 
     Paper: Table "ImageNet-C", rows "+ AdaNPC"; it says no more than that both are used.
 
     Args:
         k, temperature, min_confidence, refresh: see ``Combined``.
-        lr, optimizer: of ``ETA``.
+        lr, optimizer: see ``ETA``.
     """
 
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"k": KS, "lr": GRID["lr"]}

@@ -1,4 +1,4 @@
-"""Tent, EATA and SAR with an entropy that leaves room for knowing nothing: COME."""
+"""COME: Tent, EATA and SAR with an entropy that has an additional outcome for not knowing the class."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from adanpc.lab.adapt.tent import Tent
 
 
 def opinion_entropy(logits: Tensor) -> Tensor:
-    """Returns the entropy (B,), in nats, of C + 1 masses: those of the classes, and one for knowing nothing.
+    """Returns the entropy (B,), in nats, of C + 1 masses: one for each class, and one for not knowing the class.
 
-    The masses are exp(x) of each class, and C, over their sum. The length of the logits (B, C) is held fixed, so that
-    descending does not make answers surer by making logits longer.
+    The masses are exp(x) for a class with logit x, and C for not knowing, divided by their sum. The length of the
+    logits (B, C) counts as a constant, so that minimizing the entropy cannot raise the confidence by making the logits
+    longer.
     """
     lengths = logits.norm(dim=1, keepdim=True)
-    fixed = logits / lengths.clamp(min=1e-12) * lengths.detach()
+    fixed = logits / lengths.clamp(min=1e-12) * lengths.detach()  # equal to the logits, but no gradient to the length
     classes = logits.shape[1]
-    nothing = torch.full_like(fixed[:, :1], classes).log()
-    masses = torch.cat([fixed, nothing], 1).softmax(1) + 1e-7
+    unknown = torch.full_like(fixed[:, :1], classes).log()
+    masses = torch.cat([fixed, unknown], 1).softmax(1) + 1e-7
     return -(masses * masses.log()).sum(1)
 
 
 class TentCOME(Tent):
-    """Does what Tent does, with the entropy of ``opinion_entropy``.
+    """Tent, with ``opinion_entropy`` in place of the entropy.
 
     Paper:
         Zhang et al., COME: Test-time Adaption by Conservatively Minimizing Entropy, ICLR 2025.
 
     Differs from the published code:
-        The mass for knowing nothing is the number of classes; there it is always 1000. What differs in Tent.
+        The mass for not knowing is the number of classes; in the published code it is always 1000. Otherwise in the
+        same ways as Tent.
 
     Args:
         See ``Tent``.
@@ -40,12 +42,12 @@ class TentCOME(Tent):
     in_paper = ""
 
     def uncertainty(self, logits: Tensor) -> Tensor:
-        """Returns the entropy (B,) of the masses of logits (B, C)."""
+        """Returns the opinion entropy (B,) of logits (B, C)."""
         return opinion_entropy(logits)
 
 
 class EATACOME(EATA):
-    """Does what EATA does, with the entropy of ``opinion_entropy``, by which answers are selected and weighted, too.
+    """EATA, with ``opinion_entropy`` in place of the entropy, also to select and weight answers.
 
     Paper:
         Zhang et al., COME: Test-time Adaption by Conservatively Minimizing Entropy, ICLR 2025.
@@ -58,12 +60,12 @@ class EATACOME(EATA):
     """
 
     def uncertainty(self, logits: Tensor) -> Tensor:
-        """Returns the entropy (B,) of the masses of logits (B, C)."""
+        """Returns the opinion entropy (B,) of logits (B, C)."""
         return opinion_entropy(logits)
 
 
 class SARCOME(SAR):
-    """Does what SAR does, with the entropy of ``opinion_entropy``, by which answers are selected, too.
+    """SAR, with ``opinion_entropy`` in place of the entropy, also to select answers.
 
     Paper:
         Zhang et al., COME: Test-time Adaption by Conservatively Minimizing Entropy, ICLR 2025.
@@ -76,5 +78,5 @@ class SARCOME(SAR):
     """
 
     def uncertainty(self, logits: Tensor) -> Tensor:
-        """Returns the entropy (B,) of the masses of logits (B, C)."""
+        """Returns the opinion entropy (B,) of logits (B, C)."""
         return opinion_entropy(logits)

@@ -1,4 +1,4 @@
-"""What all methods share that minimize the entropy of the model's own answers."""
+"""What methods share that minimize the entropy of the model's own answers."""
 
 from __future__ import annotations
 
@@ -18,37 +18,39 @@ from adanpc.lab.adapt.statistics import NORMS, affine, use_batch_statistics
 from adanpc.lab.networks.source import SourceModel
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "sgd": partial(SGD, momentum=0.9)}
-# Learning rates of ETA, EATA, SAR and DeYO: those of their authors on ImageNet, and of later comparisons on CIFAR.
+# Learning rates of ETA, EATA, SAR and DeYO: SGD as their authors use it on ImageNet, Adam as in later comparisons on
+# CIFAR.
 RATES: dict[str, float] = {"sgd": 2.5e-4, "adam": 1e-3}
-# The last blocks of ResNets and of ViT-B in the code of SAR and DeYO, by parts of the names of their layers.
+# Parts of layer names by which the code of SAR and DeYO recognizes the last blocks of ResNets and of ViT-B.
 LAST_BLOCKS = ("layer4", "blocks.9", "blocks.10", "blocks.11", "norm.")
 
 
 def entropy(logits: Tensor) -> Tensor:
     """Returns the entropy (B,) of the softmax of logits (B, C), in nats.
 
-    The logarithms of probabilities may be given for logits if no probability is zero.
+    Logarithms of probabilities may be given instead of logits if no probability is zero.
     """
     return -(logits.softmax(1) * logits.log_softmax(1)).sum(1)
 
 
 def train_norms(model: SourceModel) -> list[nn.Parameter]:
-    """Returns the scales and shifts of all normalization layers, which use the statistics of the batch from now on."""
+    """Returns the scales and shifts of all normalization layers, and makes BatchNorm use batch statistics."""
     use_batch_statistics(model)
     return affine(model)
 
 
 def train_norms_but_last_block(model: SourceModel) -> list[nn.Parameter]:
-    """Returns what ``train_norms`` does, without the last block, where features are most easily spoiled.
+    """Does the same as ``train_norms``, but leaves out the last block, where features are most easily spoiled.
 
-    It is the block that the authors of SAR leave out in a ResNet or a ViT; in other networks, the last quarter of the
-    normalization layers.
+    In a ResNet or a ViT it is the block that the authors of SAR leave out; in other networks it is the last quarter of
+    the normalization layers.
     """
     use_batch_statistics(model)
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, NORMS)]
     earlier = [layer for name, layer in layers if not _is_in_last_block(name)]
-    if len(earlier) == len(layers):
-        earlier = [layer for _, layer in layers[: len(layers) - len(layers) // 4]]
+    if len(earlier) == len(layers):  # the network is neither a ResNet nor a ViT
+        kept = len(layers) - len(layers) // 4
+        earlier = [layer for _, layer in layers[:kept]]
     parameters: list[nn.Parameter] = []
     for layer in earlier:
         parameters.extend(layer.parameters(recurse=False))
@@ -56,24 +58,24 @@ def train_norms_but_last_block(model: SourceModel) -> list[nn.Parameter]:
 
 
 def _is_in_last_block(name: str) -> bool:
-    """Returns whether the layer of this name is one that the authors of SAR leave out."""
-    return any(part in f"{name}." for part in LAST_BLOCKS)
+    """Returns whether the authors of SAR leave out the layer of this name."""
+    return any(part in f"{name}." for part in LAST_BLOCKS)  # the final dot lets "norm." match a layer called "norm"
 
 
 def train_head(model: SourceModel) -> list[nn.Parameter]:
-    """Returns the parameters of the head; all statistics remain those of the source."""
+    """Returns the parameters of the head; BatchNorm layers keep the statistics of the source."""
     return list(model.head.parameters())
 
 
 def train_new_norm(model: SourceModel) -> list[nn.Parameter]:
-    """Returns the scale and shift of a new BatchNorm in front of the head, which uses the statistics of the batch."""
+    """Puts a new BatchNorm, which uses batch statistics, in front of the head, and returns its scale and shift."""
     like = next(model.head.parameters())
     norm = nn.BatchNorm1d(model.dim, track_running_stats=False, device=like.device, dtype=like.dtype)
     model.head = nn.Sequential(norm, model.head)
     return list(norm.parameters())
 
 
-# Each prepares a model, in place, and returns the parameters to train.
+# Each function prepares a model in place and returns the parameters to train.
 PARTS: dict[str, Callable[[SourceModel], list[nn.Parameter]]] = {
     "norm": train_norms,
     "norm but the last block": train_norms_but_last_block,
@@ -85,14 +87,14 @@ PARTS: dict[str, Callable[[SourceModel], list[nn.Parameter]]] = {
 class EntropyDescent(Adapter, ABC):
     """Minimizes a loss of its own answers by training a small part of the model.
 
-    Other methods may use one to train their encoder: ``learn`` takes any logits, or logarithms of probabilities, that
-    were computed with ``model``, and updates it.
+    Another method may use an instance to train its encoder: ``learn`` takes any logits, or logarithms of
+    probabilities, that were computed with ``model``, and updates the model.
 
     Args:
-        trains: the part of the model that is trained: norm, norm but the last block, or head.
+        trains: the part of the model that is trained, one of ``PARTS``.
         lr: the learning rate; by default that of ``RATES`` for the optimizer.
         optimizer: adam, or sgd with momentum 0.9.
-        steps: how many are made on each batch.
+        steps: the number of steps on each batch.
     """
 
     def __init__(self, source: Source, *, trains: str, lr: float | None, optimizer: str, steps: int) -> None:
@@ -113,39 +115,39 @@ class EntropyDescent(Adapter, ABC):
         for parameter in self.trained:
             parameter.requires_grad_(True)
         self.optimizers["entropy"] = make_optimizer(self.trained, lr=lr)
-        # For recover(), which starts anew from here.
+        # What recover() goes back to.
         self.start = [parameter.detach().clone() for parameter in self.trained]
         self._new_optimizer_state = deepcopy(self.optimizers["entropy"].state_dict())
 
     @abstractmethod
     def learn(self, batch: Tensor, logits: Tensor) -> None:
-        """Makes one step on a batch, given its logits (B, C) with gradients; none if there is nothing to learn from."""
+        """Makes one step on a batch, given its logits (B, C) with gradients; no step if there is nothing to learn."""
 
     def moving(self) -> set[str]:
-        """Returns the names of what is trained."""
+        """Returns the names of the trained parameters."""
         return {name for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the probabilities (B, C) from before the last step on the batch."""
+        """Returns the probabilities (B, C) as they were before the last step on the batch."""
         for _ in range(self.steps):
             with torch.enable_grad():
-                logits = self.look(batch)
+                logits = self.classify(batch)
                 self.learn(batch, logits)
         return logits.detach().softmax(1)
 
     def uncertainty(self, logits: Tensor) -> Tensor:
-        """Returns what is minimized (B,) for logits (B, C): the entropy of their softmax, or a measure of its own."""
+        """Returns the value (B,) to minimize for logits (B, C): by default the entropy of their softmax."""
         return entropy(logits)
 
-    def look(self, batch: Tensor) -> Tensor:
-        """Returns the logits (B, C) of images or features, by the model as it is now."""
-        classify = self.model if self.sees == "images" else self.model.head
-        logits: Tensor = classify(batch)
+    def classify(self, batch: Tensor) -> Tensor:
+        """Returns the current model's logits (B, C) for images or features, whichever the method sees."""
+        module = self.model if self.sees == "images" else self.model.head
+        logits: Tensor = module(batch)
         return logits
 
     def descend(self, loss: Tensor) -> None:
         """Makes one step of the optimizer on a loss ()."""
-        self.move(self.gradients(loss))
+        self.apply_gradients(self.gradients(loss))
 
     def gradients(self, loss: Tensor) -> tuple[Tensor, ...]:
         """Returns the gradient of a loss () for each trained parameter; zero where the loss does not depend on it."""
@@ -154,8 +156,8 @@ class EntropyDescent(Adapter, ABC):
             raise AdaNPCError(f"{type(self).__name__}: the loss is {value}: reset, and use a smaller learning rate")
         return torch.autograd.grad(loss, self.trained, allow_unused=True, materialize_grads=True)
 
-    def move(self, gradients: Sequence[Tensor]) -> None:
-        """Makes one step of the optimizer by these gradients of the trained parameters."""
+    def apply_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Makes one step of the optimizer with these gradients of the trained parameters."""
         for parameter, gradient in zip(self.trained, gradients, strict=True):
             parameter.grad = gradient
         self.optimizers["entropy"].step()
@@ -163,7 +165,7 @@ class EntropyDescent(Adapter, ABC):
 
     @torch.no_grad()
     def recover(self) -> None:
-        """Sets the trained parameters back to those of the source model, and starts the optimizer anew."""
+        """Sets the trained parameters back to those of the source model, and resets the optimizer."""
         self.recover_parameters()
         self.optimizers["entropy"].load_state_dict(deepcopy(self._new_optimizer_state))
 

@@ -1,4 +1,4 @@
-"""Memories of a few images of the stream, with all classes in them, however the stream is ordered."""
+"""Memories that keep a few images of the stream, balanced by class, in whatever order the stream arrives."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from adanpc import require
 
 @dataclass
 class Exemplar:
-    """An image of the stream, with what the model predicted when it came.
+    """An image of the stream, with what the model predicted when it arrived.
 
     Args:
-        image: (C, H, W), or whatever a row of the stream is.
+        image: (C, H, W), or whatever shape an input of the model has.
         label: the predicted class.
         uncertainty: the entropy of the prediction.
-        age: how many images came after it.
+        age: how many images have arrived since.
     """
 
     image: Tensor
@@ -35,8 +35,8 @@ class Exemplars(ABC):
     """At most ``capacity`` images, balanced by predicted class.
 
     Args:
-        capacity: how many images.
-        classes: how many classes there are.
+        capacity: the largest number of images.
+        classes: the number of classes.
     """
 
     def __init__(self, capacity: int, classes: int) -> None:
@@ -46,14 +46,14 @@ class Exemplars(ABC):
 
     @abstractmethod
     def add(self, new: Exemplar) -> None:
-        """Offers the next image of the stream: it may be kept or not, and another may be dropped for it."""
+        """Offers the next image of the stream; if it is kept, another image may be dropped for it."""
 
     def images(self) -> Tensor:
-        """Returns all images (n, …), the one that was kept longest first."""
+        """Returns all images (n, …), the one kept for the longest time first."""
         return torch.stack([exemplar.image for exemplar in self.kept])
 
     def held(self) -> list[int]:
-        """Returns how many images there are of each class."""
+        """Returns the number of images of each class."""
         counts = [0] * self.classes
         for exemplar in self.kept:
             counts[exemplar.label] += 1
@@ -83,34 +83,38 @@ class Exemplars(ABC):
 
 
 class BalancedReservoir(Exemplars):
-    """Prediction-balanced reservoir: equally many images of each class, and within a class a uniform sample in time.
+    """Prediction-balanced reservoir: the same number of images of each class, each class sampled uniformly over time.
 
-    When it is full, an image of a class that is not among the largest displaces a random one of the largest; an image
-    of a largest class displaces a random one of its own, with the probability that keeps the sample uniform.
+    When the memory is full, an image of a class that is not among the largest displaces a random image of a largest
+    class. An image of a largest class displaces a random one of its own class, with the probability that keeps the
+    sample uniform.
 
     Args:
-        capacity: how many images.
-        classes: how many classes there are.
+        capacity: the largest number of images.
+        classes: the number of classes.
     """
 
     def __init__(self, capacity: int, classes: int) -> None:
         super().__init__(capacity, classes)
-        self.seen = [0] * classes  # images of each class in the stream so far
+        self.seen = [0] * classes  # images of each predicted class in the stream so far
 
     def add(self, new: Exemplar) -> None:
-        """Offers the next image of the stream: it may be kept or not, and another may be dropped for it."""
+        """Offers the next image of the stream; if it is kept, another image may be dropped for it."""
         self.seen[new.label] += 1
         if len(self.kept) == self.capacity:
             largest = self.largest()
             if new.label not in largest:
                 self._drop_one_of(largest[_draw(len(largest))])
-            elif float(torch.rand(())) < self.held()[new.label] / self.seen[new.label]:
-                self._drop_one_of(new.label)
             else:
-                return
+                # Reservoir sampling: each of the images seen so far is kept with the same probability.
+                chance = self.held()[new.label] / self.seen[new.label]
+                if float(torch.rand(())) >= chance:
+                    return
+                self._drop_one_of(new.label)
         self.kept.append(new)
 
     def _drop_one_of(self, label: int) -> None:
+        """Drops a random image of this class."""
         places = [place for place, exemplar in enumerate(self.kept) if exemplar.label == label]
         del self.kept[places[_draw(len(places))]]
 
@@ -128,12 +132,12 @@ class TimelyMemory(Exemplars):
     """Category-balanced sampling with timeliness and uncertainty (CSTU): recent, certain images, balanced by class.
 
     Each class has room for capacity / classes images. If the class of a new image is full, the new one competes with
-    those of its own class; if the memory is full, with those of the largest classes. The one with the highest ``score``
-    goes, which may be the new one.
+    the images of its own class; if the memory is full, with those of the largest classes. The one with the highest
+    ``score`` is dropped, which may be the new one.
 
     Args:
-        capacity: how many images.
-        classes: how many classes there are, at least 2.
+        capacity: the largest number of images.
+        classes: the number of classes, at least 2.
         timeliness: how much age counts.
         uncertainty: how much entropy counts.
     """
@@ -144,19 +148,20 @@ class TimelyMemory(Exemplars):
         self.uncertainty = uncertainty
 
     def add(self, new: Exemplar) -> None:
-        """Offers the next image of the stream, which may displace another; all that are kept grow older by one."""
+        """Offers the next image of the stream, which may displace another; the age of all kept images grows by one."""
         if self._make_room(new):
             self.kept.append(new)
         for exemplar in self.kept:
             exemplar.age += 1
 
     def score(self, exemplar: Exemplar) -> float:
-        """Returns how dispensable an image is: the older and the less certain, the more."""
+        """Returns how dispensable an image is: the older and the less certain, the higher the score."""
         age = 1 / (1 + math.exp(-exemplar.age / self.capacity))
-        return self.timeliness * age + self.uncertainty * exemplar.uncertainty / math.log(self.classes)
+        largest_entropy = math.log(self.classes)
+        return self.timeliness * age + self.uncertainty * exemplar.uncertainty / largest_entropy
 
     def _make_room(self, new: Exemplar) -> bool:
-        """Drops an image for the new one if it must, and returns whether there is room now."""
+        """Drops an image for the new one if necessary; returns whether there is room for the new one."""
         class_is_full = self.held()[new.label] >= self.capacity / self.classes
         memory_is_full = len(self.kept) >= self.capacity
         if class_is_full:
@@ -169,7 +174,7 @@ class TimelyMemory(Exemplars):
         for place, exemplar in enumerate(self.kept):
             if exemplar.label in labels:
                 rivals.append((self.score(exemplar), exemplar.label, place))
-        highest, _, place = max(rivals)  # of equal scores, the last one of the highest class
+        highest, _, place = max(rivals)  # of several images with the highest score, the last one of the highest class
         if highest <= self.score(new):
             return False
         del self.kept[place]

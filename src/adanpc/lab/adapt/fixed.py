@@ -1,4 +1,4 @@
-"""Nothing moves: what adaptation is compared with."""
+"""Methods that learn nothing from the stream, the baselines of adaptation: the source model, k-NN, and LAME."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from adanpc import require
 from adanpc.core import AdaNPC, MemoryBank, nobody
 from adanpc.lab.adapt.adapter import Adapter, Source
 
-ROUNDS, SETTLED = 100, 1e-6  # of LAME: the most, and the change of a probability that ends them
+ROUNDS = 100  # the largest number of rounds of LAME
+SETTLED = 1e-6  # the rounds end when no probability changes by more than this
 
 
 class Linear(Adapter):
-    """The source model's own head."""
+    """Answers with the source model's own head."""
 
     in_paper: ClassVar[str] = "ResNet50"  # the paper names the row by its network
     sees: ClassVar[Literal["images", "features"]] = "features"
 
     def answer(self, batch: Tensor) -> Tensor:
-        """The head's probabilities of features (B, D)."""
+        """Returns the head's probabilities (B, C) for features (B, D)."""
         probs: Tensor = self.model.head(batch).softmax(1)
         return probs
 
 
 class FrozenKNN(Adapter):
-    """A vote of the nearest source rows; the bank does not grow.
+    """Answers by a vote of the nearest source rows; the bank does not grow.
 
     Args:
         k: how many rows vote.
-        rule, temperature: of the vote.
+        rule, temperature: how they vote; see ``core.vote``.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
@@ -50,32 +51,33 @@ class FrozenKNN(Adapter):
         self.banks["source"] = bank
 
     def answer(self, batch: Tensor) -> Tensor:
-        """The share of each class among the nearest rows of features (B, D)."""
+        """Returns the vote (B, C) of the nearest rows on features (B, D)."""
         return self.classifier.predict(batch).probs.to(batch.dtype)
 
 
 def nearest_affinity(rows: Tensor, k: int) -> Tensor:
-    """1 for the k nearest other rows of each of some unit rows (B, D), 0 for all else (B, B)."""
+    """Returns the matrix (B, B) of unit rows (B, D) that is 1 at each row's k nearest other rows, and 0 elsewhere."""
     similarity = (rows @ rows.T).fill_diagonal_(-torch.inf)
     near = similarity.topk(min(k, len(rows) - 1), 1).indices
     return torch.zeros_like(similarity).scatter_(1, near, 1.0)
 
 
 def gaussian_affinity(rows: Tensor, k: int) -> Tensor:
-    """A Gaussian of the distances between unit rows (B, B), as wide as the mean distance to the k-th nearest.
+    """Returns a Gaussian of the distances between unit rows (B, B), as wide as the mean distance to the k-th nearest.
 
-    The row itself is the first of the nearest. A batch of one has no other row, and listens to nobody.
+    Each row counts as its own first neighbor. In a batch of one, a row listens to nobody.
     """
     if len(rows) == 1:
         return rows.new_zeros(1, 1)
     distance = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
-    width = distance.topk(min(k, len(rows)), largest=False).values[:, -1].mean().clamp(min=1e-12)
+    to_nearest = distance.topk(min(k, len(rows)), largest=False).values  # (B, k)
+    width = to_nearest[:, -1].mean().clamp(min=1e-12)
     affinity: Tensor = (-(distance / width).square() / 2).exp()
     return affinity
 
 
 def linear_affinity(rows: Tensor, k: int) -> Tensor:
-    """The cosines of unit rows (B, B). A batch of one has no other row, and listens to nobody."""
+    """Returns the cosines (B, B) between unit rows. In a batch of one, a row listens to nobody."""
     if len(rows) == 1:
         return rows.new_zeros(1, 1)
     return rows @ rows.T
@@ -89,22 +91,25 @@ KERNELS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
 
 
 class LAME(Adapter):
-    """The head's probabilities, drawn toward those of similar rows of the same batch, until they agree.
+    """Pulls the head's probabilities toward those of similar rows of the same batch until they agree.
 
-    Rounds of ``probs = softmax(log p + W probs)``, 100 at most, where W (B, B) says how much rows listen to each other.
-    Nothing is kept from batch to batch, and a batch of one gets the head's answer.
+    It repeats ``probs = softmax(log p + W probs)``, at most 100 times, where p are the head's probabilities and the
+    affinity W (B, B) is how much each row listens to each other row. Nothing is kept from batch to batch, and a batch
+    of one gets the head's answer.
 
     Args:
-        kernel: what W is. With ``knn`` a row listens to its k nearest alike; with ``rbf`` to all, as a Gaussian of
-            their distance says that is as wide as the mean distance to the k-th nearest, the row itself being the
-            first; with ``linear`` to all, as their cosine says. With the last two it listens to itself, too.
-        k: see there; ``linear`` has none.
+        kernel: how W is computed. With ``knn``, a row listens equally to its k nearest neighbors. With ``rbf``, it
+            listens to all rows, by a Gaussian of their distance that is as wide as the mean distance to the k-th
+            nearest, where each row counts as its own first neighbor. With ``linear``, it listens to all rows by their
+            cosine. With the last two it also listens to itself.
+        k: the number of neighbors; ``linear`` does not use it.
 
     Paper: Boudiaf et al., Parameter-free Online Test-time Adaptation, CVPR 2022.
 
-    Differs from the published code: with ``knn`` a row never listens to itself, there it may if rows are equal; the
-    rounds end when no probability changes by more than 1e-6, there when the energy does not. Where the Gaussian has no
-    width, because rows are equal, equal rows listen to each other; there NaN.
+    Differs from the published code: with ``knn`` a row never listens to itself; in the published code it may if rows
+    are equal. The rounds end when no probability changes by more than 1e-6; in the published code, when the energy
+    stops changing. If the Gaussian has no width because rows are equal, equal rows listen to each other; the published
+    code gives NaN.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
@@ -117,13 +122,14 @@ class LAME(Adapter):
 
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """Probabilities of features (B, D) that agree with those of their neighbors."""
+        """Returns probabilities (B, C) of features (B, D) that agree with those of their neighbors."""
         logs = self.model.head(batch).double().log_softmax(1)  # (B, C)
         affinity = self.affinity(normalize(batch.double(), dim=1), self.k)  # (B, B)
         probs: Tensor = logs.exp()
         for _ in range(ROUNDS):
             before = probs
             probs = (logs + affinity @ probs).softmax(1)
-            if bool(((probs - before).abs() <= SETTLED).all()):
+            changes = (probs - before).abs()
+            if bool((changes <= SETTLED).all()):
                 break
         return probs.to(batch.dtype)

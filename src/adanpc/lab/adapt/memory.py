@@ -1,4 +1,4 @@
-"""A few images are kept and learned from now and then, for streams whose neighbors in time are alike: NOTE, RoTTA."""
+"""Methods that learn from a small memory of images, for streams whose consecutive images are alike: NOTE, RoTTA."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from adanpc.lab.adapt.exemplars import BalancedReservoir, Exemplar, Exemplars, T
 from adanpc.lab.adapt.teacher import approach, trainable_scales, view
 
 
-class _Rehearsing(Adapter, ABC):
-    """Answers, offers every image to a memory, and learns from the memory once every so many images.
+class _MemoryMethod(Adapter, ABC):
+    """Answers, offers every image to a memory, and learns from the memory after every ``every`` images.
 
-    A batch that spans such a point is split there, so that answers do not depend on the batch size.
+    A batch that goes past such a point is split there, so answers do not depend on the batch size.
 
     Args:
-        memory: an empty one.
-        every: how many images come between two learning steps.
+        memory: an empty memory.
+        every: the number of images between two learning steps.
     """
 
     def __init__(self, source: Source, memory: Exemplars, every: int) -> None:
@@ -40,14 +40,15 @@ class _Rehearsing(Adapter, ABC):
     @property
     @abstractmethod
     def classifier(self) -> nn.Module:
-        """The module that answers: images to logits, each image independently of the others."""
+        """The module that answers: it maps images to logits, each image independently of the others."""
 
     @abstractmethod
     def learn(self) -> None:
         """Makes one step on the images in the memory."""
 
     def moving(self) -> set[str]:
-        """Returns the scales and shifts of normalization layers, and the running statistics of BatchNorm layers."""
+        """Returns the names of trained scales and shifts, and of the running statistics of BatchNorm layers."""
+        # With duplicates: a weight that is used in several places has several names in ``state_dict``.
         names = {name for name, value in self.named_parameters(remove_duplicate=False) if value.requires_grad}
         for name, module in self.named_modules():
             if isinstance(module, Renormalized):
@@ -56,11 +57,11 @@ class _Rehearsing(Adapter, ABC):
         return names
 
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns probabilities (B, C); what is learned from the first rows changes those of later ones."""
+        """Returns probabilities (B, C); learning from the first rows may change the answers to later ones."""
         self._check_shape(batch)
         answers = []
         while len(batch):
-            until_learning = self.every - self.seen % self.every
+            until_learning = self.every - self.seen % self.every  # images until the next learning step
             rows, batch = batch.tensor_split([until_learning])
             answers.append(self._answer_and_keep(rows))
             if self.seen % self.every == 0:
@@ -68,7 +69,7 @@ class _Rehearsing(Adapter, ABC):
         return torch.cat(answers)
 
     def _check_shape(self, batch: Tensor) -> None:
-        """Raises BatchError if the images could not be in one batch with those in the memory."""
+        """Raises BatchError if the images do not have the shape of those in the memory."""
         if not self.memory.kept:
             return
         kept = tuple(self.memory.kept[0].image.shape)
@@ -78,7 +79,7 @@ class _Rehearsing(Adapter, ABC):
 
     @torch.no_grad()
     def _answer_and_keep(self, rows: Tensor) -> Tensor:
-        """Returns the probabilities of rows, and offers all of them to the memory."""
+        """Returns the probabilities (B, C) of images, and offers all of them to the memory."""
         logits = self.classifier(rows)
         labels = logits.argmax(1).tolist()
         uncertainties = entropy(logits).tolist()
@@ -89,38 +90,38 @@ class _Rehearsing(Adapter, ABC):
         return probs
 
     def extra(self) -> dict[str, Any]:
-        """Returns the memory, and how many images were seen."""
+        """Returns the memory and the number of images seen."""
         return {"memory": self.memory.state(), "seen": self.seen}
 
     def take_extra(self, extra: Mapping[str, Any]) -> None:
-        """Puts back the memory, and how many images were seen."""
+        """Puts back the memory and the number of images seen."""
         self.memory.load(extra["memory"], self.model.device)
         self.seen = extra["seen"]
 
 
-class NOTE(_Rehearsing):
-    """Corrects the statistics of unusual images, and lowers the entropy of the answers on a class-balanced memory.
+class NOTE(_MemoryMethod):
+    """Corrects the statistics of unusual images, and minimizes the entropy of the answers on a class-balanced memory.
 
-    BatchNorm layers become ``InstanceAware``; the scales and shifts of all normalization layers are trained. A model
-    without BatchNorm is used as it is, with the memory alone.
+    BatchNorm layers become ``InstanceAware``; the scales and shifts of all normalization layers are trained. In a model
+    without BatchNorm no layer is replaced, and only the memory is used.
 
     Paper:
         Gong et al., NOTE: Robust Continual Test-Time Adaptation Against Temporal Correlation, NeurIPS 2022.
 
     Differs from the published code:
-        There the source model is trained with instance-aware layers; here they replace BatchNorm in a model that was
-        trained without them. The loss is not divided by the number of classes, which Adam hardly notices. Dropout is
-        off. GroupNorm and LayerNorm are trained, too.
+        The published source model is trained with instance-aware layers; here they replace BatchNorm in a model that
+        was trained without them. The loss is not divided by the number of classes, which makes little difference to
+        Adam. Dropout is off. GroupNorm and LayerNorm are trained, too.
 
     Args:
-        lr: of Adam.
-        capacity: of the memory.
-        every: how many images come between two learning steps.
+        lr: the learning rate of Adam.
+        capacity: the number of images in the memory.
+        every: the number of images between two learning steps.
         k: by how many standard errors the statistics of an image may differ before they count.
-        share: how far the running statistics move toward those of the memory, with each step.
+        share: how far the running statistics move toward those of the memory in each step.
     """
 
-    # No search is published: a decade to each side of the default.
+    # No search is published, so the grid spans a factor of ten on each side of the default.
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"lr": (1e-5, 1e-4, 1e-3)}
 
     def __init__(
@@ -151,30 +152,30 @@ class NOTE(_Rehearsing):
         descend(loss, self.optimizers["adam"])
 
 
-class RoTTA(_Rehearsing):
-    """Trains a student, on random views of a memory, to answer as a teacher does that is its slow average.
+class RoTTA(_MemoryMethod):
+    """Trains a student, on random views of a memory, to answer like its teacher, a slow moving average of the student.
 
     The teacher answers. BatchNorm layers become ``Robust`` in both; the scales and shifts of all normalization layers
-    are trained. The memory is balanced by class and prefers recent and certain images; older ones weigh less in the
-    loss. A model without BatchNorm is used as it is, with teacher and memory alone.
+    are trained. The memory is balanced by class and prefers recent and certain images; older ones have less weight in
+    the loss. In a model without BatchNorm no layer is replaced, and only teacher and memory are used.
 
     Paper:
         Yuan, Xie and Li, Robust Test-Time Adaptation in Dynamic Scenarios, CVPR 2023.
 
     Differs from the published code:
-        A batch is split where the model learns; there its later rows are answered by the model from before. Views are
-        those of ``CoTTA``. Dropout is off. GroupNorm and LayerNorm are trained, too.
+        A batch is split where the model learns; the published code answers its later rows with the model as it was
+        before. Views are those of ``CoTTA``. Dropout is off. GroupNorm and LayerNorm are trained, too.
 
     Args:
-        lr: of Adam.
-        capacity: of the memory.
-        every: how many images come between two learning steps.
-        share: how far the statistics move toward those of the memory, with each step; alpha in the paper.
-        momentum: the share of the teacher that stays in each step; 1 - nu in the paper.
+        lr: the learning rate of Adam.
+        capacity: the number of images in the memory.
+        every: the number of images between two learning steps.
+        share: how far the statistics move toward those of the memory in each step; alpha in the paper.
+        momentum: the share of itself that the teacher keeps in each step; 1 - nu in the paper.
         timeliness, uncertainty: how much age and entropy count in the memory; lambda_t and lambda_u in the paper.
     """
 
-    # No search is published: a decade to each side of the default.
+    # No search is published, so the grid spans a factor of ten on each side of the default.
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"lr": (1e-4, 1e-3, 1e-2)}
     memory: TimelyMemory
 
@@ -203,7 +204,7 @@ class RoTTA(_Rehearsing):
         return self.teacher
 
     def moving(self) -> set[str]:
-        """Returns the scales and shifts, and the running statistics of BatchNorm layers, in student and teacher."""
+        """Returns the names of scales, shifts and running statistics, in student and teacher."""
         names = super().moving()
         student = [name.removeprefix("model.") for name in names if name.startswith("model.")]
         return names | {f"teacher.{name}" for name in student}
@@ -212,6 +213,7 @@ class RoTTA(_Rehearsing):
     def learn(self) -> None:
         """Makes one step of the student on the images in the memory, and one of the teacher toward the student."""
         images = self.memory.images()
+        # The statistics of the teacher's layers follow the images themselves, those of the student's layers the views.
         with learning(self.teacher), torch.no_grad():
             answers = self.teacher(images).softmax(1)
         with learning(self.model):
@@ -223,11 +225,11 @@ class RoTTA(_Rehearsing):
 
 
 def timely_loss(logits: Tensor, answers: Tensor, ages: Tensor) -> Tensor:
-    """Returns the mean () of the cross-entropies of logits with answers, each times 1 / (1 + exp(age)).
+    """Returns the mean cross-entropy () of logits with answers, each row weighted by 1 / (1 + exp(age)).
 
     Args:
         logits: (n, C) of the student, with gradients.
-        answers: (n, C) the teacher's probabilities.
+        answers: (n, C) the probabilities of the teacher.
         ages: (n,) in units of the memory's capacity.
     """
     losses = cross_entropy(logits, answers, reduction="none")

@@ -1,4 +1,4 @@
-"""Prototypes of classes, made of the features that the head is surest of: T3A."""
+"""T3A: class prototypes made of the features with the most confident predictions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from adanpc.lab.adapt.adapter import Adapter, Source
 from adanpc.lab.adapt.entropy import entropy
 from adanpc.lab.networks.source import SourceModel
 
-KEEP = (1, 5, 20, 50, 100)  # what T3A and TAST searched, besides keeping all
+KEEP = (1, 5, 20, 50, 100)  # the values that T3A and TAST searched, besides keeping all
 
 
 class Supports(nn.Module):
-    """Features by class, each with the entropy of its prediction; a class with too many drops the highest entropy.
+    """The features that support each class: those whose predictions have the lowest entropies.
 
-    Of equal entropies the latest is dropped. Each class is a heap: a row enters or leaves in logarithmic time.
+    A class with too many drops the feature of highest entropy, of several the latest. Each class is a heap, so a row
+    enters or leaves in logarithmic time. It is a module, so that the adapter's ``state_dict`` includes it.
 
     Args:
-        classes: how many there are.
+        classes: the number of classes.
         keep: how many rows a class may have; None keeps all.
     """
 
@@ -33,17 +34,17 @@ class Supports(nn.Module):
         if keep is not None and keep < 1:
             raise AdaNPCError(f"keep must be at least 1, or None for all, got {keep}")
         self.keep = keep
-        self.arrived = 0  # rows so far
-        # Of each class: (-entropy, -arrival, row). So the smallest entry of a heap is the row to drop.
+        self.arrived = 0  # rows added so far
+        # Entries are (-entropy, -arrival, row), so the smallest entry of a heap is the row to drop.
         self.heaps: list[list[tuple[float, int, Tensor]]] = [[] for _ in range(classes)]
 
     def add(self, rows: Tensor, labels: Tensor, entropies: Tensor) -> tuple[list[Tensor], list[int]]:
         """Adds rows (B, D) with their classes and entropies (B,); returns the dropped rows and their classes."""
         dropped_rows = []
         dropped_labels = []
-        for row, label, height in zip(rows, labels.tolist(), entropies.tolist(), strict=True):
+        for row, label, row_entropy in zip(rows, labels.tolist(), entropies.tolist(), strict=True):
             heap = self.heaps[label]
-            heappush(heap, (-height, -self.arrived, row.clone()))  # a view would keep the whole batch alive
+            heappush(heap, (-row_entropy, -self.arrived, row.clone()))  # a view would keep the whole batch alive
             self.arrived += 1
             if self.keep is not None and len(heap) > self.keep:
                 _, _, dropped = heappop(heap)
@@ -51,8 +52,8 @@ class Supports(nn.Module):
                 dropped_labels.append(label)
         return dropped_rows, dropped_labels
 
-    def shed(self) -> tuple[list[Tensor], list[int]]:
-        """Drops the row of highest entropy from every class, even its last one; returns the rows and their classes."""
+    def drop_worst(self) -> tuple[list[Tensor], list[int]]:
+        """Drops the row of highest entropy from every class, even its only one; returns the rows and their classes."""
         dropped_rows = []
         dropped_labels = []
         for label, heap in enumerate(self.heaps):
@@ -73,21 +74,23 @@ class Supports(nn.Module):
         return torch.stack(rows), torch.tensor(labels, device=rows[0].device)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns all rows with their places in the heaps, for ``state_dict``."""
+        """Returns all rows with their keys in the heaps, for ``state_dict``."""
         rows = None
         if any(self.heaps):
             rows, _ = self.rows()
-        keys = [[(height, arrival) for height, arrival, _ in heap] for heap in self.heaps]
+        keys = []
+        for heap in self.heaps:
+            keys.append([(minus_entropy, minus_arrival) for minus_entropy, minus_arrival, _ in heap])
         return {"keys": keys, "rows": rows, "arrived": self.arrived}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what ``get_extra_state`` returned, for ``load_state_dict``."""
-        place = 0  # in the rows, which are in the order of the keys
+        place = 0  # the number of the next row; rows are in the order of the keys
         self.heaps = []
         for keys in state["keys"]:
             heap = []
-            for height, arrival in keys:
-                heap.append((height, arrival, state["rows"][place].clone()))
+            for minus_entropy, minus_arrival in keys:
+                heap.append((minus_entropy, minus_arrival, state["rows"][place].clone()))
                 place += 1
             heapify(heap)
             self.heaps.append(heap)
@@ -95,34 +98,36 @@ class Supports(nn.Module):
 
 
 class Prototypes(nn.Module):
-    """The direction of each class: that of the sum of the directions of its supports.
+    """The direction of each class: that of the sum of its supports, each scaled to length 1.
 
-    Only the classes of supports that come or go are computed again.
+    When supports come or go, only the directions of their classes are computed again.
 
     Args:
-        like: a tensor (C, D) of the dtype and device that the directions should have.
+        like: a tensor (C, D) with the dtype and device that the directions should have.
     """
 
-    sums: Tensor
-    counts: Tensor
-    directions: Tensor
+    sums: Tensor  # (C, D), float64
+    counts: Tensor  # (C,)
+    directions: Tensor  # (C, D)
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
+        # Supports come and go, and each change rounds: float64 keeps the sums close to what they would be from scratch.
         self.register_buffer("sums", torch.zeros_like(like, dtype=torch.float64))
         self.register_buffer("counts", torch.zeros_like(like[:, 0], dtype=torch.int64))
         self.register_buffer("directions", torch.zeros_like(like))
 
     def moving(self, name: str) -> set[str]:
-        """Returns the names of all buffers, as seen from a module in which this one has a name."""
+        """Returns the names of all buffers, as seen from a module that calls this one ``name``."""
         return {f"{name}.{part}" for part, _ in self.named_buffers()}
 
     def add(self, rows: Tensor, labels: Tensor, sign: int = 1) -> None:
-        """Adds supports (B, D) of these classes (B,); with a sign of -1, removes them."""
+        """Adds supports (B, D) to these classes (B,); with a sign of -1, removes them."""
         self.sums.index_add_(0, labels, normalize(rows.double(), dim=1), alpha=sign)
         self.counts.index_add_(0, labels, torch.ones_like(labels), alpha=sign)
         touched = labels.unique()
-        self.sums[touched] *= (self.counts[touched] > 0)[:, None]  # else what rounding leaves would be a direction
+        # Without supports the sum must be 0 exactly: what rounding leaves of it would become a direction.
+        self.sums[touched] *= (self.counts[touched] > 0)[:, None]
         self.directions[touched] = normalize(self.sums[touched], dim=1).to(self.directions.dtype)
 
     def remove(self, rows: list[Tensor], labels: list[int]) -> None:
@@ -131,23 +136,23 @@ class Prototypes(nn.Module):
             self.add(torch.stack(rows), torch.tensor(labels, device=self.sums.device), sign=-1)
 
     def logits(self, features: Tensor) -> Tensor:
-        """Returns the products (B, C) of features, at their own length, with the directions; 0 without supports."""
+        """Returns the products (B, C) of features, not normalized, with the directions; 0 without supports."""
         return features @ self.directions.T.to(features.dtype)
 
 
 class T3A(Adapter):
-    """Answers by prototypes of the test features that the head is surest of, and of the head's own rows.
+    """Answers with prototypes made of the head's own rows and of the test features it is most confident about.
 
-    A batch becomes part of the supports before it is answered, as in the paper: an answer depends on the rest of its
-    batch. With ``keep=None`` nothing is stored but running sums.
+    A batch joins the supports before it is answered, as in the paper, so an answer depends on the rest of its batch.
+    With ``keep=None`` only running sums are stored.
 
     Paper:
         Iwasawa and Matsuo, Test-Time Classifier Adjustment Module for Model-Agnostic Domain Generalization, NeurIPS
         2021.
 
     Differs from the published code:
-        "All" keeps all. There it is written -1, and drops the support of highest entropy of every class at every
-        batch, even the last one (see ``T3APublished``).
+        ``keep=None`` keeps all supports. The published code calls this -1, but drops the support of highest entropy
+        from every class at every batch, even the only one (see ``T3APublished``).
 
     Args:
         keep: how many supports a class keeps, those of lowest entropy; None keeps all.
@@ -171,14 +176,14 @@ class T3A(Adapter):
 
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the softmax of the products of features (B, D) with the prototypes, to which they now belong."""
+        """Adds features (B, D) to the supports; returns the softmax (B, C) of the products with the prototypes."""
         self._add(batch)
         return self.prototypes.logits(batch).softmax(1)
 
     @torch.no_grad()
     def _add(self, rows: Tensor) -> None:
-        """Makes rows (B, D) supports of the classes that the head predicts for them."""
-        labels, entropies = judged(self.model, rows)
+        """Adds rows (B, D) to the supports of the classes that the head predicts for them."""
+        labels, entropies = labels_and_entropies(self.model, rows)
         self.prototypes.add(rows, labels)
         if self.supports is not None:
             dropped_rows, dropped_labels = self.supports.add(rows, labels, entropies)
@@ -186,11 +191,11 @@ class T3A(Adapter):
 
 
 class T3APublished(Adapter):
-    """Does what T3A does with the "keep all" of its public code, defect included, to compare with published numbers.
+    """T3A with the "keep all" of its public code, including its defect, for comparison with published numbers.
 
-    At every batch the support of highest entropy of every class is dropped. A class that gets one row per batch, or
-    fewer, is soon empty, with a logit of 0; in batches of one all classes are, and the answers uniform. With any other
-    ``keep`` the public code does what ``T3A`` does.
+    Every batch drops the support of highest entropy from every class. A class that gets at most one row per batch is
+    soon empty, and its logit is 0; in batches of one, all classes become empty and the answers uniform. With any other
+    ``keep`` the public code does the same as ``T3A``.
 
     Paper:
         Iwasawa and Matsuo 2021: see ``T3A``.
@@ -210,26 +215,26 @@ class T3APublished(Adapter):
 
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the softmax of the products of features (B, D) with the prototypes, once the worst are dropped."""
+        """Adds features (B, D), drops supports; returns the softmax (B, C) of the products with the prototypes."""
         self._add(batch)
-        dropped_rows, dropped_labels = self.supports.shed()
+        dropped_rows, dropped_labels = self.supports.drop_worst()
         self.prototypes.remove(dropped_rows, dropped_labels)
         return self.prototypes.logits(batch).softmax(1)
 
     @torch.no_grad()
     def _add(self, rows: Tensor) -> None:
-        """Makes rows (B, D) supports of the classes that the head predicts for them."""
-        labels, entropies = judged(self.model, rows)
+        """Adds rows (B, D) to the supports of the classes that the head predicts for them."""
+        labels, entropies = labels_and_entropies(self.model, rows)
         self.prototypes.add(rows, labels)
         self.supports.add(rows, labels, entropies)
 
 
 def head_rows(model: SourceModel) -> Tensor:
-    """Returns the head's weights (C, D): the first supports."""
+    """Returns the head's weights (C, D), which are the first supports."""
     return cast(nn.Linear, model.head).weight.detach()
 
 
-def judged(model: SourceModel, rows: Tensor) -> tuple[Tensor, Tensor]:
+def labels_and_entropies(model: SourceModel, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the class (B,) that the head predicts for each row (B, D), and the entropy (B,) of the prediction."""
     logits: Tensor = model.head(rows)
     return logits.argmax(1), entropy(logits)

@@ -1,4 +1,4 @@
-"""The model is trained on labels that it gives itself: pseudo-labels and SHOT."""
+"""Methods that train the model on its own answers: pseudo-labels and SHOT."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Adapter, Source, descend
 
 
-class _Learner(Adapter, ABC):
+class _SelfTraining(Adapter, ABC):
     """Makes steps of Adam on a loss of each batch's logits, and answers with the logits from before the last step.
 
     Args:
-        alpha: the learning rate, as a multiple of the source's.
-        steps: how many are made on each batch.
+        alpha: the learning rate, as a multiple of that of source training.
+        steps: the number of steps on each batch.
     """
 
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"alpha": (0.1, 1.0, 10.0), "steps": (1, 3)}
@@ -42,15 +42,16 @@ class _Learner(Adapter, ABC):
 
     @abstractmethod
     def loss(self, logits: Tensor) -> Tensor | None:
-        """Returns what is minimized, given logits (B, C); None if there is nothing to learn from them."""
+        """Returns the loss () to minimize, given logits (B, C); None if there is nothing to learn from them."""
 
     def moving(self) -> set[str]:
-        """Returns the trained weights."""
+        """Returns the names of the trained weights."""
+        # With duplicates: a weight that is used in several places has several names in ``state_dict``.
         return {name for name, value in self.named_parameters(remove_duplicate=False) if value.requires_grad}
 
     @torch.enable_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the probabilities (B, C), after all steps but the last."""
+        """Returns the probabilities (B, C) as they were before the last step."""
         classify = self.model if self.sees == "images" else self.model.head
         for _ in range(self.steps):
             logits: Tensor = classify(batch)
@@ -61,10 +62,10 @@ class _Learner(Adapter, ABC):
         return logits.detach().softmax(1)
 
 
-class PLClf(_Learner):
-    """Trains the head on its own answers wherever it is sure of them.
+class PLClf(_SelfTraining):
+    """Trains the head on its own confident answers.
 
-    A batch without a sure answer changes nothing.
+    A batch without a confident answer changes nothing.
 
     Paper:
         Lee, Pseudo-Label: The Simple and Efficient Semi-Supervised Learning Method for Deep Neural Networks, ICML
@@ -72,13 +73,13 @@ class PLClf(_Learner):
         Generalization (T3A), NeurIPS 2021.
 
     Differs from the published code:
-        When it is sure of no row, that of T3A averages over no rows, which is NaN. It keeps the weight decay of source
-        training; here there is none.
+        If no answer is confident, the code of T3A averages over no rows, which gives NaN. It also keeps the weight
+        decay of source training; here there is none.
 
     Args:
-        alpha: the learning rate, as a multiple of the source's.
-        steps: how many are made on each batch.
-        threshold: a row is learned from if its highest probability is above this.
+        alpha: the learning rate, as a multiple of that of source training.
+        steps: the number of steps on each batch.
+        threshold: an answer is confident if its highest probability is above this.
     """
 
     in_paper: ClassVar[str] = "PLClf"
@@ -93,14 +94,14 @@ class PLClf(_Learner):
         return (self.model.head,)
 
     def loss(self, logits: Tensor) -> Tensor | None:
-        """Returns the cross-entropy of sure rows."""
+        """Returns the cross-entropy of confident rows."""
         return pseudo_label_loss(logits, self.threshold)
 
 
-class PLFull(_Learner):
-    """Trains all weights on the model's own answers wherever it is sure of them.
+class PLFull(_SelfTraining):
+    """Trains all weights on the model's own confident answers.
 
-    BatchNorm layers keep the statistics of the source. A batch without a sure answer changes nothing.
+    BatchNorm layers keep the statistics of the source. A batch without a confident answer changes nothing.
 
     Paper:
         Lee 2013, and Iwasawa and Matsuo 2021: see ``PLClf``.
@@ -109,9 +110,9 @@ class PLFull(_Learner):
         In the same ways as ``PLClf``.
 
     Args:
-        alpha: the learning rate, as a multiple of the source's.
-        steps: how many are made on each batch.
-        threshold: a row is learned from if its highest probability is above this.
+        alpha: the learning rate, as a multiple of that of source training.
+        steps: the number of steps on each batch.
+        threshold: an answer is confident if its highest probability is above this.
     """
 
     in_paper: ClassVar[str] = "PLFull"
@@ -125,12 +126,12 @@ class PLFull(_Learner):
         return (self.model,)
 
     def loss(self, logits: Tensor) -> Tensor | None:
-        """Returns the cross-entropy of sure rows."""
+        """Returns the cross-entropy of confident rows."""
         return pseudo_label_loss(logits, self.threshold)
 
 
-class SHOT(_Learner):
-    """Trains the encoder until the fixed head is sure of its features: by information maximization and pseudo-labels.
+class SHOT(_SelfTraining):
+    """Trains the encoder, by information maximization and pseudo-labels, to make the fixed head more confident.
 
     Paper:
         Liang, Hu and Feng, Do We Really Need to Access the Source Data? Source Hypothesis Transfer for Unsupervised
@@ -138,15 +139,15 @@ class SHOT(_Learner):
 
     Differs from the published code:
         The original passes over the whole target set and labels it by the distance to class centroids; the online form
-        of T3A, which is this one, labels by the head. Like ``PLClf``, it accepts batches without a sure answer, and
-        has no weight decay.
+        of T3A, which is this one, takes the head's answers as labels. As in ``PLClf``, batches without a confident
+        answer are allowed, and there is no weight decay.
 
     Args:
-        alpha: the learning rate, as a multiple of the source's.
-        steps: how many are made on each batch.
-        threshold: a row has a pseudo-label if its highest probability is above this; without any, that part of the
+        alpha: the learning rate, as a multiple of that of source training.
+        steps: the number of steps on each batch.
+        threshold: a row gets a pseudo-label if its highest probability is above this; if no row does, that part of the
             loss is left out.
-        weight: of the pseudo-labels.
+        weight: the weight of the pseudo-labels in the loss.
     """
 
     in_paper: ClassVar[str] = "SHOT"
@@ -159,11 +160,11 @@ class SHOT(_Learner):
         self.weight = weight
 
     def learning(self) -> tuple[nn.Module, ...]:
-        """Returns all that makes features."""
+        """Returns the parts that compute features."""
         return (self.model.encoder, self.model.norm)
 
     def loss(self, logits: Tensor) -> Tensor:
-        """Returns the loss of information maximization, plus the weighted cross-entropy of sure rows, if any."""
+        """Returns the loss of information maximization, plus the weighted cross-entropy of confident rows, if any."""
         loss = information_maximization(logits)
         pseudo_labels = pseudo_label_loss(logits, self.threshold)
         if pseudo_labels is not None:
@@ -171,21 +172,21 @@ class SHOT(_Learner):
         return loss
 
 
-class SHOTIM(_Learner):
-    """Trains the encoder by information maximization alone: each answer should be certain, those of a batch varied.
+class SHOTIM(_SelfTraining):
+    """Trains the encoder by information maximization alone: each answer should be certain, and answers should vary.
 
     Paper:
         Liang, Hu and Feng 2020: see ``SHOT``.
 
     Args:
-        alpha: the learning rate, as a multiple of the source's.
-        steps: how many are made on each batch.
+        alpha: the learning rate, as a multiple of that of source training.
+        steps: the number of steps on each batch.
     """
 
     in_paper: ClassVar[str] = "SHOTIM"
 
     def learning(self) -> tuple[nn.Module, ...]:
-        """Returns all that makes features."""
+        """Returns the parts that compute features."""
         return (self.model.encoder, self.model.norm)
 
     def loss(self, logits: Tensor) -> Tensor:
@@ -194,20 +195,21 @@ class SHOTIM(_Learner):
 
 
 def pseudo_label_loss(logits: Tensor, threshold: float) -> Tensor | None:
-    """Returns the mean cross-entropy () of logits (B, C) with their own classes, over rows surer than the threshold.
+    """Returns the mean cross-entropy () of logits (B, C) with their own classes, over rows above the threshold.
 
-    None if there is no such row.
+    Returns None if there is no such row.
     """
     confidence, labels = logits.detach().softmax(1).max(1)
-    sure = confidence > threshold
-    if not sure.any():
+    confident = confidence > threshold
+    if not confident.any():
         return None
-    return cross_entropy(logits[sure], labels[sure])
+    return cross_entropy(logits[confident], labels[confident])
 
 
 def information_maximization(logits: Tensor) -> Tensor:
-    """Returns the mean entropy of rows (B, C) minus the entropy of their mean: low if they are sure and varied."""
+    """Returns the mean entropy of rows (B, C) minus the entropy of their mean: low if they are certain and varied."""
     probs = logits.softmax(1)
-    certainty = (probs * logits.log_softmax(1)).sum(1).mean()
+    negative_entropy = (probs * logits.log_softmax(1)).sum(1).mean()
     mean = probs.mean(0)
-    return (mean * (mean + 1e-5).log()).sum() - certainty
+    negative_entropy_of_mean = (mean * (mean + 1e-5).log()).sum()
+    return negative_entropy_of_mean - negative_entropy

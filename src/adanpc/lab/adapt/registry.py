@@ -1,4 +1,4 @@
-"""Every test-time method by name, and methods of your own by where they are defined."""
+"""Every test-time method by name, and methods of your own by module or file."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ ADAPTERS: dict[str, type[Adapter]] = {
 }
 
 
-_named: set[str] = set()  # methods of your own that ``find`` was asked for in this process
+_loaded: set[str] = set()  # the absolute names of own methods that ``find`` has loaded in this process
 
 
 class MethodError(AdaNPCError):
-    """The name of a test-time method that does not exist, or that leads to something else."""
+    """The name of a test-time method that does not exist, or of something that is not a test-time method."""
 
     code = "unknown-method"
 
@@ -106,13 +106,13 @@ def find(name: str) -> type[Adapter]:
     """Returns the class of a test-time method.
 
     Args:
-        name: one of ``ADAPTERS``, what an installed package has registered as an entry point ``adanpc.methods``, or a
-            class of your own: ``my_module:MyMethod`` from any module that Python can import from the current folder, or
-            ``path/to/file.py:MyMethod``.
+        name: one of ``ADAPTERS``; a name that an installed package registers as an entry point ``adanpc.methods``; or a
+            class of your own, as ``my_module:MyMethod`` from any module that Python can import from the current folder,
+            or as ``path/to/file.py:MyMethod``.
     """
     if is_own(name):
         kind: type[Adapter] = own_class(name, Adapter, "test-time method", MethodError)
-        _named.add(absolute_name(name))
+        _loaded.add(absolute_name(name))
         return kind
     if name in ADAPTERS:
         return ADAPTERS[name]
@@ -125,5 +125,8 @@ def find(name: str) -> type[Adapter]:
 
 
 def is_named(name: str) -> bool:
-    """Returns whether a name is safe to ``find``, wherever it comes from: it has no colon, or was asked for before."""
-    return not is_own(name) or absolute_name(name) in _named
+    """Returns whether ``find`` would run no new code for a name, which may come from a file that someone else wrote.
+
+    That is so if the name is not one of your own, or if ``find`` has loaded it before.
+    """
+    return not is_own(name) or absolute_name(name) in _loaded

@@ -1,4 +1,4 @@
-"""Entropy is lowered on answers that pass a test: with moved weights (SAR), or with shuffled patches (DeYO)."""
+"""Methods that minimize the entropy of answers that pass a test: moved weights (SAR) or shuffled patches (DeYO)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from adanpc.lab.adapt.adapter import BatchError, Source
 from adanpc.lab.adapt.entropy import EntropyDescent, entropy
 from adanpc.lab.adapt.filtered import GRID
 
-PIVOT = 0.4  # DeYO: an answer of this entropy, as a share of ln C, gets a weight of 1 for its entropy
+PIVOT = 0.4  # DeYO: the entropy, as a share of ln C, at which the entropy's part of an answer's weight is 1
 
 
 @contextmanager
-def climbed(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], radius: float) -> Iterator[None]:
-    """Moves parameters by ``radius`` along their joint gradient, inside a ``with``."""
+def perturbed(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], radius: float) -> Iterator[None]:
+    """Moves parameters by ``radius`` along their joint gradient inside a ``with`` block, and back afterward."""
     before = [parameter.detach().clone() for parameter in parameters]
     length = torch.stack([gradient.norm() for gradient in gradients]).norm()
     with torch.no_grad():
@@ -29,28 +29,29 @@ def climbed(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], rad
     try:
         yield
     finally:
+        # Copied back, since subtracting the step would leave rounding errors.
         with torch.no_grad():
             for parameter, value in zip(parameters, before, strict=True):
                 parameter.copy_(value)
 
 
 class SAR(EntropyDescent):
-    """Does what Tent does on sure answers, with the gradient from where entropy is highest nearby.
+    """Tent on confident answers, with the gradient taken where the entropy is highest nearby.
 
-    When the average loss announces a collapse, it starts anew from the source model.
+    When the average loss signals a collapse, it starts again from the source model.
 
     Paper:
         Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023.
 
     Differs from the published code:
-        All normalization layers are trained, there not those of the last block. The average loss and the momentum are
-        forgotten with all else when the model recovers; there they stay, and make the model recover again at the next
-        batches. ``SARPublished`` does all that as there. The margin scales with ln C. A batch without a sure answer
-        changes nothing; there its loss is NaN.
+        All normalization layers are trained; the published code leaves out the last block. When the model recovers,
+        the average loss and the momentum are forgotten, too; in the published code they stay, and make the model
+        recover again at the next batches. ``SARPublished`` follows the published code in all this. The margin scales
+        with ln C. A batch without a confident answer changes nothing; in the published code its loss is NaN.
 
     Args:
         margin: the largest entropy of an answer to learn from, as a share of ln C.
-        radius: how far the weights are moved to look for a higher entropy.
+        radius: how far the weights are moved in search of a higher entropy.
         floor: the model recovers when the average loss falls below this, in nats.
         lr: the learning rate; by default 2.5e-4 with sgd and 1e-3 with adam.
         optimizer: sgd with momentum 0.9, or adam.
@@ -75,7 +76,7 @@ class SAR(EntropyDescent):
         self.margin = margin * log(self.model.classes)
         self.radius = radius
         self.floor = floor
-        self.average: float | None = None  # of the losses
+        self.average: float | None = None  # running average of the loss, in nats
 
     def extra(self) -> dict[str, Any]:
         """Returns the average loss."""
@@ -86,47 +87,49 @@ class SAR(EntropyDescent):
         self.average = extra["average"]
 
     def learn(self, batch: Tensor, logits: Tensor) -> None:
-        """Makes one step with the gradient at the moved weights, if any answer is sure both before and after."""
-        here = self.uncertainty(logits)
-        sure = here < self.margin
-        if not sure.any():
+        """Makes one step with the gradient at moved weights, if any answer is confident with both sets of weights."""
+        uncertainty = self.uncertainty(logits)
+        confident = uncertainty < self.margin
+        if not confident.any():
             return
-        with climbed(self.trained, self.gradients(here[sure].mean()), self.radius):
-            there = self.uncertainty(self.look(batch))
-            sure = sure & (there < self.margin)
-            if not sure.any():
+        ascent = self.gradients(uncertainty[confident].mean())
+        with perturbed(self.trained, ascent, self.radius):
+            moved_uncertainty = self.uncertainty(self.classify(batch))
+            confident = confident & (moved_uncertainty < self.margin)
+            if not confident.any():
                 return
-            loss = there[sure].mean()
+            loss = moved_uncertainty[confident].mean()
             gradients = self.gradients(loss)
-        self.move(gradients)
+        # The gradient was taken at the moved weights, but the step starts from the original ones.
+        self.apply_gradients(gradients)
         self._recover_if_collapsing(float(loss.detach()))
 
     def _recover_if_collapsing(self, loss: float) -> None:
-        """Follows the average loss; one that is too low announces that all answers become the same."""
+        """Updates the average loss, and recovers if it is too low, a sign that all answers are becoming the same."""
         if self.average is None:
             self.average = loss
         else:
             self.average = 0.9 * self.average + 0.1 * loss
         if self.average < self.floor:
-            self.start_anew()
+            self.start_again()
 
-    def start_anew(self) -> None:
-        """Recovers, and forgets the average loss."""
+    def start_again(self) -> None:
+        """Recovers the source model, and forgets the average loss."""
         self.recover()
         self.average = None
 
 
 class SARPublished(SAR):
-    """Does what the public code of SAR does: the last block is not trained, and recovering forgets weights alone.
+    """SAR as in its public code: the last block is not trained, and recovering resets only the weights.
 
-    Momentum and average loss stay, so that a model that recovers once does so again at the next batches.
+    Momentum and average loss stay, so a model that recovers once does so again at the next batches.
 
     Paper:
         Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023.
 
     Differs from the published code:
         The margin scales with ln C. In networks other than ResNets and ViTs the last block is the last quarter of the
-        normalization layers. A batch without a sure answer changes nothing; there its loss is NaN.
+        normalization layers. A batch without a confident answer changes nothing; in the published code its loss is NaN.
 
     Args:
         margin, radius, floor, lr, optimizer: see ``SAR``.
@@ -134,51 +137,53 @@ class SARPublished(SAR):
 
     trained_part: ClassVar[str] = "norm but the last block"
 
-    def start_anew(self) -> None:
+    def start_again(self) -> None:
         """Sets the trained parameters back, and nothing else."""
         self.recover_parameters()
 
 
 def shuffled_patches(images: Tensor, grid: int) -> Tensor:
-    """Returns images (B, C, H, W) cut into ``grid`` x ``grid`` patches, in an order that is random for each image.
+    """Returns images (B, C, H, W) whose ``grid`` x ``grid`` patches are shuffled, in a random order for each image.
 
-    Where the grid does not divide a side, what is left over at the right and the bottom stays in its place.
+    If the grid does not divide a side, the pixels left over at the right or the bottom stay in their place.
     """
     if images.ndim != 4 or min(images.shape[2:]) < grid:
         shape = list(images.shape)
         raise BatchError(f"patches are cut from images (B, C, H, W) of {grid} pixels or more, got {shape}")
     count, channels, height, width = images.shape
-    high = height // grid  # of a patch
-    wide = width // grid
-    whole = images[:, :, : grid * high, : grid * wide]
-    patches = whole.reshape(count, channels, grid, high, grid, wide).permute(0, 2, 4, 1, 3, 5)
-    patches = patches.flatten(1, 2)  # (B, grid * grid, C, high, wide)
+    patch_height = height // grid
+    patch_width = width // grid
+    covered = images[:, :, : grid * patch_height, : grid * patch_width]
+    patches = covered.reshape(count, channels, grid, patch_height, grid, patch_width).permute(0, 2, 4, 1, 3, 5)
+    patches = patches.flatten(1, 2)  # (B, grid * grid, C, patch height, patch width)
     order = torch.rand(count, grid * grid).argsort(1).to(images.device)
     image = torch.arange(count, device=images.device)[:, None]
     patches = patches[image, order].unflatten(1, (grid, grid))
     shuffled = images.clone()
-    shuffled[:, :, : grid * high, : grid * wide] = patches.permute(0, 3, 1, 4, 2, 5).reshape(whole.shape)
+    joined = patches.permute(0, 3, 1, 4, 2, 5).reshape(covered.shape)
+    shuffled[:, :, : grid * patch_height, : grid * patch_width] = joined
     return shuffled
 
 
 class DeYO(EntropyDescent):
-    """Does what Tent does, on sure answers that lose probability when the patches of their image are shuffled.
+    """Tent on confident answers that lose probability when the patches of their image are shuffled.
 
-    Those answers need the shape of the object, and not only its color or background.
+    Such answers depend on the shape of the object, and not only on its color or background.
 
     Paper:
         Lee et al., Entropy Is Not Enough for Test-Time Adaptation: From the Perspective of Disentangled Factors,
         ICLR 2024.
 
     Differs from the published code:
-        The whole batch is shuffled, there only the sure images, so that the statistics are those of as many images. A
-        side that the grid does not divide is not resized. All normalization layers are trained, there not those of the
-        last block, and not by ``DeYOPublished``. The margin scales with ln C.
+        The patches of the whole batch are shuffled, so that batch statistics come from the same number of images; the
+        published code shuffles only confident images. All normalization layers are trained; the published code leaves
+        out the last block. ``DeYOPublished`` follows the published code in both. A side that the grid does not divide
+        is not resized. The margin scales with ln C.
 
     Args:
         margin: the largest entropy of an answer to learn from, as a share of ln C.
-        drop: how much probability an answer must lose by shuffling, at least.
-        patches: how many along each side.
+        drop: an answer is learned from if it loses more probability than this by shuffling.
+        patches: the number of patches along each side.
         lr: the learning rate; by default 2.5e-4 with sgd and 1e-3 with adam.
         optimizer: sgd with momentum 0.9, or adam.
     """
@@ -207,25 +212,26 @@ class DeYO(EntropyDescent):
     def learn(self, batch: Tensor, logits: Tensor) -> None:
         """Makes one step on the weighted mean entropy of the selected answers, if there are any."""
         uncertainty = entropy(logits)
-        drop = self.falls(batch, logits)
+        drop = self.probability_drops(batch, logits)
         selected = (uncertainty < self.margin) & (drop > self.drop)
         if selected.any():
+            # Lower entropy and a larger drop both make an answer count more; the weight itself has no gradient.
             weight = (self.pivot - uncertainty.detach()).exp() + drop.exp()
             self.descend((weight * uncertainty)[selected].mean())
 
     @torch.no_grad()
-    def falls(self, batch: Tensor, logits: Tensor) -> Tensor:
+    def probability_drops(self, batch: Tensor, logits: Tensor) -> Tensor:
         """Returns how much probability (B,) each answer loses when the patches of its image are shuffled."""
         probs = logits.softmax(1)
-        shuffled = self.look(shuffled_patches(batch, self.patches)).softmax(1)
+        shuffled = self.classify(shuffled_patches(batch, self.patches)).softmax(1)
         answers = probs.argmax(1, keepdim=True)
         return (probs - shuffled).gather(1, answers)[:, 0]
 
 
 class DeYOPublished(DeYO):
-    """Does what DeYO does as its public code does: the last block is not trained, and only sure images are shuffled.
+    """DeYO as in its public code: the last block is not trained, and only confident images are shuffled.
 
-    So the statistics that shuffled images are seen with are those of the sure ones alone.
+    So shuffled images are normalized by the statistics of the confident ones alone.
 
     Paper:
         Lee et al., Entropy Is Not Enough for Test-Time Adaptation: From the Perspective of Disentangled Factors,
@@ -242,10 +248,10 @@ class DeYOPublished(DeYO):
     trained_part: ClassVar[str] = "norm but the last block"
 
     @torch.no_grad()
-    def falls(self, batch: Tensor, logits: Tensor) -> Tensor:
-        """Returns how much probability (B,) each sure answer loses by shuffling; 0 for the others."""
+    def probability_drops(self, batch: Tensor, logits: Tensor) -> Tensor:
+        """Returns how much probability (B,) each confident answer loses by shuffling; 0 for the others."""
         drop = logits.new_zeros(len(batch))
-        sure = entropy(logits) < self.margin
-        if sure.any():
-            drop[sure] = super().falls(batch[sure], logits[sure])
+        confident = entropy(logits) < self.margin
+        if confident.any():
+            drop[confident] = super().probability_drops(batch[confident], logits[confident])
         return drop

@@ -1,4 +1,4 @@
-"""ETA that returns to the source: after a time (RDumb), or in part, where answers collapse (ASR)."""
+"""ETA that returns to the source model: after a fixed time (RDumb), or in part when answers collapse (ASR)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from adanpc.lab.adapt.filtered import ETA
 
 
 class RDumb(ETA):
-    """ETA that forgets the stream after every so many samples.
+    """ETA that forgets the stream after every ``every`` samples.
 
-    Any method does the same with ``adapter.reset_every = n``.
+    Setting ``adapter.reset_every = n`` makes any method do this.
 
     Paper:
         Press et al., RDumb: A Simple Approach That Questions Our Progress in Continual Test-Time Adaptation, NeurIPS
         2023.
 
     Differs from the published code:
-        Samples are counted, there batches of 64. What differs in ETA.
+        Samples are counted instead of batches of 64. Otherwise in the same ways as ETA.
 
     Args:
-        every: samples between two returns; 1,000 batches of 64.
+        every: the number of samples between two resets; by default 1,000 batches of 64.
         lr, optimizer: see ``ETA``.
     """
 
@@ -41,26 +41,27 @@ class RDumb(ETA):
 class ASR(ETA):
     """ETA whose last layers return to the source when the answers to a batch are too much alike.
 
-    The entropy of the softmax of a batch's mean logits is compared with a running average of it. Below that average,
-    only the first of the trained weights are kept, a share of ``max(kept - slope * (average - entropy), 0)``; the
-    others are the source's again, and so are optimizer, average answer and average. Otherwise the average moves toward
-    the entropy, the slower the more answers differ from those of the source model. A penalty draws the weights to where
-    they were before returns, each as far as the squared gradients of the loss say that it matters, and the stronger
-    the more answers differ.
+    The entropy of the softmax of a batch's mean logits is compared with a running average of this entropy. If it is
+    below the average, the model resets in part: of the trained weights only the first stay, a share of
+    ``max(kept - slope * (average - entropy), 0)``, and the others become those of the source again. The optimizer,
+    ETA's average answer and the average entropy start again, too. Otherwise the average moves toward the entropy, the
+    more slowly the more answers differ from those of the source model. A penalty pulls the weights toward where they
+    were before earlier resets. It is stronger for weights that matter more, judged by the squared gradients of the
+    loss, and the more answers differ from those of the source model.
 
     Paper:
         Lim, Hwang and Lee, When and Where to Reset Matters for Long-Term Test-Time Adaptation, ICLR 2026 (ASR).
 
     Differs from the published code:
-        A batch without a selected answer changes no weight and leaves no trace in the penalty; there it makes NaN.
-        What differs in ETA.
+        A batch without a selected answer changes neither weights nor penalty; in the published code it leads to NaN.
+        Otherwise in the same ways as ETA.
 
     Args:
-        momentum: how far the average moves at most; m0 in the published settings.
+        momentum: the largest share of the way that the average moves; m0 in the published settings.
         start: the average starts at the entropy of ``start * C`` equally likely classes; a0 there.
-        kept: the share of weights that is kept at most, when the entropy is just below the average; r0 there.
-        slope: how fast that share falls with the entropy, for each nat; r1 there.
-        penalty: its weight where all answers differ from the source's; p0 there.
+        kept: the share of weights that stays if the entropy is just below the average; r0 there.
+        slope: how fast that share falls for each nat that the entropy is below the average; r1 there.
+        penalty: the weight of the penalty if all answers differ from those of the source model; p0 there.
         lr, optimizer: see ``ETA``.
     """
 
@@ -85,24 +86,25 @@ class ASR(ETA):
         self.average = self.first_average  # entropy, in nats
         self.frozen = deepcopy(self.model).requires_grad_(False)
         self.flipped = 0.0  # the share of answers to the last batch that differ from the source model's
-        self.steps_taken = 0  # since the last return
-        # Sums since the last return, and averages over returns; for each trained parameter.
+        self.steps_taken = 0  # since the last reset
+        # For each trained parameter, sums over the steps since the last reset: of squared gradients, and of weights.
         self.squares = [torch.zeros_like(parameter) for parameter in self.trained]
         self.weights = [torch.zeros_like(parameter) for parameter in self.trained]
+        # Running averages of the same over earlier resets; empty until the first.
         self.importance: list[Tensor] = []
         self.usual: list[Tensor] = []
 
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the probabilities (B, C), from before the step."""
+        """Returns the probabilities (B, C) as they were before the step."""
         with torch.enable_grad():
-            logits = self.look(batch)
+            logits = self.classify(batch)
             self.learn(batch, logits)
         logits = logits.detach()
-        self._watch(batch, logits)
+        self._reset_if_collapsing(batch, logits)
         return logits.softmax(1)
 
     def objective(self, loss: Tensor) -> Tensor:
-        """Returns the loss with the penalty; notes how much each weight matters for the loss."""
+        """Returns the loss with the penalty, and records how much each weight matters for the loss."""
         gradients = torch.autograd.grad(
             loss, self.trained, retain_graph=True, allow_unused=True, materialize_grads=True
         )
@@ -111,29 +113,31 @@ class ASR(ETA):
             self.squares[place] += gradient.square()
             self.weights[place] += self.trained[place].detach()
         terms = []
+        # Not strict: before the first reset, ``importance`` and ``usual`` are empty.
         for importance, now, usual in zip(self.importance, self.trained, self.usual, strict=False):
             terms.append((importance * (now - usual).square()).sum())
-        if not terms:  # there was no return yet
+        if not terms:
             return loss
         return loss + self.penalty * self.flipped**2 * torch.stack(terms).sum()
 
     @torch.no_grad()
-    def _watch(self, batch: Tensor, logits: Tensor) -> None:
-        """Returns to the source in part, if the answers to a batch are too much alike, or moves the average."""
-        height = float(entropy(logits.mean(0, keepdim=True)))
+    def _reset_if_collapsing(self, batch: Tensor, logits: Tensor) -> None:
+        """Resets in part if the answers to a batch are too much alike; otherwise moves the average entropy."""
+        batch_entropy = float(entropy(logits.mean(0, keepdim=True)))
         differs = self.frozen(batch).argmax(1) != logits.argmax(1)
         self.flipped = float(differs.double().mean())
-        if height < self.average:
+        if batch_entropy < self.average:
             self._remember_weights()
-            self._return_in_part(max(self.kept - self.slope * (self.average - height), 0.0))
+            share = max(self.kept - self.slope * (self.average - batch_entropy), 0.0)
+            self._reset_in_part(share)
             self.average = self.first_average
         else:
             stays = 1 - self.momentum + self.momentum * self.flipped
-            self.average = stays * self.average + (1 - stays) * height
+            self.average = stays * self.average + (1 - stays) * batch_entropy
 
     def _remember_weights(self) -> None:
-        """Takes what was noted since the last return into the averages over returns, and begins anew."""
-        if self.steps_taken == 0:
+        """Adds what was recorded since the last reset to the averages over resets, and starts recording again."""
+        if self.steps_taken == 0:  # no answer has been selected since the last reset
             return
         squares = [total / self.steps_taken for total in self.squares]
         weights = [total / self.steps_taken for total in self.weights]
@@ -146,17 +150,17 @@ class ASR(ETA):
         self.weights = [torch.zeros_like(parameter) for parameter in self.trained]
         self.steps_taken = 0
 
-    def _return_in_part(self, share: float) -> None:
-        """Sets all but the first of the trained weights back, a share of them, and starts the optimizer anew."""
-        now = [parameter.detach().clone() for parameter in self.trained]
+    def _reset_in_part(self, share: float) -> None:
+        """Keeps the first of the trained parameters, a share of them; resets the others and the optimizer."""
+        before = [parameter.detach().clone() for parameter in self.trained]
         self.recover()
         for place, parameter in enumerate(self.trained):
             if place < share * len(self.trained):
-                parameter.copy_(now[place])
+                parameter.copy_(before[place])
         self.selection.average.zero_()
 
     def extra(self) -> dict[str, Any]:
-        """Returns the average and what the penalty is made of."""
+        """Returns the average entropy and what the penalty is computed from."""
         return {
             "average": self.average,
             "flipped": self.flipped,
@@ -168,7 +172,7 @@ class ASR(ETA):
         }
 
     def take_extra(self, extra: Mapping[str, Any]) -> None:
-        """Puts back the average and what the penalty is made of."""
+        """Puts back what ``extra`` returned."""
         self.average = extra["average"]
         self.flipped = extra["flipped"]
         self.steps_taken = extra["steps_taken"]
@@ -179,4 +183,5 @@ class ASR(ETA):
 
 
 def _copied(tensors: list[Tensor]) -> list[Tensor]:
+    """Returns copies of tensors."""
     return [tensor.clone() for tensor in tensors]

@@ -1,4 +1,4 @@
-"""The bank grows, and one BatchNorm layer before it is trained: AdaNPC with BN retraining."""
+"""AdaNPC with BN retraining: the bank grows, and one BatchNorm layer in front of it is trained."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from adanpc.lab.adapt.bank import TEMPERATURES
 
 
 class Rows(nn.Module):
-    """A bank that gradients can pass through: rows (n, D) and labels (n,), to which others are added.
+    """A bank that gradients can pass through: rows (n, D) with labels (n,), to which more can be added.
 
     Args:
-        rows: the first ones (n, D).
-        labels: of the first ones (n,).
+        rows: the first rows (n, D).
+        labels: their labels (n,).
     """
 
     rows: Tensor
@@ -37,32 +37,32 @@ class Rows(nn.Module):
         self.labels = torch.cat([self.labels, labels])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Replaces the buffers, since the number of rows may be another one by now, which torch would refuse."""
+        """Replaces the buffers: by now the number of rows may be different, which torch would refuse."""
         self.rows = state_dict[prefix + "rows"].clone()
         self.labels = state_dict[prefix + "labels"].clone()
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class AdaNPCBN(Adapter):
-    """Does what AdaNPC does behind one BatchNorm layer, which is trained to lower the entropy of the vote.
+    """AdaNPC behind one BatchNorm layer, which is trained to minimize the entropy of the vote.
 
-    Queries and bank rows pass the same layer: the bank keeps features as the encoder made them, and every search sees
-    all of them through the layer as it is now. The layer has the statistics of the source features and starts as the
-    identity, so that the first answers are AdaNPC's.
+    Queries and bank rows pass through the same layer: the bank keeps features as they come from the encoder, and every
+    search passes all of them through the current layer. The layer has the statistics of the source features and starts
+    as the identity, so the first answers are those of AdaNPC.
 
     Paper:
         Zhang et al., AdaNPC: Exploring Non-Parametric Classifier for Test-Time Adaptation, ICML 2023: "BN retraining"
         in its Methods section.
 
     Differs from the published code:
-        See ``AdaNPCBNPublished``, which does what that does.
+        See ``AdaNPCBNPublished``, which follows the published code.
 
     Args:
         k: how many rows vote.
         temperature: of the vote.
         min_confidence: an answer joins the bank if its probability is at least this.
-        alpha: the learning rate, as a multiple of the source's.
-        steps: how many are made on each batch; the answer is from before the last one.
+        alpha: the learning rate, as a multiple of that of source training.
+        steps: the number of steps on each batch; the answer is the one before the last step.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
@@ -94,26 +94,27 @@ class AdaNPCBN(Adapter):
         self.optimizers["layer"] = Adam(self.layer.parameters(), lr=source.lr * alpha)
 
     def moving(self) -> set[str]:
-        """Returns the layer's scale and shift, and the bank."""
+        """Returns the names of the layer's scale and shift, and of the bank's tensors."""
         return {"layer.weight", "layer.bias", "bank.rows", "bank.labels"}
 
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the vote on features (B, D)."""
+        """Returns the vote (B, C) on features (B, D)."""
         for _ in range(self.steps):
             with torch.enable_grad():
                 probs = self._vote(batch)
                 descend(entropy_of(probs), self.optimizers["layer"])
         probs = probs.detach()
         confidence, labels = probs.max(1)
-        sure = confidence >= self.min_confidence
-        self.bank.join(batch[sure], labels[sure])
+        joins = confidence >= self.min_confidence
+        self.bank.join(batch[joins], labels[joins])
         return probs.to(batch.dtype)
 
     def _vote(self, batch: Tensor) -> Tensor:
-        """Returns probabilities (B, C) with gradients through the queries and through their neighbors."""
+        """Returns the vote (B, C), with gradients through the queries and through their neighbors."""
         queries = normalize(self.layer(batch))
         k = min(self.k, len(self.bank.rows))
-        with torch.no_grad():  # which rows are nearest has no gradient, so it is found for all of them without
+        # Which rows are nearest has no gradient, so only the k neighbors pass through the layer a second time with one.
+        with torch.no_grad():
             all_keys = normalize(self.layer(self.bank.rows))
             near = (queries @ all_keys.T).topk(k).indices  # (B, K)
         keys = normalize(self.layer(self.bank.rows[near.flatten()])).reshape(*near.shape, -1)  # (B, K, D)
@@ -124,11 +125,11 @@ class AdaNPCBN(Adapter):
 
 
 class AdaNPCBNPublished(Adapter):
-    """Does what the public code of AdaNPC with BN retraining does, to compare with published numbers.
+    """AdaNPC with BN retraining as in its public code, for comparison with published numbers.
 
-    The layer's statistics stay 0 and 1, so that it scales and shifts each coordinate. Source rows do not pass it. The
-    batch joins once for each gradient step, and later steps find these copies of it. The entropy is that of a softmax
-    of the vote, which is very flat.
+    The layer's statistics stay 0 and 1, so it only scales and shifts each coordinate. Source rows do not pass through
+    it. The batch joins the bank once for each gradient step, and later steps find these copies. The entropy is that of
+    a softmax of the vote, which is very flat.
 
     Paper:
         Zhang et al., AdaNPC: Exploring Non-Parametric Classifier for Test-Time Adaptation, ICML 2023.
@@ -137,8 +138,8 @@ class AdaNPCBNPublished(Adapter):
         k: how many rows vote.
         temperature: of the vote.
         threshold: see ``AdaNPCPublished``.
-        alpha: the learning rate, as a multiple of the source's.
-        steps: how many are made on each batch; called gamma there.
+        alpha: the learning rate, as a multiple of that of source training.
+        steps: the number of steps on each batch; gamma in the public code.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
@@ -166,9 +167,9 @@ class AdaNPCBNPublished(Adapter):
         self.threshold = threshold
         self.steps = steps
         self.layer = nn.BatchNorm1d(self.model.dim).eval().to(self.model.device)
-        # The published bank starts with one random row of class 0, which alone is not normalized.
+        # The published bank starts with one random row of class 0, the only row that is not normalized.
         first_row = torch.rand(1, self.model.dim, generator=torch.Generator().manual_seed(0)) * 2 - 1
-        first_row = first_row * (3 / self.model.dim) ** 0.5
+        first_row = first_row * (3 / self.model.dim) ** 0.5  # the expected square of its length becomes 1
         first_label = source.labels.new_zeros(1)
         rows = torch.cat([first_row, normalize(source.features)])
         labels = torch.cat([first_label, source.labels])
@@ -176,11 +177,11 @@ class AdaNPCBNPublished(Adapter):
         self.optimizers["layer"] = Adam(self.layer.parameters(), lr=source.lr * alpha)
 
     def moving(self) -> set[str]:
-        """Returns the layer's scale and shift, and the bank."""
+        """Returns the names of the layer's scale and shift, and of the bank's tensors."""
         return {"layer.weight", "layer.bias", "bank.rows", "bank.labels"}
 
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the vote on features (B, D)."""
+        """Returns the vote (B, C) on features (B, D)."""
         for _ in range(self.steps):
             with torch.enable_grad():
                 queries = normalize(self.layer(batch))
@@ -193,14 +194,14 @@ class AdaNPCBNPublished(Adapter):
         return probs.detach().to(batch.dtype)
 
     def _join(self, queries: Tensor, probs: Tensor) -> None:
-        """Adds the sure queries (B, D) to the bank."""
-        confidence, labels = probs.softmax(1).max(1)
-        sure = confidence >= self.threshold
-        self.bank.join(queries[sure], labels[sure])
+        """Adds the confident queries (B, D) to the bank."""
+        confidence, labels = probs.softmax(1).max(1)  # a softmax of probabilities, as in the published code
+        joins = confidence >= self.threshold
+        self.bank.join(queries[joins], labels[joins])
 
 
 def identity(features: Tensor) -> nn.BatchNorm1d:
-    """Returns a BatchNorm with the statistics of features (n, D) that leaves every vector as it is, until trained."""
+    """Returns a BatchNorm with the statistics of features (n, D) that changes no vector until it is trained."""
     layer = nn.BatchNorm1d(features.shape[1]).eval()
     mean = features.mean(0)
     variance = features.var(0, unbiased=False)
@@ -209,11 +210,12 @@ def identity(features: Tensor) -> nn.BatchNorm1d:
     with torch.no_grad():
         layer.running_mean.copy_(mean)
         layer.running_var.copy_(variance)
+        # Scale and shift undo the normalization.
         layer.weight.copy_((variance + layer.eps).sqrt())
         layer.bias.copy_(mean)
     return layer
 
 
 def entropy_of(probs: Tensor) -> Tensor:
-    """Returns the mean entropy () of probabilities (B, C), in nats; zero probabilities add nothing."""
+    """Returns the mean entropy () of probabilities (B, C), in nats; zero probabilities contribute nothing."""
     return -(probs * probs.clamp(min=1e-12).log()).sum(1).mean()

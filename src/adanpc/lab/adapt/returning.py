@@ -1,4 +1,4 @@
-"""The bank moves, and returns to the source: after a time, where answers collapse, or as far as features drifted."""
+"""AdaNPC that returns to the source: after a fixed time, when answers collapse, or as far as features have drifted."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from adanpc.lab.adapt.bank import AdaNPC
 
 @final
 class AdaNPCReset(AdaNPC):
-    """AdaNPC that forgets the stream after every so many samples.
+    """AdaNPC that forgets the stream after every ``every`` samples.
 
-    Any method does the same with ``adapter.reset_every = n``.
+    Setting ``adapter.reset_every = n`` makes any method do this.
 
     Paper:
         Press et al., RDumb: A Simple Approach That Questions Our Progress in Continual Test-Time Adaptation, NeurIPS
         2023.
 
     Differs from the published code:
-        The bank returns to the source rows; there it is a network that ETA trains. Samples are counted instead of
-        batches of 64, and the return is at the first batch after so many.
+        The bank returns to the source rows; in the published code, a network that ETA trains returns to the source
+        model. Samples are counted instead of batches of 64, and the reset happens at the first batch after ``every``
+        of them.
 
     Args:
-        every: samples between two returns; there 1000 batches.
+        every: the number of samples between two resets; in the published code, 1000 batches.
         k, temperature, min_confidence: see ``AdaNPC``.
     """
 
@@ -54,25 +55,25 @@ class AdaNPCReset(AdaNPC):
 class AdaNPCASR(Adapter):
     """AdaNPC that removes its latest rows when the answers to a batch are too much alike.
 
-    The entropy of the mean answer to each batch is compared with a running average of it. Below that average the bank
-    keeps only its earliest rows, a share of ``max(kept - slope * (average - entropy), 0)``, and the average starts
-    again; otherwise the average moves toward the entropy, the slower the more answers differ from those of the
-    source rows alone. A batch needs samples of several classes to have a high entropy, so alone or sorted by class
-    they keep the bank at the source.
+    The entropy of the mean answer to each batch is compared with a running average of this entropy. If it is below the
+    average, the bank keeps only the earliest of its admitted rows, a share of
+    ``max(kept - slope * (average - entropy), 0)``, and the average starts again. Otherwise the average moves toward the
+    entropy, the more slowly the more answers differ from those of the source rows alone. Only a batch with several
+    classes has a high entropy, so single samples, or samples sorted by class, keep the bank at the source.
 
     Paper:
         Lim, Hwang and Lee, When and Where to Reset Matters for Long-Term Test-Time Adaptation, ICLR 2026 (ASR).
 
     Differs from the published code:
-        There, layers of a network return to the source, the last ones first, and a penalty draws the others toward
-        what they were; here the rows that joined last are removed, and nothing is trained.
+        In the published code, layers of a network return to the source, the last ones first, and a penalty pulls the
+        others toward earlier values; here the rows that joined last are removed, and nothing is trained.
 
     Args:
         k, temperature, min_confidence: see ``AdaNPC``.
-        momentum: how far the average moves at most; m0 in the published settings.
+        momentum: the largest share of the way that the average moves; m0 in the published settings.
         start: the average starts at the entropy of ``start * C`` equally likely classes; a0 there.
-        kept: the share of rows that is kept at most, when the entropy is just below the average; r0 there.
-        slope: how fast that share falls with the entropy, for each nat; r1 there.
+        kept: the share of rows that stays if the entropy is just below the average; r0 there.
+        slope: how fast that share falls for each nat that the entropy is below the average; r1 there.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
@@ -102,8 +103,8 @@ class AdaNPCASR(Adapter):
         self.banks["bank"] = bank
 
     def answer(self, batch: Tensor) -> Tensor:
-        """The vote on features (B, D)."""
-        frozen = source_vote(self.classifier, batch).argmax(1)
+        """Returns the vote (B, C) on features (B, D)."""
+        frozen = source_vote(self.classifier, batch).argmax(1)  # before any of the batch joins
         prediction = self.classifier.step(batch)
         self.latest = prediction
         entropy = float(torch.special.entr(prediction.probs.double().mean(0)).sum())
@@ -117,16 +118,17 @@ class AdaNPCASR(Adapter):
         return prediction.probs.to(batch.dtype)
 
     def _remove_latest(self, entropy: float) -> None:
-        """Leaves only the rows of the stream that joined first."""
+        """Removes all admitted rows but those that joined first."""
         share = max(self.kept - self.slope * (self.average - entropy), 0.0)
         table = self.classifier.bank.table("id", "origin")
         joined = table["id"][table["origin"] == Origin.ADMITTED].tolist()
-        removed = joined[ceil(share * len(joined)) :]
+        staying = ceil(share * len(joined))
+        removed = joined[staying:]
         if removed:
             self.classifier.apply(Delete(tuple(removed)))
 
     def extra(self) -> dict[str, Any]:
-        """The running average of the entropy."""
+        """Returns the running average of the entropy."""
         return {"average": self.average}
 
     def take_extra(self, extra: Mapping[str, Any]) -> None:
@@ -136,29 +138,30 @@ class AdaNPCASR(Adapter):
 
 @final
 class AdaNPCPeTTA(Adapter):
-    """AdaNPC that falls back to the source rows as far as the features of its answers have drifted from theirs.
+    """AdaNPC that falls back to the source rows as far as features have drifted from theirs.
 
-    For each class, a running mean of the features that were answered so is compared with the mean and the variance of
-    the source. The divergence is ``1 - exp(-mean((mean - source mean)^2 / source variance))`` over the classes of a
-    batch. It is the share of the source rows' own vote in the answer, and a query joins if that answer is sure.
+    For each class, a running mean of the features answered with that class is compared with the mean and the variance
+    of its source features. The divergence is ``1 - exp(-mean((mean - source mean)^2 / source variance))`` over the
+    classes answered in a batch. It is the share that the vote of the source rows alone has in the answer. A query joins
+    if that answer is confident.
 
     Paper:
         Hoang, Vo and Do, Persistent Test-Time Adaptation in Recurring Testing Scenarios, NeurIPS 2024 (PeTTA).
 
     Differs from the published code:
-        There, the divergence weighs a penalty on the weights of a student and slows its teacher; here it mixes the
-        answer of the growing bank with that of the source rows, which stands for their anchor. Source means are by
-        true labels, there by predicted ones. A batch is answered before any of it joins.
+        In the published code, the divergence scales a penalty on the weights of a student and slows its teacher; here
+        it mixes the answer of the growing bank with that of the source rows. Source means are by true labels; in the
+        published code, by predicted ones. A batch is answered before any of it joins.
 
     Args:
         k, temperature, min_confidence: see ``AdaNPC``.
-        rate: of the running means.
+        rate: how far a running mean moves with each batch.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
-    means: Tensor
-    source_means: Tensor
-    source_variances: Tensor
+    means: Tensor  # (C, D) running means of the features answered with each class
+    source_means: Tensor  # (C, D)
+    source_variances: Tensor  # (C, D)
 
     def __init__(
         self,
@@ -182,11 +185,11 @@ class AdaNPCPeTTA(Adapter):
         self.register_buffer("means", means.clone())
 
     def moving(self) -> set[str]:
-        """The running means."""
+        """Returns the name of the running means."""
         return {"means"}
 
     def answer(self, batch: Tensor) -> Tensor:
-        """The votes of all rows and of source rows on features (B, D), mixed."""
+        """Returns the vote (B, C) of all rows on features (B, D), mixed with that of the source rows alone."""
         adapted = self.classifier.predict(batch)
         share = self._divergence(adapted.labels)
         self._move_means(batch, adapted.labels)
@@ -196,31 +199,32 @@ class AdaNPCPeTTA(Adapter):
         return probs.to(batch.dtype)
 
     def _divergence(self, answers: Tensor) -> float:
-        """How far the means of the classes that are answered (B,) are from those of the source, from 0 to 1."""
-        met = answers.unique()
-        squares = (self.means[met] - self.source_means[met]).square()
-        return float(1 - torch.exp(-(squares / (self.source_variances[met] + 1e-6)).mean()))
+        """Returns how far, from 0 to 1, the means of the answered classes (B,) are from those of the source."""
+        classes = answers.unique()
+        squares = (self.means[classes] - self.source_means[classes]).square()
+        distance = (squares / (self.source_variances[classes] + 1e-6)).mean()
+        return float(1 - torch.exp(-distance))
 
     def _move_means(self, batch: Tensor, answers: Tensor) -> None:
-        """Moves the mean of each class that is answered (B,) toward that of its features (B, D) in the batch."""
+        """Moves the mean of each answered class (B,) toward the mean of its features (B, D) in the batch."""
         for label in answers.unique().tolist():
-            here = batch[answers == label].double().mean(0)
-            self.means[label] += self.rate * (here - self.means[label])
+            batch_mean = batch[answers == label].double().mean(0)
+            self.means[label] += self.rate * (batch_mean - self.means[label])
 
     def _join(self, batch: Tensor, probs: Tensor, adapted: Prediction) -> Prediction:
-        """Lets sure answers (B, C) join; returns the answer with their ids."""
+        """Lets the queries with confident answers (B, C) join; returns the prediction with their ids."""
         confidence, labels = probs.max(1)
-        sure = confidence >= self.min_confidence
+        confident = confidence >= self.min_confidence
         joined = torch.full_like(labels, -1)
-        if sure.any():
-            change = Append(batch[sure], labels[sure], Origin.ADMITTED, confidence=confidence[sure])
+        if confident.any():
+            change = Append(batch[confident], labels[confident], Origin.ADMITTED, confidence=confidence[confident])
             ids = self.classifier.apply(change)
-            joined[sure] = torch.arange(ids.start, ids.stop, device=joined.device)
+            joined[confident] = torch.arange(ids.start, ids.stop, device=joined.device)
         return Prediction(probs.float(), adapted.weights, adapted.neighbors, joined)
 
 
 def source_vote(classifier: core.AdaNPC, batch: Tensor) -> Tensor:
-    """The vote (B, C), float64, of source rows alone on features (B, D)."""
+    """Returns the vote (B, C), float64, of the source rows alone on features (B, D)."""
     settings = classifier.settings
     if not isinstance(settings, core.PaperSettings):
         raise AdaNPCError(f"the vote of source rows alone needs preset='paper', got {classifier.preset!r}")
@@ -230,7 +234,10 @@ def source_vote(classifier: core.AdaNPC, batch: Tensor) -> Tensor:
 
 
 def class_moments(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The mean (C, D) and the variance (C, D) of features (n, D) by class, float64; zero for a class without any."""
+    """Returns the mean (C, D) and the variance (C, D) of the features (n, D) of each class, in float64.
+
+    The mean of a class without features is zero, and so is the variance of a class with fewer than two.
+    """
     means = torch.zeros(classes, features.shape[1], dtype=torch.float64, device=features.device)
     variances = torch.zeros_like(means)
     for label in labels.unique().tolist():

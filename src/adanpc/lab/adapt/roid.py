@@ -1,4 +1,4 @@
-"""Scales and shifts are trained, and averaged with those of the source: ROID."""
+"""ROID: scales and shifts are trained, and averaged with those of the source after each step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from adanpc.lab.adapt.teacher import approach, trainable_scales, view
 
 
 class ROID(Adapter):
-    """Trains scales and shifts on varied and certain rows, and averages them with the source's after each step.
+    """Trains scales and shifts on diverse and certain rows, and averages them with those of the source after each step.
 
-    The loss is a likelihood ratio. BatchNorm layers use the statistics of the batch. A row whose answer is closer than
-    average to the trend of recent answers is not learned from. The answers, from before the step, are corrected by the
-    classes of the batch.
+    The loss is a likelihood ratio, plus a symmetric cross-entropy with the answers to random views. BatchNorm layers
+    use the statistics of the batch. Rows whose answers are closer than average to the trend, a running mean of recent
+    answers, are not learned from. The answers are those before the step, corrected by how often each class occurs in
+    the batch.
 
     Paper:
         Marsden, Döbler and Yang, Universal Test-Time Adaptation through Weight Ensembling, Diversity Weighting, and
@@ -29,18 +30,18 @@ class ROID(Adapter):
 
     Differs from the published code:
         The prior multiplies probabilities, as Bayes' rule requires; in the published code it multiplies logits, see
-        ``ROIDPublished``. Views are those of ``CoTTA``. Where all rows are alike, as in a batch of one, they weigh 1;
-        in the published code they weigh NaN. The loss is divided by the rows of this batch, not by the usual number.
-        On ImageNet the published code uses SGD at 2.5e-4.
+        ``ROIDPublished``. Views are those of ``CoTTA``. If all rows are alike, as in a batch of one, their weights are
+        1; in the published code they are NaN. The loss is divided by the number of rows of this batch, not by the
+        usual batch size. On ImageNet the published code uses SGD at 2.5e-4.
 
     Args:
-        lr: of Adam.
-        momentum: the share of the trained weights that stays in each step; the rest is the source's.
+        lr: the learning rate of Adam.
+        momentum: the share of the trained weights that stays after each step; the rest comes from the source.
         trend_momentum: the share of the trend that stays with each batch.
-        temperature: the smaller, the more the weights differ from row to row.
+        temperature: the smaller it is, the more the weights differ from row to row.
     """
 
-    # No search is published: a decade to each side of the default.
+    # No search is published, so the grid spans a factor of ten on each side of the default.
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"lr": (1e-4, 1e-3, 1e-2)}
     trend: Tensor  # (C,) the running mean of answers
 
@@ -59,6 +60,7 @@ class ROID(Adapter):
         self.temperature = temperature
         use_batch_statistics(self.model)
         self.trained = trainable_scales(self.model, "ROID")
+        # The weights of the source: registered, so that they are saved and follow the model to its device.
         copies = [nn.Parameter(scale.detach().clone(), requires_grad=False) for scale in self.trained]
         self.anchor = nn.ParameterList(copies)
         classes = self.model.classes
@@ -67,39 +69,40 @@ class ROID(Adapter):
         self.optimizers["adam"] = Adam(self.trained, lr=lr)
 
     def moving(self) -> set[str]:
-        """Returns the scales and shifts of normalization layers, and the trend."""
+        """Returns the names of the scales and shifts of normalization layers, and of the trend."""
         names = {name for name, value in self.named_parameters(remove_duplicate=False) if value.requires_grad}
         return names | {"trend"}
 
     @torch.enable_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the corrected probabilities (B, C), from before the step."""
+        """Returns the corrected probabilities (B, C) as they were before the step."""
         logits = self.model(batch)
         probs = logits.detach().softmax(1)
         weights = diversity_weights(logits.detach(), self.trend, self.temperature)
         self.trend.lerp_(probs.mean(0).to(self.trend), 1 - self.trend_momentum)
-        kept = weights > 0
+        kept = weights > 0  # the rows to learn from
         viewed = kept
         if int(kept.sum()) <= 1:
-            viewed = torch.ones_like(kept)  # a single row may have no statistics of its own: view its whole batch
-        views = self.model(view(batch[viewed]))[kept[viewed]]  # of the rows viewed, those that are learned from
-        losses = likelihood_ratio(logits[kept]) + symmetric_cross_entropy(views, logits[kept])
+            viewed = torch.ones_like(kept)  # a single row may have no statistics of its own, so view the whole batch
+        view_logits = self.model(view(batch[viewed]))
+        view_logits = view_logits[kept[viewed]]  # of the viewed rows, those to learn from
+        losses = likelihood_ratio(logits[kept]) + symmetric_cross_entropy(view_logits, logits[kept])
         loss = (weights[kept] * losses).sum() / len(batch)
         descend(loss, self.optimizers["adam"])
-        self.settle()
+        self.average_weights()
         return self.corrected(logits.detach())
 
     def corrected(self, logits: Tensor) -> Tensor:
-        """Returns the answers (B, C), given the logits of a batch, corrected by its classes."""
+        """Returns the answers (B, C) to a batch with these logits, corrected by the prior of its classes."""
         return prior_corrected(logits.softmax(1))
 
-    def settle(self) -> None:
+    def average_weights(self) -> None:
         """Moves the trained weights toward those of the source, after a step."""
         approach(self.trained, self.anchor, 1 - self.momentum)
 
 
 class ROIDPublished(ROID):
-    """Does what ROID does, but the prior multiplies logits, as in the public code.
+    """ROID, but the prior multiplies logits, as in the public code.
 
     Paper:
         Marsden, Döbler and Yang, Universal Test-Time Adaptation through Weight Ensembling, Diversity Weighting, and
@@ -118,10 +121,10 @@ class ROIDPublished(ROID):
 
 
 def diversity_weights(logits: Tensor, trend: Tensor, temperature: float) -> Tensor:
-    """Returns weights (B,) of logits (B, C): exp(diversity * certainty / temperature), or 0 for the less diverse.
+    """Returns a weight (B,) for each row of logits (B, C): exp(diversity * certainty / temperature), or 0.
 
-    Diversity is the cosine distance of probabilities to the trend (C,), certainty is negative entropy, both scaled to
-    0 … 1 over the batch. Rows below the mean diversity weigh 0; at least one row does not.
+    Diversity is the cosine distance of the probabilities to the trend (C,), and certainty is the negative entropy, both
+    scaled to 0 … 1 over the batch. Rows below the mean diversity get 0; at least one row is not below it.
     """
     diversity = _scaled(1 - cosine_similarity(trend[None], logits.softmax(1)))
     certainty = _scaled(-entropy(logits))
@@ -132,7 +135,7 @@ def diversity_weights(logits: Tensor, trend: Tensor, temperature: float) -> Tens
 def likelihood_ratio(logits: Tensor) -> Tensor:
     """Returns the soft likelihood ratio loss (B,) of logits (B, C): - sum p log(p / (1 - p)), with p at most 0.99.
 
-    Unlike that of entropy, its gradient does not vanish for sure rows.
+    Unlike that of the entropy, its gradient does not vanish for confident rows.
     """
     probs = logits.softmax(1).clamp(max=0.99)
     return -(probs * (probs / (1 - probs) + 1e-5).log()).sum(1)
@@ -146,15 +149,16 @@ def symmetric_cross_entropy(one: Tensor, other: Tensor) -> Tensor:
 
 
 def prior_corrected(probs: Tensor) -> Tensor:
-    """Returns answers (B, C) times the smoothed share that each class has in the batch, with sums of 1."""
+    """Returns answers (B, C) times the smoothed share of each class in the batch, normalized to sum to 1."""
     corrected = probs * smoothed_prior(probs)
     return corrected / corrected.sum(1, keepdim=True)
 
 
 def smoothed_prior(probs: Tensor) -> Tensor:
-    """Returns the share (C,) that each class has in the answers (B, C) of a batch, drawn toward equal shares."""
+    """Returns the share (C,) of each class in the answers (B, C) to a batch, pulled toward equal shares."""
     rows, classes = probs.shape
     prior = probs.mean(0)
+    # Smoothed more in small batches, whose shares say little, and where no class stands out.
     smooth = max(1 / rows, 1 / classes) / prior.max()
     return (prior + smooth) / (1 + smooth * classes)
 

@@ -1,4 +1,4 @@
-"""Training continues at test time, with a task that needs no labels: how far was the image turned? (TTT)"""
+"""TTT: training continues at test time with a task that needs no labels, to tell how far an image was turned."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ TURNS = 4  # by 0, 90, 180 and 270 degrees, counter-clockwise
 class RotationTraining(Adapter, ABC):
     """Trains the model at test time to tell how far views of an image were turned.
 
-    Everything but the class head is trained, by plain gradient descent, to lower the loss of the rotation head on
-    randomly turned views; then the trained model answers the image itself. BatchNorm layers keep the statistics of the
+    Everything but the class head is trained by plain gradient descent, to minimize the loss of the rotation head on
+    randomly turned views. Then the trained model answers the image itself. BatchNorm layers keep the statistics of the
     source.
 
     Args:
-        copies: how many views.
-        lr: of the gradient descent.
-        steps: how many for each image, with new views at each.
+        copies: the number of views.
+        lr: the learning rate of the gradient descent.
+        steps: the number of steps for each image, each with new views.
         mirror: whether views may be mirrored.
     """
 
-    keeps: ClassVar[bool]  # whether the next image is answered by the model that this image trained
+    keeps: ClassVar[bool]  # whether training for the next image continues from the weights trained for this one
 
     def __init__(self, source: Source, *, copies: int, lr: float, steps: int, mirror: bool) -> None:
         super().__init__(source)
@@ -48,7 +48,7 @@ class RotationTraining(Adapter, ABC):
         self.mirror = mirror
 
     def moving(self) -> set[str]:
-        """Returns everything but the class head; nothing if what was learned is not kept."""
+        """Returns the names of all weights but those of the class head; none if what was learned is not kept."""
         if not self.keeps:
             return set()
         return set(_trained(self._two_heads()))
@@ -60,7 +60,7 @@ class RotationTraining(Adapter, ABC):
         return torch.cat([self._answer(image) for image in batch.split(1)])
 
     def _answer(self, image: Tensor) -> Tensor:
-        """Returns the probabilities (1, C) of an image (1, C, H, H), after training on views of it."""
+        """Returns the probabilities (1, C) of an image (1, C, H, H) after training on views of it."""
         two_heads = self._two_heads()
 
         def rotation_loss(weights: dict[str, Tensor]) -> Tensor:
@@ -68,6 +68,7 @@ class RotationTraining(Adapter, ABC):
             _, logits = functional_call(two_heads, weights, (views,))
             return cross_entropy(logits, turns)
 
+        # The model keeps its own weights; ``functional_call`` runs it with these instead.
         weights = descended(_trained(two_heads), rotation_loss, self.lr, self.steps)
         with torch.no_grad():
             logits, _ = functional_call(two_heads, weights, (image,))
@@ -78,24 +79,25 @@ class RotationTraining(Adapter, ABC):
         return probs
 
     def _two_heads(self) -> _TwoHeads:
+        """Returns the model and the rotation head as one module."""
         return _TwoHeads(self.model, self.rotation_head)
 
 
 class TTT(RotationTraining):
-    """Trains on turned views of each image, answers it, and forgets what it learned.
+    """Trains on turned views of each image, answers it, and forgets what was learned.
 
     Paper:
         Sun et al., Test-Time Training with Self-Supervision for Generalization under Distribution Shifts, ICML 2020.
 
     Differs from the published code:
-        The rotation head is linear on the features, so all of the encoder is trained, not only its first two stages.
-        BatchNorm layers keep their statistics (its option fix_bn). Every image is trained on, sure or not (its
-        default).
+        The rotation head is linear on the features, so the whole encoder is trained, not only its first two stages.
+        BatchNorm layers keep their statistics (the option fix_bn of the published code). Every image is trained on,
+        whether its answer is confident or not (the published default).
 
     Args:
-        copies: how many views.
-        lr: of the gradient descent.
-        steps: how many for each image, with new views at each.
+        copies: the number of views.
+        lr: the learning rate of the gradient descent.
+        steps: the number of steps for each image, each with new views.
         mirror: whether views may be mirrored; switch it off where left and right decide the class, as in digits.
     """
 
@@ -121,9 +123,9 @@ class TTTOnline(RotationTraining):
         In the same ways as ``TTT``.
 
     Args:
-        copies: how many views.
-        lr: of the gradient descent.
-        steps: how many for each image, with new views at each.
+        copies: the number of views.
+        lr: the learning rate of the gradient descent.
+        steps: the number of steps for each image, each with new views.
         mirror: whether views may be mirrored; switch it off where left and right decide the class, as in digits.
     """
 
@@ -139,7 +141,10 @@ class TTTOnline(RotationTraining):
 
 
 class _TwoHeads(nn.Module):
-    """Computes the logits of classes and of rotations; shares the weights of model and head, under their names."""
+    """Computes the logits of classes and of rotations, with the weights of both heads under the adapter's names.
+
+    ``functional_call`` runs one module with given weights, so the model and the rotation head must be parts of one.
+    """
 
     def __init__(self, model: SourceModel, rotation_head: nn.Module) -> None:
         super().__init__()
@@ -147,17 +152,18 @@ class _TwoHeads(nn.Module):
         self.rotation_head = rotation_head
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the logits of classes (B, C) and of rotations (B, 4)."""
         features = self.model.features(images)
         return self.model.head(features), self.rotation_head(features)
 
 
 def _trained(two_heads: _TwoHeads) -> dict[str, Tensor]:
-    """Returns all weights but those of the class head, by name."""
+    """Returns by name all weights but those of the class head."""
     return {name: value for name, value in two_heads.named_parameters() if not name.startswith("model.head.")}
 
 
 def turned(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns images (n, C, H, H) after random quarter turns counter-clockwise, and how many each made (n,)."""
+    """Returns images (n, C, H, H) after random counter-clockwise quarter turns, and their numbers of turns (n,)."""
     turns = torch.randint(TURNS, (len(images),))
     views = [image.rot90(turn, (1, 2)) for image, turn in zip(images, turns.tolist(), strict=True)]
     return torch.stack(views), turns.to(images.device)

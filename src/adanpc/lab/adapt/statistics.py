@@ -1,4 +1,4 @@
-"""Only statistics change: inside BatchNorm layers (BNAdapt), or of the features before the head (NEO)."""
+"""Methods that adapt statistics only: those of BatchNorm layers (BNAdapt), or the mean of the features (NEO)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def norm_layers(module: nn.Module) -> list[nn.Module]:
-    """Returns the BatchNorm, GroupNorm and LayerNorm layers inside a module, in its own order."""
+    """Returns the BatchNorm, GroupNorm and LayerNorm layers inside a module, in the order of ``module.modules()``."""
     return [layer for layer in module.modules() if isinstance(layer, NORMS)]
 
 
@@ -31,13 +31,14 @@ def affine(module: nn.Module) -> list[nn.Parameter]:
 def use_batch_statistics(module: nn.Module, prior: float = 0.0) -> int:
     """Makes every BatchNorm inside a module normalize by its batch from now on; returns how many there are.
 
-    The running statistics are never written: the names and values in ``state_dict`` stay, and copies of the module
-    behave likewise. The module must stay in evaluation mode. With ``prior`` 0 gradients flow through the statistics,
-    as in training; a mixture counts as a constant. Another call changes the prior.
+    The running statistics are never written, so the names and values in ``state_dict`` stay the same. Copies of the
+    module behave in the same way. The module must stay in evaluation mode. If ``prior`` is 0, gradients flow through
+    the statistics, as in training; a mixture with the running statistics counts as a constant. Another call changes the
+    prior.
 
     Args:
         module: a model, or a part of one.
-        prior: the weight of the running statistics, as a number of images; 0 leaves them out.
+        prior: the weight of the running statistics, as a number of images; with 0 they are ignored.
     """
     count = 0
     for layer in module.modules():
@@ -50,22 +51,23 @@ def use_batch_statistics(module: nn.Module, prior: float = 0.0) -> int:
 def mixed_statistics(inputs: Tensor, mean: Tensor, variance: Tensor, prior: float) -> tuple[Tensor, Tensor]:
     """Returns the mean and variance (C,) of inputs (n, C, …), mixed with given ones that count for ``prior`` rows.
 
-    The variance of the batch is the one that BatchNorm keeps in training, corrected for the number of values, as in the
-    code of BN adaptation and of MEMO. A single value has none: it counts as 0.
+    The variance of the batch is the unbiased one, which BatchNorm tracks in training, as in the code of BN adaptation
+    and of MEMO. The variance of a single value counts as 0.
     """
     all_but_channels = [axis for axis in range(inputs.ndim) if axis != 1]
     values = inputs.detach().to(mean.dtype)
-    correction = 1 if values[:, 0].numel() > 1 else 0
+    correction = 1 if values[:, 0].numel() > 1 else 0  # the unbiased variance of a single value would be NaN
     batch_variance, batch_mean = torch.var_mean(values, all_but_channels, correction=correction)
     share = len(inputs) / (prior + len(inputs))
     return mean.lerp(batch_mean, share), variance.lerp(batch_variance, share)
 
 
 def _exchange_of(layer: _BatchNorm) -> _Exchange:
-    """Returns the hooks of a layer, which get registered the first time."""
+    """Returns the hooks of a layer, and registers them the first time."""
     exchange = layer.__dict__.get("exchange")
     if not isinstance(exchange, _Exchange):
         exchange = _Exchange()
+        # Stored on the layer, so that a deep copy of the layer gets its own copy, to which its hooks are bound.
         layer.__dict__["exchange"] = exchange
         layer.register_forward_pre_hook(exchange.before)
         layer.register_forward_hook(exchange.after, always_call=True)
@@ -75,7 +77,8 @@ def _exchange_of(layer: _BatchNorm) -> _Exchange:
 class _Exchange:
     """Hooks that replace the running statistics of one BatchNorm while its forward runs.
 
-    Hooks rather than another layer, since subclasses do more in their forward, such as an activation.
+    They are hooks rather than another layer because subclasses of BatchNorm may do more in their forward, such as an
+    activation.
     """
 
     def __init__(self) -> None:
@@ -83,13 +86,13 @@ class _Exchange:
         self.kept: tuple[Tensor | None, Tensor | None] | None = None  # the running statistics, during a forward
 
     def before(self, layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
-        """Puts the statistics to normalize by in place of the running ones."""
+        """Replaces the running statistics by those to normalize by."""
         batch = inputs[0]
-        # If some are still kept, the last forward was interrupted, as by Ctrl-C, before they were put back.
+        # If statistics are still kept, the last forward was interrupted, as by Ctrl-C, before they were put back.
         mean, variance = self.kept or (layer.running_mean, layer.running_var)
         assert mean is not None
         assert variance is not None
-        new_mean: Tensor | None = None  # without running statistics, torch uses those of the batch
+        new_mean: Tensor | None = None  # torch uses batch statistics if there are no running ones
         new_variance: Tensor | None = None
         if self.prior:
             new_mean, new_variance = mixed_statistics(batch, mean, variance, self.prior)
@@ -108,16 +111,16 @@ class _Exchange:
 
 
 class BNAdapt(Adapter):
-    """Answers with the source model, and mixes the statistics of its BatchNorm layers with those of the batch.
+    """Answers with the source model, whose BatchNorm layers mix their statistics with those of the batch.
 
-    Nothing is kept from one batch to the next. With ``prior`` 0 the batch counts alone, which others call Tent-Norm or
-    prediction-time BN.
+    Nothing is kept from one batch to the next. With ``prior`` 0 only the batch counts, which is also known as Tent-Norm
+    or prediction-time BN.
 
     Paper:
         Schneider et al., Improving Robustness against Common Corruptions by Covariate Shift Adaptation, NeurIPS 2020.
 
     Args:
-        prior: how many images the source statistics count for, beside those of the batch; N in the paper.
+        prior: how many images the source statistics count for in the mixture; N in the paper.
     """
 
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"prior": (0, 1, 4, 16, 64, 256)}
@@ -141,7 +144,7 @@ class NEO(Adapter):
     """Answers with the head, on features minus the mean of all features so far, this batch included.
 
     It has no settings. The first batch is centered on its own mean, so a first batch of one row gets the head's answer
-    to zero.
+    to the zero vector.
 
     Paper:
         Murphy et al., NEO: No-Optimization Test-Time Adaptation through Latent Re-Centering, 2026.
@@ -157,12 +160,12 @@ class NEO(Adapter):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=self.model.device))
 
     def moving(self) -> set[str]:
-        """Returns the running mean, and how many features it is of."""
+        """Returns the names of the running mean and of the number of features in it."""
         return {"mean", "count"}
 
     @torch.no_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the head's probabilities (B, C) of the centered features (B, D)."""
+        """Returns the head's probabilities (B, C) for the centered features (B, D)."""
         self.count += len(batch)
         self.mean += (batch.double() - self.mean).sum(0) / self.count
         centered = (batch - self.mean).to(batch.dtype)

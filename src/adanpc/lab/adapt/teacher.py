@@ -1,4 +1,4 @@
-"""A teacher that is the slow average of its student: CoTTA."""
+"""CoTTA: a student is trained to answer like its teacher, which is a slow moving average of the student."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from adanpc.lab.adapt.statistics import affine, use_batch_statistics
 
 
 class CoTTA(Adapter):
-    """Trains a student to answer as a teacher does that is its slow average; weights fall back to the source's.
+    """Trains a student to answer like its teacher, and lets random weights fall back to those of the source.
 
-    All weights are trained. BatchNorm layers use the statistics of the batch. The teacher answers, as it was before the
-    step; if the source model is unsure of the batch, its answer is the mean of its logits over many random views.
-    Without views, a student that equals its teacher has nothing to learn: its gradient is rounding noise, which Adam
-    turns into steps.
+    The teacher is a slow moving average of the student. All weights are trained. BatchNorm layers use the statistics of
+    the batch. The teacher answers, as it was before the step; if the source model is not confident about the batch, the
+    teacher's logits are averaged over many random views. Without views, a student that equals its teacher has nothing
+    to learn: its gradient is rounding noise, which Adam turns into steps.
 
     Paper:
         Wang, Fink, Van Gool and Dai, Continual Test-Time Domain Adaptation, CVPR 2022.
 
     Differs from the published code:
-        Views are jittered, turned, moved, zoomed and mirrored, each image in its own way, without blur, noise, hue and
-        gamma. Dropout is off. Every weight may fall back, not only those called weight or bias. The loss is the one
-        for CIFAR; for ImageNet theirs is symmetric.
+        Views are jittered, turned, moved, zoomed and mirrored, each image in its own way; blur, noise, hue and gamma
+        are left out. Dropout is off. Every weight may fall back, not only those called weight or bias. The loss is the
+        published one for CIFAR; for ImageNet the published one is symmetric.
 
     Args:
-        lr: of Adam.
-        momentum: the share of the teacher that stays in each step.
-        restore: the probability with which a weight of the student falls back, after each step.
-        threshold: views are made if the source model's mean confidence is below this; the published values are 0.92
-            for CIFAR-10, 0.72 for CIFAR-100 and 0.1 for ImageNet. None: 0.05 less than what 95 % of the source's
-            training samples reach.
-        views: how many.
+        lr: the learning rate of Adam.
+        momentum: the share of itself that the teacher keeps in each step.
+        restore: the probability that a weight of the student falls back after a step.
+        threshold: views are used if the mean confidence of the source model is below this. The published values are
+            0.92 for CIFAR-10, 0.72 for CIFAR-100 and 0.1 for ImageNet. The default, None, is 0.05 less than the
+            confidence that 95 % of the source training samples reach.
+        views: the number of views.
     """
 
     passes: ClassVar[int] = 32
-    # No search is published: a decade to each side of the default.
+    # No search is published, so the grid spans a factor of ten on each side of the default.
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"lr": (1e-4, 1e-3, 1e-2)}
 
     def __init__(
@@ -72,7 +72,7 @@ class CoTTA(Adapter):
         self.optimizers["adam"] = Adam(self.model.parameters(), lr=lr)
 
     def moving(self) -> set[str]:
-        """Returns the weights of student and teacher."""
+        """Returns the names of the weights of student and teacher."""
         weights = [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
         student = {f"model.{name}" for name in weights}
         teacher = {f"teacher.{name}" for name in weights}
@@ -80,8 +80,8 @@ class CoTTA(Adapter):
 
     @torch.enable_grad()
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the teacher's probabilities (B, C), from before it follows the student's step."""
-        probs = self.teach(batch).softmax(1)
+        """Returns the teacher's probabilities (B, C) as they were before the step."""
+        probs = self.teacher_logits(batch).softmax(1)
         loss = cross_entropy(self.model(batch), probs)
         descend(loss, self.optimizers["adam"])
         approach(self.teacher.parameters(), self.model.parameters(), 1 - self.momentum)
@@ -89,8 +89,8 @@ class CoTTA(Adapter):
         return probs
 
     @torch.no_grad()
-    def teach(self, batch: Tensor) -> Tensor:
-        """Returns the teacher's logits (B, C) of a batch, or their mean over views if the source model is unsure."""
+    def teacher_logits(self, batch: Tensor) -> Tensor:
+        """Returns the teacher's logits (B, C), averaged over views if the source model is not confident."""
         confidence = self.anchor(batch).softmax(1).amax(1).mean()
         if confidence >= self.threshold:
             logits: Tensor = self.teacher(batch)
@@ -102,8 +102,9 @@ class CoTTA(Adapter):
 
     @torch.no_grad()
     def _fall_back(self) -> None:
-        """Sets random weights of the student back to the source's."""
+        """Sets random weights of the student back to those of the source."""
         for weight, start in zip(self.model.parameters(), self.anchor.parameters(), strict=True):
+            # Drawn on the CPU, so that a seed gives the same weights on every device.
             chosen = (torch.rand(weight.shape) < self.restore).to(weight.device)
             weight.copy_(torch.where(chosen, start, weight))
 
@@ -114,20 +115,20 @@ def usual_confidence(source: Source) -> float:
         raise AdaNPCError("there are no source features to derive the threshold from: give a threshold")
     confidences = []
     with torch.no_grad():
-        for rows in source.features.split(4096):
+        for rows in source.features.split(4096):  # in parts, since all logits of many classes might not fit
             logits = source.model.head(rows.to(source.model.device))
             confidences.append(logits.softmax(1).amax(1))
     return float(torch.cat(confidences).quantile(0.05))
 
 
 def view(images: Tensor) -> Tensor:
-    """Returns images (B, C, H, W) with other light and color, turned, moved, zoomed and mirrored, each at random."""
+    """Returns images (B, C, H, W) with random changes of light, color, position, angle, size and side."""
     return flip(warp(jitter(images)))
 
 
 @torch.no_grad()
 def approach(weights: Iterable[Tensor], goals: Iterable[Tensor], share: float) -> None:
-    """Moves weights this share of the way to their goals, in place."""
+    """Moves weights a share of the way to their goals, in place."""
     for weight, goal in zip(weights, goals, strict=True):
         weight.lerp_(goal, share)
 
@@ -136,8 +137,8 @@ def trainable_scales(model: nn.Module, method: str) -> list[nn.Parameter]:
     """Returns the scales and shifts of a model's normalization layers, with gradients switched on.
 
     Args:
-        model: changed in place; without normalization layers, it is refused.
-        method: named in the message.
+        model: changed in place; a model without normalization layers is refused.
+        method: the name of the method, for the message of that error.
     """
     scales = affine(model)
     if not scales:

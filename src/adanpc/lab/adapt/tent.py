@@ -1,4 +1,4 @@
-"""Tent: normalization layers, or the head, are trained to lower the mean entropy of the answers."""
+"""Tent: normalization layers, or the head, are trained to minimize the mean entropy of the answers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ GRID: Mapping[str, Sequence[Any]] = {"alpha": (0.1, 1.0, 10.0), "steps": (1, 3)}
 
 
 class Tent(EntropyDescent):
-    """Normalizes by the statistics of the batch, and trains scales and shifts to lower the entropy of the answers.
+    """Normalizes by the statistics of the batch, and trains scales and shifts to minimize the entropy of the answers.
 
     Paper:
         Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021. It uses Adam at 1e-3 for
         CIFAR-10-C, and SGD at 2.5e-4 for ImageNet-C.
 
     Differs from the published code:
-        GroupNorm, LayerNorm and BatchNorm1d are trained, too. An episodic answer comes after the step; there it comes
-        before, so that a single step changes no answer.
+        GroupNorm, LayerNorm and BatchNorm1d are trained, too. If episodic, the answer is the one after the step; in the
+        published code it is the one before, so a single step changes no answer.
 
     Args:
-        alpha: the learning rate, as a multiple of the source's.
-        steps: how many are made on each batch.
+        alpha: the learning rate, as a multiple of that of source training.
+        steps: the number of steps on each batch.
         optimizer: adam, or sgd with momentum 0.9.
-        episodic: every batch starts from the source model.
+        episodic: whether every batch starts from the source model.
     """
 
     in_paper: ClassVar[str] = "Tent"
@@ -50,13 +50,13 @@ class Tent(EntropyDescent):
         self.episodic = episodic
 
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the probabilities (B, C) from before the last step on the batch; if episodic, from after it."""
+        """Returns the probabilities (B, C) as they were before the last step on the batch; if episodic, after it."""
         if not self.episodic:
             return super().answer(batch)
         self.recover()
         super().answer(batch)
         with torch.no_grad():
-            return self.look(batch).softmax(1)
+            return self.classify(batch).softmax(1)
 
     def learn(self, batch: Tensor, logits: Tensor) -> None:
         """Makes one step on the mean entropy."""
@@ -64,15 +64,15 @@ class Tent(EntropyDescent):
 
 
 class TentClf(EntropyDescent):
-    """Trains the head to lower the entropy of its answers; the features stay as they are.
+    """Trains the head to minimize the entropy of its answers; features do not change.
 
     Paper:
         Iwasawa and Matsuo, Test-Time Classifier Adjustment Module for Model-Agnostic Domain Generalization, NeurIPS
         2021, where it is Tent-C.
 
     Args:
-        alpha: the learning rate, as a multiple of the source's.
-        steps: how many are made on each batch.
+        alpha: the learning rate, as a multiple of that of source training.
+        steps: the number of steps on each batch.
     """
 
     in_paper: ClassVar[str] = "Tent-clf"
@@ -89,20 +89,20 @@ class TentClf(EntropyDescent):
 
 
 class TentPreBN(EntropyDescent):
-    """Puts a new BatchNorm between features and head, and trains it to lower the entropy of the answers.
+    """Puts a new BatchNorm between features and head, and trains it to minimize the entropy of the answers.
 
     Paper:
         Iwasawa and Matsuo, Test-Time Classifier Adjustment Module for Model-Agnostic Domain Generalization, NeurIPS
         2021, where it is Tent-BN.
 
     Args:
-        alpha: the learning rate, as a multiple of the source's.
-        steps: how many are made on each batch.
+        alpha: the learning rate, as a multiple of that of source training.
+        steps: the number of steps on each batch.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
     grid: ClassVar[Mapping[str, Sequence[Any]]] = GRID
-    least: ClassVar[int] = 2  # one row has no statistics
+    least: ClassVar[int] = 2  # a single row has no variance
 
     def __init__(self, source: Source, *, alpha: float = 1.0, steps: int = 1) -> None:
         rate = source.lr * require.positive("alpha", alpha)

@@ -1,4 +1,4 @@
-"""Each image is answered on its own, by many views of it, whatever else is in the batch: TTAug, MEMO."""
+"""Methods that answer each image on its own, from many views of it: TTAug, MEMO."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from adanpc.lab.networks.source import SourceModel
 
 
 class TTAug(Adapter):
-    """Averages the source model's probabilities over random views of each image; nothing moves.
+    """Averages the source model's probabilities over random views of each image; it learns nothing.
 
     Paper:
         None in particular: test-time augmentation is common knowledge. The views are those of ``MEMO``.
 
     Args:
-        copies: how many views.
+        copies: the number of views.
         mirror: whether views may be mirrored; switch it off where left and right decide the class, as in digits.
     """
 
@@ -50,25 +50,25 @@ class TTAug(Adapter):
 
 
 class MEMO(Adapter):
-    """Trains the model toward one sure answer for all views of an image, answers it, and forgets what it learned.
+    """Trains the model to give one confident answer for all views of an image, answers it, and forgets what it learned.
 
-    The loss is the entropy of the mean probabilities over the views. All parameters are trained, by plain gradient
+    The loss is the entropy of the mean probabilities over the views. All parameters are trained by plain gradient
     descent; then the trained model answers the image itself. BatchNorm layers mix the statistics of the source, which
-    count for ``prior`` images, with those of the views, which count for one.
+    count for ``prior`` images, with those of the views, which together count for one.
 
     Paper:
         Zhang et al., MEMO: Test Time Robustness via Adaptation and Augmentation, NeurIPS 2022. The defaults are those
         for a ResNet-50 on ImageNet; for a small one with GroupNorm on CIFAR-10 it uses 32 copies and a rate of 0.005.
 
     Differs from the published code:
-        The views (see ``augmix``) are made of inputs, after crop and normalization, and by shifts instead of crops of
-        other sizes. There is no AdamW.
+        The views (see ``augmix``) are made from inputs that have already been cropped and normalized, by shifts instead
+        of crops of other sizes. There is no AdamW.
 
     Args:
-        copies: how many views.
-        lr: of the gradient descent.
-        steps: how many, with new views at each.
-        prior: how many images the source's statistics count for; with infinity they are used alone.
+        copies: the number of views.
+        lr: the learning rate of the gradient descent.
+        steps: the number of steps, each with new views.
+        prior: how many images the statistics of the source count for; with infinity, only they count.
         mirror: whether views may be mirrored; switch it off where left and right decide the class, as in digits.
     """
 
@@ -96,14 +96,20 @@ class MEMO(Adapter):
         self.mirror = mirror
 
     def answer(self, batch: Tensor) -> Tensor:
-        """Returns the probabilities (B, C) of each image, by a model trained for it alone."""
-        # All views together count for one image, so beside them the prior counts for as many times more.
+        """Returns the probabilities (B, C) of images, each by a model trained for it alone."""
+        # All views together count for one image, so the prior counts ``copies`` times as much beside them.
         for_views = _with_prior(self.model, self.prior * self.copies)
         for_image = _with_prior(self.model, self.prior)
         return torch.cat([self._answer(image, for_views, for_image) for image in batch.split(1)])
 
     def _answer(self, image: Tensor, for_views: SourceModel, for_image: SourceModel) -> Tensor:
-        """Returns the probabilities (1, C) of an image (1, C, H, W), by two models with the same weights."""
+        """Returns the probabilities (1, C) of an image (1, C, H, W).
+
+        Args:
+            image: (1, C, H, W).
+            for_views: the model as it normalizes views.
+            for_image: the same model as it normalizes the single image.
+        """
 
         def entropy_of_mean(weights: dict[str, Tensor]) -> Tensor:
             views = _views(image, self.copies, self.mirror)
@@ -119,14 +125,15 @@ class MEMO(Adapter):
 def descended(
     weights: Mapping[str, Tensor], loss: Callable[[dict[str, Tensor]], Tensor], lr: float, steps: int
 ) -> dict[str, Tensor]:
-    """Returns weights by name after some steps of plain gradient descent; those given stay as they are.
+    """Returns weights by name after some steps of plain gradient descent, without changing those it is given.
 
     Args:
-        weights: where to start.
-        loss: of the weights.
+        weights: the weights to start from.
+        loss: computes the loss for given weights.
         lr: the learning rate.
-        steps: how many.
+        steps: the number of steps.
     """
+    # Each step makes new tensors, so the model keeps its weights and the next image starts from them again.
     current = {name: weight.detach() for name, weight in weights.items()}
     for _ in range(steps):
         with torch.enable_grad():
@@ -141,19 +148,19 @@ def descended(
 
 
 def finite(probs: Tensor) -> Tensor:
-    """Returns the probabilities, or raises an error if the gradient descent has diverged."""
+    """Returns the probabilities as they are, or raises an error if the gradient descent has diverged."""
     if not bool(probs.isfinite().all()):
         raise AdaNPCError("after training on an image, its probabilities are not finite: reset, and use a smaller lr")
     return probs
 
 
 def log_mean(logits: Tensor) -> Tensor:
-    """Returns the logarithm (1, C) of the mean of the probabilities of logits (n, C)."""
+    """Returns the logarithm (1, C) of the mean over n of the probabilities of logits (n, C)."""
     return logits.log_softmax(1).logsumexp(0, keepdim=True) - math.log(len(logits))
 
 
 def shifted(image: Tensor, copies: int, mirror: bool) -> Tensor:
-    """Returns views (copies, C, H, W) of an image (1, C, H, W): moved a little, and at random mirrored."""
+    """Returns views (copies, C, H, W) of an image (1, C, H, W), each shifted a little and perhaps mirrored."""
     views = shift(image.expand(copies, *image.shape[1:]))
     if mirror:
         views = flip(views)
@@ -161,12 +168,12 @@ def shifted(image: Tensor, copies: int, mirror: bool) -> Tensor:
 
 
 def _views(image: Tensor, copies: int, mirror: bool) -> Tensor:
-    """Returns views of an image, as ``shifted`` does, mixed with random changes of themselves."""
+    """Returns views of an image like those of ``shifted``, then changed by ``augmix``."""
     return augmix(shifted(image, copies, mirror))
 
 
 def _with_prior(model: SourceModel, prior: float) -> SourceModel:
-    """Returns a copy of a model whose BatchNorm layers mix their statistics, for ``prior`` rows, with the batch's."""
+    """Returns a copy of a model whose BatchNorm layers count their own statistics as ``prior`` rows of the batch."""
     model = deepcopy(model)
     use_batch_statistics(model, prior)
     return model

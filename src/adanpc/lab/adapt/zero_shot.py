@@ -1,4 +1,4 @@
-"""Answers by one direction for each class, as vision-language models give them, and what methods on them share."""
+"""Zero-shot answers: one direction for each class, as in vision-language models. TDA and others build on them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Adapter, Source
 
-SCALE = 100.0  # what cosines are multiplied by: the largest, and usual, scale of CLIP
+SCALE = 100.0  # what cosines are multiplied by; CLIP limits its learned scale to this, and usually reaches it
 PROTOTYPES = ("head", "means")
 
 
 class ZeroShot(Adapter):
-    """The softmax of 100 times the cosines of a feature with one direction for each class; nothing moves.
+    """Answers with the softmax of 100 times the cosines between a feature and one direction for each class.
 
-    The methods of ``caches`` and ``gaussians`` begin with these answers. The directions are the rows of the head: those
-    of a trained one, or the text embeddings of the class names for an encoder with a linear head that is made of them.
+    It learns nothing; the methods of ``caches`` and ``gaussians`` start from these answers. The directions are the rows
+    of the head. They may be trained, or they may be text embeddings of the class names, for an encoder whose linear
+    head is made of these.
 
     Paper:
         Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021.
 
     Args:
-        prototypes: head, or means for the mean direction of the source features of each class.
+        prototypes: ``head`` for the rows of the head, ``means`` for the mean direction of the source features of each
+            class.
     """
 
     sees: ClassVar[Literal["images", "features"]] = "features"
@@ -37,24 +39,24 @@ class ZeroShot(Adapter):
 
     def answer(self, batch: Tensor) -> Tensor:
         """Returns the probabilities (B, C) of features (B, D)."""
-        _, logits = self.look(batch)
+        _, logits = self.rows_and_logits(batch)
         return logits.softmax(1)
 
-    def look(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns features (B, D) as unit rows, and the logits (B, C) of the directions for them."""
+    def rows_and_logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns features (B, D) scaled to unit length, and their logits (B, C)."""
         rows = normalize(features, dim=1)
         return rows, SCALE * rows @ self.directions.T
 
 
 def class_directions(source: Source, prototypes: str) -> Tensor:
-    """Returns one unit row for each class (C, D): of the head, or the mean of the source features of the class."""
+    """Returns one unit row for each class (C, D): the head's row, or the mean direction of its source features."""
     require.one_of("prototypes", prototypes, PROTOTYPES)
     if prototypes == "means":
         return mean_directions(source)
     head = source.model.head
     if not isinstance(head, nn.Linear):
         raise AdaNPCError(
-            "the head is not one linear layer, so that its rows are no prototypes: use prototypes='means'"
+            "the head is not a single linear layer, so its rows cannot be prototypes: use prototypes='means'"
         )
     return normalize(head.weight.detach(), dim=1)
 

@@ -1,4 +1,4 @@
-"""CIFAR-10: the published batches, or image files."""
+"""CIFAR-10, from the published batches or from image files."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ BATCHES = {
     "train": ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"),
     "test": ("test_batch",),
 }
-PUBLISHED = {"train": 50_000, "test": 10_000}
+PUBLISHED = {"train": 50_000, "test": 10_000}  # how many images were published
 
 
 def cifar10(root: Path) -> DataSet | None:
-    """CIFAR-10 with the domains train and test; None if it is not at the root or in its usual folder below.
+    """Returns CIFAR-10 with the domains train and test; None if it is neither at the root nor in a usual folder below.
 
     The pickled batches are preferred, then the folders ``train/<class>/<image>`` and ``test/<class>/<image>``, then a
-    zip file of these with cifar in its name.
+    zip file of these folders with cifar in its name.
     """
     for place in candidate_folders(root, FOLDERS):
         data = _read_batches(place) or _read_folders(place) or _read_zip(place)
@@ -54,8 +54,8 @@ def cifar10(root: Path) -> DataSet | None:
 
 
 def read_batch(path: Path) -> tuple[Tensor, Tensor]:
-    """The images (n, 3, 32, 32) uint8 and labels (n,) of one pickled batch; nothing in it is executed."""
-    with blaming(path, "is no batch of CIFAR-10", "unpack it again"):
+    """Returns the images (n, 3, 32, 32) uint8 and labels (n,) of one pickled batch; nothing in it is executed."""
+    with blaming(path, "is not a batch of CIFAR-10", "unpack it again"):
         batch = parse_batch(read_contents(path))
     count = len(batch.labels)
     labels_fit = all(0 <= label < len(CLASSES) for label in batch.labels)
@@ -66,11 +66,11 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _read_batches(place: Path) -> DataSet | None:
-    """The data set of the six pickled batches; None if none of them is there."""
+    """Returns the data set of the six pickled batches; None if none of them exists."""
     folder = place / PICKLED
     if not folder.is_dir():
         folder = place
-    names = [name for batches in BATCHES.values() for name in batches]
+    names = [*BATCHES["train"], *BATCHES["test"]]
     missing = [name for name in names if not (folder / name).is_file()]
     if len(missing) == len(names):
         return None
@@ -81,6 +81,7 @@ def _read_batches(place: Path) -> DataSet | None:
 
 
 def _join_batches(folder: Path, domain: str) -> Domain:
+    """Returns a domain with all of its batches."""
     images = []
     labels = []
     for name in BATCHES[domain]:
@@ -91,33 +92,34 @@ def _join_batches(folder: Path, domain: str) -> Domain:
 
 
 def _read_folders(place: Path) -> DataSet | None:
-    """The data set of class folders; None if there is none of a class of CIFAR-10."""
-    if not any((place / domain / label).is_dir() for domain in PUBLISHED for label in CLASSES):
+    """Returns the data set of class folders; None if no folder of a class of CIFAR-10 exists."""
+    class_folders = [place / domain / label for domain in PUBLISHED for label in CLASSES]
+    if not any(folder.is_dir() for folder in class_folders):
         return None
     scans = {domain: scan_folder(place, domain) for domain in PUBLISHED}
     return _build(place, scans)
 
 
 def _read_zip(place: Path) -> DataSet | None:
-    """The data set of the first zip file there that has cifar in its name and images of train or test in it."""
+    """Returns the data set of the first zip file with cifar in its name and files in train or test; else None."""
     for path in sorted(place.glob("*.zip")):
         if "cifar" not in path.name.lower():
             continue
-        files_of: dict[str, list[ListedFile]] = {domain: [] for domain in PUBLISHED}
+        files_by_domain: dict[str, list[ListedFile]] = {domain: [] for domain in PUBLISHED}
         for file in list_zip(path):
             domain = PurePosixPath(file.name).parent.parent.name  # the folder above the class
-            if domain in files_of:
-                files_of[domain].append(file)
-        if any(files_of.values()):
-            scans = {domain: collect_images(path, files) for domain, files in files_of.items()}
+            if domain in files_by_domain:
+                files_by_domain[domain].append(file)
+        if any(files_by_domain.values()):
+            scans = {domain: collect_images(path, files) for domain, files in files_by_domain.items()}
             return _build(path, scans)
     return None
 
 
 def _build(place: Path, scans: dict[str, Scan]) -> DataSet:
-    """The data set, if every domain has the ten classes."""
-    for domain, found in scans.items():
-        if class_names({domain: found}) != CLASSES:
+    """Returns the data set; refuses it unless every domain has the ten classes."""
+    for domain, scan in scans.items():
+        if class_names({domain: scan}) != CLASSES:
             classes = ", ".join(CLASSES)
             raise DataError(f"{str(place)!r} has other classes in {domain} than {classes}: copy it again")
     return build_data_set(NAME, scans)

@@ -1,4 +1,4 @@
-"""CIFAR-10-C: the published arrays, or the same conditions made from CIFAR-10."""
+"""CIFAR-10-C, from the published arrays or generated from CIFAR-10."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SEVERITIES = 5
 
 
 def cifar10_c(root: Path, seed: int) -> DataSet | None:
-    """CIFAR-10-C with a domain for each corruption and severity, the fifteen standard corruptions first.
+    """Returns CIFAR-10-C with a domain for each corruption and severity, the fifteen standard corruptions first.
 
-    The published arrays are read image by image, never as a whole. Without them the images are made from CIFAR-10 when
-    they are asked for, and the notice says so; None if CIFAR-10 is missing too.
+    The published arrays are read image by image, never as a whole. Without them, images are generated from CIFAR-10
+    when they are needed, and the notice says so. Returns None if CIFAR-10 is missing, too.
     """
     for place in candidate_folders(root, FOLDERS):
         if any(_file(place, corruption).is_file() for corruption, _ in CONDITIONS):
@@ -35,12 +35,12 @@ def cifar10_c(root: Path, seed: int) -> DataSet | None:
 
 
 class ArrayRows:
-    """Rows of an array (N, H, W, 3) in a ``.npy`` file as images (3, H, W), each read when it is asked for.
+    """Rows of an array (N, H, W, 3) in a ``.npy`` file as images (3, H, W), each read when it is needed.
 
     Args:
-        path: of the file.
-        layout: of the array in it.
-        rows: which rows.
+        path: the file.
+        layout: the layout of the array in the file.
+        rows: the rows to use.
     """
 
     def __init__(self, path: Path, layout: ArrayLayout, rows: range) -> None:
@@ -57,7 +57,7 @@ class ArrayRows:
 
 
 def _published(place: Path) -> DataSet:
-    """The data set of those corruptions whose arrays are there."""
+    """Returns the data set of the corruptions whose arrays exist."""
     labels = _read_labels(place / "labels.npy")
     layouts: dict[str, ArrayLayout] = {}
     conditions = []
@@ -66,7 +66,7 @@ def _published(place: Path) -> DataSet:
         path = _file(place, corruption)
         if not path.is_file():
             continue
-        if corruption not in layouts:  # one file holds all severities
+        if corruption not in layouts:  # one file holds all severities, so check it once
             layouts[corruption] = _check_layout(path, len(labels))
         conditions.append((corruption, severity))
         domains.append(_domain(path, layouts[corruption], labels, title(corruption, severity), severity))
@@ -74,14 +74,14 @@ def _published(place: Path) -> DataSet:
 
 
 def _domain(path: Path, layout: ArrayLayout, labels: Tensor, name: str, severity: int) -> Domain:
-    """The part of a corruption's file that has this severity."""
+    """Returns the domain of one severity, which is a part of the corruption's file."""
     count = len(labels) // SEVERITIES
     rows = range((severity - 1) * count, severity * count)
     return Domain(name, ArrayRows(path, layout, rows), labels[rows.start : rows.stop], version=layout.stamp)
 
 
 def _check_layout(path: Path, count: int) -> ArrayLayout:
-    """The layout of a file that holds ``count`` color images."""
+    """Returns the layout of a file; refuses it unless it holds ``count`` color images."""
     layout = read_layout(path)
     is_images = layout.dtype == np.uint8 and len(layout.shape) == 4
     if not is_images or (layout.shape[0], layout.shape[3]) != (count, 3):
@@ -93,6 +93,7 @@ def _check_layout(path: Path, count: int) -> ArrayLayout:
 
 
 def _read_labels(path: Path) -> Tensor:
+    """Returns the labels of all severities, one severity after another."""
     if not path.is_file():
         raise DataError(f"{str(path)!r} is missing beside the corrupted images: unpack it again")
     labels = read_array(path)
@@ -102,4 +103,5 @@ def _read_labels(path: Path) -> Tensor:
 
 
 def _file(place: Path, corruption: str) -> Path:
+    """Returns the path of a corruption's array."""
     return place / f"{corruption}.npy"

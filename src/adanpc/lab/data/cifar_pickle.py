@@ -1,10 +1,10 @@
 """Reads the pickled batches of CIFAR-10 without unpickling them.
 
-A pickle is a program for a small stack machine, and the unpickler runs it: it imports what the file names and calls it.
-Even if the names are restricted to NumPy's, one wrong byte can make NumPy build an array around memory that does not
-exist, and the process dies. So this module reads the same program and runs none of it. It knows the instructions that
-Python 2 and 3 write for texts, whole numbers, tuples, lists, dicts and one kind of array, unsigned bytes; the array is
-assembled here, from bytes whose number has been checked. Whatever else a file asks for is refused.
+A pickle is a program for a small stack machine. The unpickler runs it: it imports what the file names and calls it.
+Even if only names of NumPy are allowed, one wrong byte can make NumPy build an array around memory that does not
+exist, and the process dies. So this module interprets the program itself and imports nothing. It knows the
+instructions that Python 2 and 3 write for texts, whole numbers, tuples, lists, dicts and arrays of unsigned bytes. The
+array is assembled here, from bytes whose number has been checked. Anything else in a file is refused.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 
 from adanpc.lab.data.contents import ContentError
 
-# A published batch takes some 50,000 instructions. An instruction of one byte may ask for a list of 56, so it is their
-# number that bounds the memory.
+# A published batch has about 50,000 instructions. An instruction of one byte may create a list of 56 bytes, so limiting
+# their number limits the memory.
 MOST_INSTRUCTIONS = 1_000_000
 
 
 class Batch(NamedTuple):
-    """What a batch holds.
+    """The contents of a batch.
 
     Args:
-        pixels: (n, m) uint8, one image a row.
-        labels: one a row, as they are in the file.
+        pixels: (n, m) uint8, one image per row.
+        labels: one label per row, as in the file.
     """
 
     pixels: NDArray[np.uint8]
@@ -39,10 +39,10 @@ class Batch(NamedTuple):
 
 
 def parse_batch(content: bytes) -> Batch:
-    """The pixels and labels of a pickled batch; raises ``ContentError`` for anything else."""
+    """Returns the pixels and labels of a pickled batch; raises ``ContentError`` for anything else."""
     fields = _Parser(content).parse()
     if not isinstance(fields, dict):
-        raise ContentError("it holds no dict")
+        raise ContentError("it does not hold a dict")
     array = fields.get(b"data")
     labels = fields.get(b"labels")
     if not isinstance(array, _Array) or array.pixels is None:
@@ -53,14 +53,14 @@ def parse_batch(content: bytes) -> Batch:
 
 
 class _Global(enum.Enum):
-    """What a batch may name: only names, nothing is imported."""
+    """The functions and types that a batch may name. They only stand for themselves; nothing is imported."""
 
     RECONSTRUCT = enum.auto()
     NDARRAY = enum.auto()
     DTYPE = enum.auto()
 
 
-# NumPy has moved its private modules once; both names are in use.
+# NumPy has moved its private modules once, and files with both names exist.
 _GLOBALS = {
     (b"numpy.core.multiarray", b"_reconstruct"): _Global.RECONSTRUCT,
     (b"numpy._core.multiarray", b"_reconstruct"): _Global.RECONSTRUCT,
@@ -71,7 +71,7 @@ _GLOBALS = {
 
 @dataclass(eq=False)
 class _Array:
-    """An array of unsigned bytes; a pickle announces it first and fills it later."""
+    """An array of unsigned bytes; a pickle creates it first and sets its values later."""
 
     pixels: NDArray[np.uint8] | None = None
 
@@ -85,7 +85,7 @@ class _ByteType:
 class _Parser:
     """The stack machine, with plain values on its stack.
 
-    Texts and bytes both become ``bytes``: Python 2, which wrote the published files, does not tell them apart.
+    Texts and bytes both become ``bytes``: Python 2, which wrote the published files, does not distinguish them.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -96,7 +96,7 @@ class _Parser:
         self.memo: dict[int, Any] = {}
 
     def parse(self) -> Any:
-        """What the file holds."""
+        """Returns the value that the file holds."""
         for _ in range(MOST_INSTRUCTIONS):
             code = self._take(1)
             if code == b".":
@@ -108,6 +108,7 @@ class _Parser:
         raise ContentError(f"it has more than {MOST_INSTRUCTIONS:,} instructions")
 
     def _result(self) -> Any:
+        """Returns the only value on the stack at the end of the program."""
         if self.position != len(self.content):
             raise ContentError(f"it has more bytes after its end at byte {self.position:,}")
         if self.marks or len(self.stack) != 1:
@@ -117,46 +118,50 @@ class _Parser:
     # Reading
 
     def _take(self, count: int) -> bytes:
-        """The next bytes; a length that the file does not have is refused before anything is allocated."""
+        """Returns the next bytes; refuses a length beyond the end of the file before anything is allocated."""
         end = self.position + count
         if end > len(self.content):
-            raise ContentError("it is cut")
+            raise ContentError("it is cut off")
         taken = self.content[self.position : end]
         self.position = end
         return taken
 
     def _take_number(self, layout: str) -> int:
-        """The next number, in a layout as ``struct`` writes it."""
+        """Returns the next number, in a layout of ``struct``."""
         number: int = struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
         return number
 
     def _take_sized(self, layout: str) -> bytes:
-        """The next length, and as many bytes."""
+        """Reads a length, and returns that many of the next bytes."""
         length = self._take_number(layout)
         if length < 0:
             raise ContentError(f"it has a text of length {length}")
         return self._take(length)
 
     def _take_line(self) -> bytes:
+        """Returns the bytes up to the next newline."""
         end = self.content.find(b"\n", self.position)
         if end < 0:
-            raise ContentError("it is cut")
+            raise ContentError("it is cut off")
         return self._take(end + 1 - self.position)[:-1]
 
     # The stack
 
     def _pop(self) -> Any:
+        """Removes and returns the top of the stack, but nothing below the last open mark."""
         floor = self.marks[-1] if self.marks else 0
         if len(self.stack) <= floor:
-            raise ContentError("it takes a value where there is none")
+            raise ContentError("it takes a value from an empty stack")
         return self.stack.pop()
 
     def _peek(self) -> Any:
+        """Returns the top of the stack."""
         value = self._pop()
         self.stack.append(value)
         return value
 
     def _pop_to_mark(self) -> list[Any]:
+        """Closes the last mark, and removes and returns all values above it."""
         if not self.marks:
             raise ContentError("it closes a group that it did not open")
         start = self.marks.pop()
@@ -164,7 +169,7 @@ class _Parser:
         del self.stack[start:]
         return values
 
-    # Instructions
+    # Instructions; the table INSTRUCTIONS below says which byte stands for which
 
     def _protocol(self) -> None:
         protocol = self._take_number("<B")
@@ -172,7 +177,7 @@ class _Parser:
             raise ContentError(f"it is in version {protocol} of the pickle format")
 
     def _frame(self) -> None:
-        self._take_number("<Q")  # how much to read ahead: of no interest, since all is in memory
+        self._take_number("<Q")  # how much to read ahead; ignored, since everything is in memory
 
     def _mark(self) -> None:
         self.marks.append(len(self.stack))
@@ -198,16 +203,18 @@ class _Parser:
     def _append(self, values: list[Any]) -> None:
         target = self._peek()
         if not isinstance(target, list):
-            raise ContentError("it appends to what is no list")
+            raise ContentError("it appends to something that is not a list")
         target.extend(values)
 
     def _set_items(self, values: list[Any]) -> None:
         target = self._peek()
         if not isinstance(target, dict) or len(values) % 2:
-            raise ContentError("it adds fields to what is no dict")
-        for key, value in zip(values[::2], values[1::2], strict=True):
+            raise ContentError("it adds fields to something that is not a dict")
+        keys = values[::2]
+        fields = values[1::2]
+        for key, value in zip(keys, fields, strict=True):
             if not isinstance(key, bytes):
-                raise ContentError("it has a field whose name is no text")
+                raise ContentError("it has a field whose name is not a text")
             target[key] = value
 
     def _append_one(self) -> None:
@@ -222,17 +229,17 @@ class _Parser:
     def _global(self) -> None:
         module = self._take_line()
         name = self._take_line()
-        self.stack.append(_known(module, name))
+        self.stack.append(_allowed(module, name))
 
     def _stack_global(self) -> None:
         name = self._pop()
         module = self._pop()
         if not isinstance(module, bytes) or not isinstance(name, bytes):
-            raise ContentError("it asks for something whose name is no text")
-        self.stack.append(_known(module, name))
+            raise ContentError("it asks for something whose name is not a text")
+        self.stack.append(_allowed(module, name))
 
     def _reduce(self) -> None:
-        """The call of a function: the two that announce an array, and its type."""
+        """Calls a function; only the two calls that create an array and its type are allowed."""
         arguments = self._pop()
         function = self._pop()
         if function is _Global.RECONSTRUCT and arguments == (_Global.NDARRAY, (0,), b"b"):
@@ -240,16 +247,16 @@ class _Parser:
         elif function is _Global.DTYPE and arguments == (b"u1", 0, 1):
             self.stack.append(_ByteType())
         else:
-            raise ContentError("it holds an object that is no array of unsigned bytes")
+            raise ContentError("it holds an object that is not an array of unsigned bytes")
 
     def _build(self) -> None:
-        """The state of the last object: a type has none that matters for single bytes, an array has its values."""
+        """Sets the state of the last object: that of an array has its values; that of the type does not matter."""
         state = self._pop()
         target = self._peek()
         if isinstance(target, _Array):
             target.pixels = _pixels(state)
         elif not isinstance(target, _ByteType):
-            raise ContentError("it sets the state of what is no array")
+            raise ContentError("it sets the state of something that is not an array")
 
     INSTRUCTIONS: ClassVar[dict[bytes, Callable[[_Parser], None]]] = {
         b"\x80": _protocol,
@@ -298,24 +305,24 @@ class _Parser:
     }
 
 
-def _known(module: bytes, name: bytes) -> _Global:
-    """What has this name, if batches need it; otherwise it could be any function of any module."""
-    known = _GLOBALS.get((module, name))
-    if known is None:
-        asked = f"{module.decode('utf-8', 'replace')}.{name.decode('utf-8', 'replace')}"
-        raise ContentError(f"it asks for {asked[:80]}, as no batch of CIFAR-10 does")
-    return known
+def _allowed(module: bytes, name: bytes) -> _Global:
+    """Returns what has this name; refuses all names that batches do not need, which could be of any function."""
+    allowed = _GLOBALS.get((module, name))
+    if allowed is None:
+        full_name = f"{module.decode('utf-8', 'replace')}.{name.decode('utf-8', 'replace')}"
+        raise ContentError(f"it asks for {full_name[:80]}, as no batch of CIFAR-10 does")
+    return allowed
 
 
 def _pixels(state: Any) -> NDArray[np.uint8]:
-    """The array of a state as NumPy pickles it: version, shape, type, whether in Fortran order, and the bytes."""
+    """Returns the array of a state as NumPy pickles it: version, shape, type, whether in Fortran order, and bytes."""
     if not isinstance(state, tuple) or len(state) != 5:
         raise ContentError("it has an array without values")
     _, shape, dtype, fortran, values = state
     if not isinstance(dtype, _ByteType) or not isinstance(values, bytes):
         raise ContentError("it has an array that is not of unsigned bytes")
     if not isinstance(shape, tuple) or len(shape) != 2 or not all(type(side) is int for side in shape):
-        raise ContentError("it has an array that is no matrix")
+        raise ContentError("it has an array that is not a matrix")
     if min(shape) < 0 or math.prod(shape) != len(values):
         raise ContentError(f"it has an array {shape} of {len(values):,} bytes")
     order: Any = "F" if fortran else "C"

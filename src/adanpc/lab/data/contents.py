@@ -1,8 +1,8 @@
-"""What files hold, read within bounds: the one door to the bytes of a data set.
+"""The contents of files, read with limits: the only place where the bytes of a data set are read.
 
-Data sets are packed, downloaded and copied by others, so nothing about a file is taken on trust: that it is a file at
-all, how long it is, or that it stays that long while it is read. Files are copied into memory and never mapped: if
-somebody else cuts a mapped file short, the process that looks at it dies.
+Data sets are packed, downloaded and copied by others, so nothing about a file is trusted: not that it is a file at all,
+not its length, and not that the length stays the same while it is read. Files are copied into memory and never mapped:
+if someone truncates a mapped file, a process that accesses it dies.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from adanpc.lab.data.domain import DataError
 from adanpc.lab.data.printable import printable
 
 MEBIBYTE = 2**20
-# More than any published file that is read whole: the largest, the digits of MNIST, unpacks to 45 MiB.
+# More than any published file that is read as a whole: the largest, the digits of MNIST, unpacks to 45 MiB.
 MOST_BYTES = 256 * MEBIBYTE
 CHUNK = MEBIBYTE
-# Without O_NONBLOCK, opening a pipe waits for somebody to write to it. Windows lacks the flag, but has one for bytes.
+# Without O_NONBLOCK, opening a named pipe waits for a writer. Windows lacks that flag, but needs O_BINARY.
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class ContentError(ValueError):
-    """The reason why a file is refused, a clause such as "it is cut"; ``blaming`` makes a ``DataError`` of it."""
+    """The reason why a file is refused, a clause such as "it is cut off"; ``blaming`` turns it into a ``DataError``."""
 
 
 @contextmanager
@@ -43,20 +43,20 @@ def blaming(path: str | Path, problem: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def open_regular(path: str | Path) -> Iterator[BinaryIO]:
-    """The file, open for reading; anything but a regular file, or a link to one, is refused."""
+    """Opens a file for reading; refuses anything but a regular file or a link to one."""
     check_regular(path)
     try:
         descriptor = os.open(path, OPEN_FLAGS)
     except OSError as error:
         raise ContentError(error.strerror) from error
     with os.fdopen(descriptor, "rb", buffering=0) as file:
-        # Something else may have taken the place of the file since it was looked at.
+        # Check again: the file may have been replaced since check_regular() looked at it.
         _check_mode(os.fstat(descriptor))
         yield file
 
 
 def check_regular(path: str | Path) -> None:
-    """Refuses pipes, sockets, devices and folders without opening them: to read them may take forever."""
+    """Refuses pipes, sockets, devices and folders without opening them: reading them may take forever."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -65,16 +65,16 @@ def check_regular(path: str | Path) -> None:
 
 
 def read_contents(path: str | Path) -> bytes:
-    """All bytes of a regular file."""
+    """Returns all bytes of a regular file."""
     with open_regular(path) as file:
         check_size(os.fstat(file.fileno()).st_size)
         contents = read_at_most(file, MOST_BYTES + 1)
-    check_size(len(contents))  # it may have grown while it was read
+    check_size(len(contents))  # the file may have grown while it was read
     return contents
 
 
 def read_at_most(file: IO[bytes], count: int) -> bytes:
-    """Up to ``count`` bytes; memory is taken as they arrive, not as they are announced."""
+    """Returns up to ``count`` bytes; memory is allocated as they arrive, not for ``count`` bytes in advance."""
     chunks = []
     missing = count
     try:
@@ -90,7 +90,7 @@ def read_at_most(file: IO[bytes], count: int) -> bytes:
 
 
 def unpack_gzip(packed: bytes) -> bytes:
-    """The bytes that a gzip file was made from."""
+    """Returns the unpacked bytes of a gzip file."""
     chunks: list[bytes] = []
     size = 0
     try:
@@ -101,17 +101,18 @@ def unpack_gzip(packed: bytes) -> bytes:
                     return b"".join(chunks)
                 chunks.append(chunk)
                 size += len(chunk)
-                check_size(size, "unpacks to")
+                check_size(size, "unpacks to")  # on the way, since a few bytes may unpack to gigabytes
     except (EOFError, OSError, zlib.error) as error:
         raise ContentError(error) from error
 
 
 def check_size(size: int, verb: str = "holds") -> None:
-    """Refuses more bytes than any data set has in one file."""
+    """Refuses more bytes than any file of a data set has."""
     if size > MOST_BYTES:
         raise ContentError(f"it {verb} more than {MOST_BYTES // MEBIBYTE} MiB, the most that is read")
 
 
 def _check_mode(status: os.stat_result) -> None:
+    """Refuses the status of anything but a regular file."""
     if not S_ISREG(status.st_mode):
         raise ContentError("it is not a regular file")

@@ -1,4 +1,4 @@
-"""A domain under every corruption, made when it is looked at."""
+"""A domain under every corruption; images are generated when they are needed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from adanpc.version import __version__
 
 SEVERITIES = (1, 2, 3, 4, 5)
 CONDITIONS = tuple((corruption, severity) for corruption in (*CORRUPTIONS, *EXTRA) for severity in SEVERITIES)
-STANDARD = len(SEVERITIES) * len(CORRUPTIONS)  # the first of the conditions; the others were published for tuning
-GENERATION = 2  # raised whenever a corruption makes other bytes, so that what was computed from them is not reused
+STANDARD = len(SEVERITIES) * len(CORRUPTIONS)  # the number of standard conditions; the rest were published for tuning
+GENERATION = 2  # raised whenever a corruption gives other bytes, so that cached results of the old ones are not reused
 MADE = f"made here, since the published files are missing; {FROST_NOTICE}"
 
 
 def part_of(conditions: Collection[tuple[str, int]]) -> str:
-    """A clause that says how many standard domains a published copy has; empty if it has all."""
+    """Returns a clause about how many standard domains a published copy has; empty if it has all of them."""
     standard = sum(corruption in CORRUPTIONS for corruption, _ in conditions)
     if standard == STANDARD:
         return ""
@@ -29,21 +29,21 @@ def part_of(conditions: Collection[tuple[str, int]]) -> str:
 
 
 def title(corruption: str, severity: int) -> str:
-    """The name of the domain with this condition, such as ``fog-5``."""
+    """Returns the name of the domain with this condition, such as ``fog-5``."""
     return f"{corruption}-{severity}"
 
 
 class Corrupted:
-    """Images under one corruption, each made when it is asked for.
+    """Images under one corruption, each generated when it is needed.
 
-    What is random depends on the seed, the condition and the row alone: an image is the same whenever and wherever it
-    is made.
+    Random numbers depend only on the seed, the condition and the row, so an image is the same whenever and wherever it
+    is generated.
 
     Args:
         images: the clean images.
         corruption: one of ``CORRUPTIONS`` or ``EXTRA``.
         severity: 1 to 5.
-        seed: of everything that is drawn.
+        seed: decides all random numbers.
     """
 
     def __init__(self, images: Tensor | Images, corruption: str, severity: int, seed: int) -> None:
@@ -61,11 +61,12 @@ class Corrupted:
 
 
 def corrupted(domain: Domain, seed: int) -> tuple[Domain, ...]:
-    """The domain under each of the ``CONDITIONS``; nothing is computed before an image is asked for."""
+    """Returns the domain under each of the ``CONDITIONS``; nothing is computed before an image is needed."""
     clean = domain.digest()
     domains = []
     for corruption, severity in CONDITIONS:
         images = Corrupted(domain.images, corruption, severity, seed)
+        # All that decides the bytes: caches of features compare this text instead of the images.
         version = f"{clean} {corruption} {severity} {seed} {GENERATION} {__version__}"
         domains.append(replace(domain, name=title(corruption, severity), images=images, version=version))
     return tuple(domains)

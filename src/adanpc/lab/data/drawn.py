@@ -1,4 +1,4 @@
-"""Pictures that are drawn: six kinds of things in four styles, after PACS, for samples that need no download."""
+"""Drawn pictures: six kinds of things in the four styles of PACS, for examples that need no download."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from PIL import Image, ImageDraw, ImageFilter
 from adanpc.lab.seeds import seed_of
 from adanpc.require import one_of
 
-SIDE = 96  # pixels of a picture
-LARGE = 2 * SIDE  # of the picture as it is drawn; made small, its lines are smooth
+SIDE = 96  # pixels on each side of a picture
+LARGE = 2 * SIDE  # the side at which a picture is drawn; reducing it afterward makes lines smooth
 BLUR = LARGE / 128
 
 Point = tuple[float, float]
@@ -23,7 +23,7 @@ Color = tuple[int, int, int]
 
 
 class Part(NamedTuple):
-    """A closed line of a thing, in a square from -1 to 1 with y upward, and the color that it has by nature."""
+    """A part of a thing: its closed outline, in a square from -1 to 1 with y upward, and its natural color."""
 
     outline: list[Point]
     color: Color
@@ -33,37 +33,37 @@ class Part(NamedTuple):
 
 
 def boat(random: Generator) -> list[Part]:
-    """A sailing boat: hull, mast, one or two sails."""
+    """Returns a sailing boat: hull, mast, one or two sails."""
     deck = -0.3
+    boom = deck + 0.12  # the lower edge of the sails
     height = random.uniform(0.65, 0.95)
     hull = [(-0.85, deck), (0.85, deck), (random.uniform(0.45, 0.65), -0.75), (-0.55, -0.75)]
     mast = [(-0.04, deck), (0.04, deck), (0.04, height), (-0.04, height)]
-    parts = [Part(hull, (135, 75, 45)), Part(mast, (90, 65, 45))]
-    parts.append(
-        Part([(0.09, deck + 0.12), (random.uniform(0.5, 0.8), deck + 0.12), (0.09, height - 0.05)], (240, 235, 215))
-    )
+    mainsail = [(0.09, boom), (random.uniform(0.5, 0.8), boom), (0.09, height - 0.05)]
+    parts = [Part(hull, (135, 75, 45)), Part(mast, (90, 65, 45)), Part(mainsail, (240, 235, 215))]
     if random.random() < 0.7:
-        parts.append(
-            Part([(-0.09, deck + 0.12), (-random.uniform(0.4, 0.7), deck + 0.12), (-0.09, height - 0.2)], (225, 90, 70))
-        )
+        foresail = [(-0.09, boom), (-random.uniform(0.4, 0.7), boom), (-0.09, height - 0.2)]
+        parts.append(Part(foresail, (225, 90, 70)))
     return parts
 
 
 def cup(random: Generator) -> list[Part]:
-    """A cup with a handle, and often a saucer."""
+    """Returns a cup with a handle, and often a saucer."""
     narrow = random.uniform(0.3, 0.5)
     handle = ellipse(0.6, 0.05, 0.33, 0.33)
     hole = ellipse(0.6, 0.05, 0.17, 0.18)
     body = [(-0.6, 0.6), (0.6, 0.6), (narrow, -0.55), (-narrow, -0.55)]
+    coffee = ellipse(0, 0.6, 0.6, 0.13)
     parts = [Part(handle, (60, 110, 170)), Part(hole, (235, 235, 230)), Part(body, (70, 125, 190))]
-    parts.append(Part(ellipse(0, 0.6, 0.6, 0.13), (95, 60, 40)))
+    parts.append(Part(coffee, (95, 60, 40)))
     if random.random() < 0.6:
-        parts.insert(0, Part(ellipse(0, -0.6, 0.85, 0.14), (205, 210, 220)))
+        saucer = ellipse(0, -0.6, 0.85, 0.14)
+        parts.insert(0, Part(saucer, (205, 210, 220)))
     return parts
 
 
 def fish(random: Generator) -> list[Part]:
-    """A fish that looks to the left: body, tail, fin and eye."""
+    """Returns a fish that looks to the left: body, tail, fin and eye."""
     length = random.uniform(0.58, 0.68)
     height = random.uniform(0.32, 0.46)
     spread = random.uniform(0.32, 0.48)
@@ -75,7 +75,7 @@ def fish(random: Generator) -> list[Part]:
 
 
 def flower(random: Generator) -> list[Part]:
-    """A flower: stem, leaves, petals around a middle."""
+    """Returns a flower: stem, leaf, petals around a center."""
     petals = int(random.integers(5, 8))
     reach = random.uniform(0.3, 0.4)
     size = random.uniform(0.2, 0.27)
@@ -90,7 +90,7 @@ def flower(random: Generator) -> list[Part]:
 
 
 def house(random: Generator) -> list[Part]:
-    """A house: walls, roof, door, window, often a chimney."""
+    """Returns a house: walls, roof, door, window, often a chimney."""
     wall = random.uniform(0.55, 0.72)
     eaves = random.uniform(0.05, 0.25)
     top = random.uniform(0.7, 0.95)
@@ -105,7 +105,7 @@ def house(random: Generator) -> list[Part]:
 
 
 def tree(random: Generator) -> list[Part]:
-    """A tree: a trunk under a round crown, or under the tiers of a fir."""
+    """Returns a tree: a trunk under a round crown, or under the tiers of a fir."""
     trunk = Part(box(-0.11, -0.95, 0.11, -0.2), (110, 75, 45))
     red = int(random.integers(45, 80))
     green = int(random.integers(120, 150))
@@ -125,13 +125,16 @@ def tree(random: Generator) -> list[Part]:
 
 
 def ellipse(x: float, y: float, width: float, height: float) -> list[Point]:
-    """The outline of an ellipse, as points."""
-    angles = [2 * pi * number / 40 for number in range(40)]
-    return [(x + width * cos(angle), y + height * sin(angle)) for angle in angles]
+    """Returns the outline of an ellipse with this center and these half axes, as 40 points."""
+    outline = []
+    for number in range(40):
+        angle = 2 * pi * number / 40
+        outline.append((x + width * cos(angle), y + height * sin(angle)))
+    return outline
 
 
 def box(left: float, bottom: float, right: float, top: float) -> list[Point]:
-    """The outline of a box."""
+    """Returns the outline of a box."""
     return [(left, bottom), (right, bottom), (right, top), (left, top)]
 
 
@@ -149,7 +152,7 @@ THINGS: dict[str, Callable[[Generator], list[Part]]] = {
 
 
 def photo(parts: list[Part], random: Generator) -> Image.Image:
-    """Like a photo: uneven light, a blurred background, grain."""
+    """Draws like a photo: uneven light, a blurred background, grain."""
     picture = _background(random, (150, 180, 205), (120, 130, 95))
     shades = Image.new("RGB", picture.size)
     draw = ImageDraw.Draw(shades)
@@ -164,7 +167,7 @@ def photo(parts: list[Part], random: Generator) -> Image.Image:
 
 
 def art_painting(parts: list[Part], random: Generator) -> Image.Image:
-    """Like a painting: warm colors in broad strokes that do not keep to the outlines."""
+    """Draws like a painting: warm colors in broad strokes that do not follow the outlines."""
     picture = _background(random, (205, 170, 120), (165, 125, 90))
     draw = ImageDraw.Draw(picture)
     for part in parts:
@@ -178,20 +181,20 @@ def art_painting(parts: list[Part], random: Generator) -> Image.Image:
 
 
 def cartoon(parts: list[Part], random: Generator) -> Image.Image:
-    """Like a cartoon: flat bright colors, dark outlines, a plain background."""
+    """Draws like a cartoon: flat bright colors, dark outlines, a plain background."""
     grounds = [(255, 244, 214), (214, 238, 255), (226, 246, 220), (250, 226, 238)]
     picture = Image.new("RGB", (LARGE, LARGE), grounds[int(random.integers(len(grounds)))])
     draw = ImageDraw.Draw(picture)
     for part in parts:
         draw.polygon(part.outline, fill=_bright(part.color))
-        draw.line(
-            [*part.outline, part.outline[0], part.outline[1]], fill=(30, 25, 35), width=LARGE // 38, joint="curve"
-        )
+        # One point beyond the start, so that the line has a joint there, too.
+        closed = [*part.outline, part.outline[0], part.outline[1]]
+        draw.line(closed, fill=(30, 25, 35), width=LARGE // 38, joint="curve")
     return picture
 
 
 def sketch(parts: list[Part], random: Generator) -> Image.Image:
-    """Like a sketch: pencil lines that miss each other, on paper, and a little hatching."""
+    """Draws like a sketch: pencil lines on paper that miss each other, and a little hatching."""
     picture = Image.new("RGB", (LARGE, LARGE), (250, 249, 246))
     draw = ImageDraw.Draw(picture)
     for part in parts:
@@ -205,7 +208,7 @@ def sketch(parts: list[Part], random: Generator) -> Image.Image:
 
 
 def _hatch(picture: Image.Image, part: Part, random: Generator) -> None:
-    """Shades dark parts by parallel lines."""
+    """Shades a part with parallel lines if it is dark."""
     if sum(part.color) > 380:
         return
     lines = Image.new("RGB", picture.size, (250, 249, 246))
@@ -226,7 +229,7 @@ STYLES: dict[str, Callable[[list[Part], Generator], Image.Image]] = {
 
 
 def _background(random: Generator, above: Color, below: Color) -> Image.Image:
-    """Two colors that run into each other, with soft spots."""
+    """Returns a background of two colors that blend into each other, with soft spots."""
     horizon = random.uniform(0.45, 0.75)
     weight = 1 / (1 + np.exp((np.linspace(0, 1, LARGE) - horizon) * 12))
     top = np.array(_varied(above, random, 30))
@@ -245,29 +248,40 @@ def _background(random: Generator, above: Color, below: Color) -> Image.Image:
 
 
 def _grainy(picture: Image.Image, random: Generator, amount: float) -> Image.Image:
+    """Returns a picture with gray noise added."""
     noise = random.normal(0, amount, (LARGE, LARGE, 1))
     return Image.fromarray((np.asarray(picture) + noise).clip(0, 255).astype(np.uint8))
 
 
 def _shaken(outline: list[Point], random: Generator, amount: float) -> list[Point]:
-    return [(x + random.normal(0, amount), y + random.normal(0, amount)) for x, y in outline]
+    """Returns an outline whose points are moved at random."""
+    shaken = []
+    for x, y in outline:
+        move_x = random.normal(0, amount)
+        move_y = random.normal(0, amount)
+        shaken.append((x + move_x, y + move_y))
+    return shaken
 
 
 def _varied(color: Color, random: Generator, amount: float) -> Color:
+    """Returns a color whose channels are changed at random."""
     return _color([channel + random.normal(0, amount) for channel in color])
 
 
 def _warm(color: Color) -> Color:
+    """Returns a color with more red and less blue."""
     red, green, blue = color
     return _color([0.9 * red + 30, 0.85 * green + 15, 0.7 * blue])
 
 
 def _bright(color: Color) -> Color:
+    """Returns a lighter and more saturated color."""
     middle = sum(color) / 3
     return _color([middle + 1.5 * (channel - middle) + 15 for channel in color])
 
 
 def _color(channels: list[float]) -> Color:
+    """Returns the channels as whole numbers from 0 to 255."""
     red, green, blue = (int(min(255, max(0, channel))) for channel in channels)
     return red, green, blue
 
@@ -276,12 +290,12 @@ def _color(channels: list[float]) -> Color:
 
 
 def draw_thing(thing: str, style: str, number: int) -> Image.Image:
-    """One picture, always the same for the same arguments; its size, place and slant vary with the number.
+    """Returns a picture that is always the same for the same arguments; size, position and slant vary with the number.
 
     Args:
         thing: one of ``THINGS``.
         style: one of ``STYLES``.
-        number: of the picture, from 0.
+        number: the number of the picture, from 0.
     """
     one_of("thing", thing, tuple(THINGS))
     one_of("style", style, tuple(STYLES))
@@ -291,7 +305,7 @@ def draw_thing(thing: str, style: str, number: int) -> Image.Image:
 
 
 def _placed(parts: list[Part], random: Generator) -> list[Part]:
-    """The parts in pixels, turned, stretched and moved a little, some of them mirrored."""
+    """Returns the parts in pixels, turned, stretched and moved a little, and perhaps mirrored."""
     angle = random.normal(0, 0.14)
     size = LARGE * random.uniform(0.3, 0.44)
     stretch = random.uniform(0.85, 1.15)
@@ -299,13 +313,18 @@ def _placed(parts: list[Part], random: Generator) -> list[Part]:
     middle_x, middle_y = LARGE * random.uniform(0.44, 0.56, 2)
 
     def placed(point: Point) -> Point:
+        """Returns a point in pixels, with y downward."""
         x = point[0] * mirror * stretch
         y = point[1]
         turned_x = x * cos(angle) - y * sin(angle)
         turned_y = x * sin(angle) + y * cos(angle)
         return middle_x + size * turned_x, middle_y - size * turned_y
 
-    return [Part([placed(point) for point in part.outline], part.color) for part in parts]
+    placed_parts = []
+    for part in parts:
+        outline = [placed(point) for point in part.outline]
+        placed_parts.append(Part(outline, part.color))
+    return placed_parts
 
 
 def write_drawn(folder: Path, style: str, numbers: Iterable[int]) -> None:

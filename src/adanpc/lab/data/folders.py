@@ -1,4 +1,4 @@
-"""Data sets that are folders of images: any, and the published ones."""
+"""Data sets that are folders of images: any folder of your own, and published data sets."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Layout:
     """A published data set laid out as ``<folder>/<domain>/<class>/<image>``.
 
     Args:
-        name: as in the registry.
+        name: the name in the registry.
         folders: the usual names of its folder.
-        domains: in the published order; for each the names that its folder may have, the domain's own first.
-        classes: how many were published.
-        images: how many were published, as counted by DomainBed.
+        domains: in the published order; for each, the names that its folder may have, starting with the domain's own.
+        classes: the number of published classes.
+        images: the number of published images, as counted by DomainBed.
     """
 
     name: str
@@ -73,9 +73,9 @@ OFFICE_HOME = Layout(
 
 
 def any_folder(root: Path) -> DataSet | None:
-    """The data set ``root/<domain>/<class>/<image>``, or ``root/<class>/<image>`` as one domain; None without folders.
+    """Returns the data set ``root/<domain>/<class>/<image>``, or ``root/<class>/<image>`` as a single domain.
 
-    Domains and classes are sorted; a single domain has the name of the root.
+    Domains and classes are sorted; a single domain has the name of the root. Returns None if there are no folders.
     """
     if not root.is_dir():
         return None
@@ -94,13 +94,13 @@ def any_folder(root: Path) -> DataSet | None:
 
 
 def published(layout: Layout, root: Path) -> DataSet | None:
-    """The published data set at the root or in its usual folder below; None if there is nothing of it.
+    """Returns the published data set at the root or in its usual folder below; None if no domain of it exists.
 
-    Images listed in ``duplicates.txt`` beside the domains, one path a line, are left out.
+    Images listed in ``duplicates.txt``, a file next to the domains with one path per line, are left out.
     """
     place = root
     folders: dict[str, str] = {}
-    # The most complete place counts: a folder of other data may have the name of a domain by chance.
+    # Take the most complete place: by chance, a folder of other data may have the name of a domain.
     for candidate in candidate_folders(root, layout.folders):
         candidate_domains = _domain_folders(layout, candidate)
         if len(candidate_domains) > len(folders):
@@ -113,8 +113,8 @@ def published(layout: Layout, root: Path) -> DataSet | None:
         raise DataError(f"{layout.name} in {str(place)!r} lacks the domains {', '.join(missing)}: copy them there")
     duplicates = _read_duplicates(place)
     scans = {name: scan_folder(place, folder, duplicates) for name, folder in folders.items()}
-    left_out = sum(found.left_out for found in scans.values())
-    images = sum(len(found.images) for found in scans.values())
+    left_out = sum(scan.left_out for scan in scans.values())
+    images = sum(len(scan.images) for scan in scans.values())
     duplicates_clause = ""
     if duplicates:
         duplicates_clause = f"{left_out:,} of {len(duplicates):,} listed duplicates were found and left out"
@@ -128,7 +128,7 @@ def published(layout: Layout, root: Path) -> DataSet | None:
 
 
 def _check_name(name: str, folder: Path | str) -> None:
-    """Refuses the name of a domain's folder that is not text: results are filed under it."""
+    """Refuses the name of a domain's folder if it is not valid text, since results are filed under it."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -136,7 +136,7 @@ def _check_name(name: str, folder: Path | str) -> None:
 
 
 def _domain_folders(layout: Layout, place: Path) -> dict[str, str]:
-    """The folder of each domain that is there, by the domain's name."""
+    """Returns the folder of each domain that exists, by the name of the domain."""
     folders = {}
     for names in layout.domains:
         for name in names:
@@ -147,7 +147,7 @@ def _domain_folders(layout: Layout, place: Path) -> dict[str, str]:
 
 
 def _read_duplicates(place: Path) -> frozenset[str]:
-    """The images that are listed as duplicates, by their paths below the place."""
+    """Returns the images listed as duplicates, by their paths below the place."""
     duplicates = set()
     for name in DUPLICATES:
         path = place / name
@@ -155,7 +155,7 @@ def _read_duplicates(place: Path) -> frozenset[str]:
             continue
         with blaming(path, "cannot be read", "copy it again, or remove it"):
             content = read_contents(path)
-        # As the system decodes the names of files: what is not UTF-8 stays what it is.
+        # Decode as Python decodes file names, so that names which are not UTF-8 can be compared.
         for line in content.decode("utf-8", "surrogateescape").splitlines():
             if line.strip():
                 duplicates.add(PurePosixPath(line.strip()).as_posix())

@@ -25,17 +25,17 @@ from adanpc.progress import track
 FOLDERS = ("ImageNet", "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC")
 FOLDERS_C = ("ImageNet-C", "imagenet-c", "ImageNetC")
 GROUPS = ("", "noise/", "blur/", "weather/", "digital/", "extra/")
-PUBLISHED = {"train": 1_281_167, "val": 50_000}
+PUBLISHED = {"train": 1_281_167, "val": 50_000}  # how many images were published
 CLASSES = 1_000
-IMAGENET_NAME = re.compile(r"n\d{8}|ILSVRC2012_")  # a class, or an image that is in none yet
-RESIZED = 256  # the shorter side before the center is cut out
+IMAGENET_NAME = re.compile(r"n\d{8}|ILSVRC2012_")  # a class, or an image that is not yet in the folder of a class
+RESIZED = 256  # the shorter side before the center is cropped
 CROP = 224
 
 
 def imagenet(root: Path, domains: tuple[str, ...] = ("train", "val")) -> DataSet | None:
-    """ImageNet with those of the domains train and val that are there; None if neither is.
+    """Returns ImageNet with the domains train and val, as far as they exist; None if neither does.
 
-    The classes are the sorted WordNet ids: the labels of the usual pretrained networks, if all 1,000 are there.
+    The classes are the sorted WordNet ids. If all 1,000 exist, labels are those of the usual pretrained networks.
 
     Args:
         root: the folder of ImageNet, or one above.
@@ -54,10 +54,10 @@ def imagenet(root: Path, domains: tuple[str, ...] = ("train", "val")) -> DataSet
 
 
 def imagenet_c(root: Path, seed: int) -> DataSet | None:
-    """ImageNet-C with a domain for each corruption and severity, the fifteen standard corruptions first.
+    """Returns ImageNet-C with a domain for each corruption and severity, the fifteen standard corruptions first.
 
-    The folders may be in the groups in which they are published (noise, blur, …) or beside each other. Without them the
-    images are made from ImageNet's val when they are asked for, and the notice says so; None if val is missing too.
+    The folders may be in the published groups (noise, blur, …) or side by side. Without them, images are generated from
+    ImageNet's val when they are needed, and the notice says so. Returns None if val is missing, too.
     """
     for place in candidate_folders(root, FOLDERS_C):
         folders = _condition_folders(place)
@@ -75,7 +75,7 @@ def imagenet_c(root: Path, seed: int) -> DataSet | None:
 
 
 class Cropped:
-    """Images (3, 224, 224) uint8, cut as ImageNet-C was: the shorter side resized to 256, then the center.
+    """Images (3, 224, 224) uint8, cropped as in ImageNet-C: the shorter side is resized to 256, then the center taken.
 
     Args:
         images: uint8, of any size.
@@ -89,9 +89,11 @@ class Cropped:
 
     def __getitem__(self, index: int) -> Tensor:
         image = self.images[index]
-        shorter = min(image.shape[1:])
-        height, width = (RESIZED * side // shorter for side in image.shape[1:])
-        if height * width > MOST_PIXELS:
+        height, width = image.shape[1:]
+        shorter = min(height, width)
+        height = RESIZED * height // shorter
+        width = RESIZED * width // shorter
+        if height * width > MOST_PIXELS:  # the longer side may have become enormous
             raise DataError(self._too_narrow(index, image))
         resized = interpolate(image[None], [height, width], mode="bilinear", antialias=True)[0]
         top = round((height - CROP) / 2)
@@ -99,7 +101,7 @@ class Cropped:
         return resized[:, top : top + CROP, left : left + CROP]
 
     def _too_narrow(self, index: int, image: Tensor) -> str:
-        """Says which image would need gigabytes once its shorter side is resized: one of 1 x 60,000 pixels, say."""
+        """Returns a message about an image that would need gigabytes once resized, such as one of 1 x 60,000 pixels."""
         file = file_behind(self.images, index)
         name = f"image {index}" if file is None else repr(file.files.file(file.row))
         sides = f"{image.shape[1]} x {image.shape[2]}"
@@ -107,14 +109,14 @@ class Cropped:
 
 
 def _is_imagenet(folder: Path) -> bool:
-    """Whether this folder has a class or an image that is named as in ImageNet."""
+    """Returns whether this folder has a class or an image that is named as in ImageNet."""
     if not folder.is_dir():
         return False
     return any(IMAGENET_NAME.match(entry.name) for entry in list_folder(folder))
 
 
 def _condition_folders(place: Path) -> dict[tuple[str, int], str]:
-    """The folder of each corruption and severity that is there."""
+    """Returns the folder of each corruption and severity that exists."""
     folders = {}
     for corruption, severity in CONDITIONS:
         for group in GROUPS:
@@ -126,5 +128,6 @@ def _condition_folders(place: Path) -> dict[tuple[str, int], str]:
 
 
 def _add_notice(data: DataSet, *clauses: str) -> DataSet:
+    """Returns the data set with these clauses, and one about missing classes, in its notice."""
     classes = size_difference("classes", len(data.classes), CLASSES)
     return replace(data, notice=join_clauses(data.notice, *clauses, classes))

@@ -1,4 +1,4 @@
-"""Images in files, decoded when they are asked for: the one door to Pillow."""
+"""Images in files, decoded when they are needed: the only place where Pillow reads them."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ try:
 except ImportError:
     Image = None  # type: ignore[assignment]
 
-CHUNK = 32  # images that a thread decodes before it asks for more; a matter of speed only
-# Pillow goes by the content of a file, not by its name, and some of its formats start other programs: PostScript is
-# handed to Ghostscript. These decode by themselves. Data sets name GIFs .jpg now and then.
+CHUNK = 32  # images that a thread decodes at a time; it matters for speed only
+# Pillow goes by the content of a file, not by its name, and for some formats it starts other programs: it passes
+# PostScript to Ghostscript. These formats it decodes itself. GIF is among them, since data sets have some named .jpg.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-# A few bytes can claim billions of pixels. This is Pillow's own limit, a quarter of a gibibyte of RGB; it only warns.
+# A few bytes can claim billions of pixels. This is Pillow's own limit, a quarter of a gibibyte of RGB, but Pillow only
+# warns.
 MOST_PIXELS = 89_478_485
 UNREADABLE = "skipped as unreadable"
 
 
 class ImageFiles:
-    """Images (3, H, W) uint8 in the files of a folder or of a zip file, each decoded when it is asked for.
+    """Images (3, H, W) uint8 in the files of a folder or of a zip file, each decoded when it is needed.
 
-    Gray, palettes and transparency become RGB. A rotation noted in the EXIF data is not applied, as in the published
-    pipelines. Worker processes may share it, forked or spawned: each opens the zip file for itself.
+    Images in gray, with a palette or with transparency become RGB. As in the published pipelines, a rotation in the
+    EXIF data is not applied. Forked or spawned worker processes may share an instance: each opens the zip file itself.
 
     Args:
         root: the folder or the zip file.
-        names: of the files below it, with ``/`` between folders.
+        names: the names of the files below it, with ``/`` between folders.
     """
 
     def __init__(self, root: Path, names: Sequence[str]) -> None:
@@ -54,14 +55,14 @@ class ImageFiles:
             raise DataError("images are decoded by pillow, which is not installed: pip install 'adanpc[vision]'")
         self.root = root
         self.zipped = root.is_file()
-        # One block of bytes: a forked worker would copy a list of texts page by page, as it counts references.
+        # One block of bytes: a forked worker would copy a list of strings page by page, by counting references to them.
         self.names = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def file(self, index: int) -> str:
-        """The path of an image; inside a zip file, the path of the zip file comes first."""
+        """Returns the path of an image; inside a zip file, it starts with the path of the zip file."""
         return f"{self.root}/{os.fsdecode(self.names[index])}"
 
     def __getitem__(self, index: int) -> Tensor:
@@ -70,7 +71,7 @@ class ImageFiles:
             pixels = _decode(self._read(index))
         except MemoryError:
             raise
-        except Exception as error:  # every decoder has errors of its own
+        except Exception as error:  # every decoder raises errors of its own
             reason = printable(str(error))
             raise DataError(
                 f"{file!r} cannot be read ({reason}): copy it again, or use `skip_unreadable` to skip such files"
@@ -78,10 +79,10 @@ class ImageFiles:
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
     def _read(self, index: int) -> bytes:
-        """The bytes of an image file.
+        """Returns the bytes of an image file.
 
-        Decoders get a copy of them and never the file: some map it into memory, and a mapped file that is cut while it
-        is decoded kills the process.
+        Decoders get a copy of them and never the file: some map it into memory, and a mapped file that is truncated
+        while it is decoded kills the process.
         """
         if not self.zipped:
             return read_contents(self.file(index))
@@ -90,49 +91,52 @@ class ImageFiles:
         member = archive.getinfo(os.fsdecode(self.names[index]))
         check_size(member.file_size, "unpacks to")
         with archive.open(member) as file:
-            return read_at_most(file, member.file_size)
+            return read_at_most(file, member.file_size)  # at most, since the stated size may be wrong
 
 
 @lru_cache(maxsize=4)
 def _open_zip(path: Path, changed: int, process: int) -> ZipFile:
-    """An open zip file for this process alone: forked processes would move each other's position in it."""
+    """Returns an open zip file for this process alone: forked processes would move each other's position in it.
+
+    The time of the last change and the number of the process are only keys of the cache.
+    """
     return ZipFile(path)
 
 
 def _decode(content: bytes) -> NDArray[np.uint8]:
-    """Pixels (H, W, 3)."""
+    """Returns the pixels (H, W, 3) of an image file."""
     try:
         opened = Image.open(BytesIO(content), formats=FORMATS)
     except UnidentifiedImageError as error:
         raise ContentError(f"it is none of {', '.join(FORMATS)}") from error
     with opened as image:
-        # The size is known from the first bytes; memory for the pixels is taken when they are converted.
+        # Pillow knows the size from the first bytes, and allocates memory for the pixels when they are converted.
         if image.width * image.height > MOST_PIXELS:
             raise ContentError(f"it claims {image.width} x {image.height} pixels, more than {MOST_PIXELS:,}")
-        # Without the step over RGBA pillow warns of transparent palettes; the colors are the same.
+        # Without the detour over RGBA, Pillow warns about transparent palettes; the colors are the same.
         opaque = image.convert("RGBA") if image.mode == "P" else image
         return np.array(opaque.convert("RGB"))
 
 
 class FileRow(NamedTuple):
-    """One image file: a row of a collection of them."""
+    """One image file: a row of a collection."""
 
     files: ImageFiles
     row: int
 
 
 def unreadable(data: DataSet | Domain) -> tuple[str, ...]:
-    """The files that cannot be decoded, found by decoding every one on all cores; see ``without``."""
+    """Returns the files that cannot be decoded, found by decoding every file on all cores; see ``without``."""
     domains = data.domains if isinstance(data, DataSet) else (data,)
-    found: dict[FileRow, None] = {}  # in their order, each once
+    unique_files: dict[FileRow, None] = {}  # a dict keeps their order
     for domain in domains:
         for row in range(len(domain)):
             file = file_behind(domain.images, row)
             if file is not None:
-                found[file] = None
-    files = list(found)
+                unique_files[file] = None
+    files = list(unique_files)
     chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
-    pool = ThreadPoolExecutor(cores())  # threads are enough: pillow decodes without holding the interpreter's lock
+    pool = ThreadPoolExecutor(cores())  # threads are enough: Pillow releases the interpreter's lock while it decodes
     try:
         checked = chain.from_iterable(pool.map(_check_files, chunks))
         return tuple(path for path in track(checked, "reading every image", len(files)) if path)
@@ -141,7 +145,7 @@ def unreadable(data: DataSet | Domain) -> tuple[str, ...]:
 
 
 def _check_files(chunk: list[FileRow]) -> list[str]:
-    """For each image the path of its file if that cannot be decoded, otherwise an empty text."""
+    """Returns, for each image, the path of its file if it cannot be decoded, else an empty text."""
     paths = []
     for files, row in chunk:
         try:
@@ -154,26 +158,26 @@ def _check_files(chunk: list[FileRow]) -> list[str]:
 
 
 def without(data: DataSet, files: Collection[str], why: str = "dropped by request") -> DataSet:
-    """The data set without these files; the notice counts the images that are gone.
+    """Returns the data set without these files; the notice counts the images left out.
 
     Args:
-        data: whose files are named.
-        files: as ``unreadable`` names them.
-        why: how the notice goes on after the number of images.
+        data: the data set.
+        files: paths as ``unreadable`` returns them.
+        why: how the notice continues after the number of images.
     """
     unwanted = set(files)
-    met: set[str] = set()
+    present: set[str] = set()  # those of the unwanted files that the data set has
     domains = []
     dropped = 0
     for domain in data.domains:
         paths = _paths(domain)
-        met.update(unwanted.intersection(paths))
+        present.update(unwanted.intersection(paths))
         kept = [row for row, path in enumerate(paths) if path not in unwanted]
         dropped += len(paths) - len(kept)
         if len(kept) < len(paths):
             domain = domain.subset(kept)
         domains.append(domain)
-    unknown = sorted(unwanted - met)
+    unknown = sorted(unwanted - present)
     if unknown:
         raise DataError(f"{data.name} has no file {unknown[0]!r}: give the paths as adanpc.lab.data.unreadable does")
     clauses = [data.notice] if data.notice else []
@@ -184,7 +188,7 @@ def without(data: DataSet, files: Collection[str], why: str = "dropped by reques
 
 
 def _paths(domain: Domain) -> list[str]:
-    """The path of each image's file; an empty text for an image that is in no file."""
+    """Returns the path of each image's file; an empty text for an image that is not in a file."""
     paths = []
     for row in range(len(domain)):
         file = file_behind(domain.images, row)
@@ -196,7 +200,7 @@ def _paths(domain: Domain) -> list[str]:
 
 
 def file_behind(images: Tensor | Images, row: int) -> FileRow | None:
-    """The file that an image is read from or made from; None if it is in no file."""
+    """Returns the file that an image is read or generated from; None if there is none."""
     if isinstance(images, ImageFiles):
         return FileRow(images, row)
     if isinstance(images, View):
@@ -204,6 +208,6 @@ def file_behind(images: Tensor | Images, row: int) -> FileRow | None:
     if isinstance(images, Joined):
         part, part_row = images.locate(row)
         return file_behind(images.parts[part], part_row)
-    if hasattr(images, "images"):  # what is made of other images row by row keeps them under this name
+    if hasattr(images, "images"):  # images generated from others, row by row, keep the originals under this name
         return file_behind(images.images, row)
     return None

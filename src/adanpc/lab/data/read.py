@@ -1,4 +1,4 @@
-"""Data sets by name."""
+"""All data sets by name, and data sets of your own by module or file."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DOMAIN_BED = "DomainBed's download script (https://github.com/facebookresearch/D
 
 @dataclass(frozen=True)
 class Reader:
-    """How a data set is read, and what to say if it is missing.
+    """How to read a data set, and what to say if it is missing.
 
     Args:
-        read: the data set at or below a root, with a seed for what is random in it; None if there is nothing of it.
-        remedy: where it is published and which layout is expected in which folder; part of a sentence.
-        check: refuses data with files that are missing, where reading does not look at them.
+        read: returns the data set at or below a root, given a seed for what is random in it; None if it is not there.
+        remedy: part of a sentence: where it is published, and which layout is expected in which folder.
+        check: refuses data with missing files, if ``read`` itself does not look for them.
     """
 
     read: Callable[[Path, int], DataSet | None]
@@ -38,7 +38,7 @@ class Reader:
 
 
 def _published_reader(layout: Layout, page: str) -> Reader:
-    """The reader of a data set that is published at a web page, as folders of images."""
+    """Returns the reader of a data set that is published at a web page, as folders of images."""
     domains = ", ".join(names[0] for names in layout.domains)
     folders = f"{layout.folders[0]}/<domain>/<class>/<image> with the domains {domains}"
     remedy = f"it is published at {page} and expected as {folders}; {DOMAIN_BED}"
@@ -92,15 +92,15 @@ READERS: dict[str, Reader] = {
 
 
 OWN = OwnFunctions(ENTRY_POINTS, "data set", DataError, "adanpc.lab.data.find_data")
-OWN_REMEDY = "what was asked to read it has found nothing there"
+OWN_REMEDY = "its reader has found nothing there"
 
 
 def find_data(name: str) -> None:
-    """Refuses a name that no data set has. One of your own is imported, and can be read in this process from then on.
+    """Refuses a name that no data set has; loads the reader of a data set of your own, so that this process can use it.
 
     Args:
-        name: see ``read``. The code of a module or file that it names is executed, so do not take the name from a
-            file that you do not trust.
+        name: see ``read``. The code of a module or file in the name is executed, so do not take the name from a file
+            that you do not trust.
     """
     if is_own(name):
         OWN.find(name)
@@ -109,22 +109,23 @@ def find_data(name: str) -> None:
 
 
 def check_named(name: str) -> None:
-    """Refuses a data set of your own that nobody has named in this process; runs no code."""
+    """Refuses a data set of your own that this process has not loaded by ``find_data``; runs no code."""
     if is_own(name):
         OWN.known(name)
 
 
 def read(name: str, root: str | Path, *, seed: int = 0, missing_ok: bool = False) -> DataSet:
-    """The data set of this name, found at the root or in its usual folder below.
+    """Returns the data set of this name, at the root or in its usual folder below.
 
     Args:
-        name: one of ``READERS``, what an installed package has registered as an entry point ``adanpc.data``, or a
-            function or class of your own that ``find_data`` was told of: ``my_module:MyData`` or
-            ``path/to/file.py:MyData``. Called with the root and the seed, it returns a ``DataSet``, or None if there
-            is nothing of it at the root.
-        root: where data are kept, or the folder of the data set itself.
-        seed: decides what is random in the data: which digit is rotated by which angle, and corruptions made here.
-        missing_ok: leaves files in that a manifest lists and that do not exist, for ``unreadable`` to find.
+        name: one of ``READERS``; a name that an installed package registers as an entry point ``adanpc.data``; or a
+            function or class of your own that ``find_data`` has loaded, as ``my_module:MyData`` or
+            ``path/to/file.py:MyData``. It is called with the root and the seed, and returns a ``DataSet``, or None if
+            the data are not at the root.
+        root: the folder of all data, or of the data set itself.
+        seed: decides what is random in the data: which digit is rotated by which angle, and corruptions that are
+            generated.
+        missing_ok: whether to include files that a manifest lists but that do not exist, for ``unreadable`` to find.
     """
     reader = _reader(name)
     data = reader.read(Path(root), seed)
@@ -138,7 +139,7 @@ def read(name: str, root: str | Path, *, seed: int = 0, missing_ok: bool = False
 
 
 def _reader(name: str) -> Reader:
-    """How a data set is read, by its name."""
+    """Returns the reader of a data set by name."""
     if name in READERS:
         return READERS[name]
     read_own = OWN.known(name)
@@ -150,11 +151,12 @@ def _reader(name: str) -> Reader:
 
 
 def read_images(path: str | Path, *, skip_unreadable: bool = False) -> DataSet:
-    """The images of a folder, or those that a CSV or Parquet file lists.
+    """Returns the images of a folder, or those that a CSV or Parquet file lists.
 
     Args:
         path: as for the data sets ``folder`` and ``manifest``.
-        skip_unreadable: decodes every image first, and leaves out those that cannot be; the notice counts them.
+        skip_unreadable: whether to decode every image first and leave out those that cannot be decoded; the notice
+            counts them.
     """
     path = Path(path)
     name = "folder"

@@ -1,4 +1,4 @@
-"""Folders and zip files of images, listed: nothing is decoded."""
+"""Lists the images in folders and zip files, without decoding any."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from adanpc.lab.data.images import ImageFiles
 from adanpc.lab.data.printable import printable
 
 SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-MAC_METADATA = "__MACOSX"  # macOS adds a folder of this name to zip files, with a shadow of every file
-# Names are kept in an array as wide as the longest one, so a single name of 64 KiB would cost gigabytes.
+MAC_METADATA = "__MACOSX"  # macOS adds a folder of this name to zip files, with metadata of every file
+# Names are stored in an array that is as wide as the longest one, so a single name of 64 KiB would cost gigabytes.
 LONGEST_NAME = 1_024
 
 
@@ -30,7 +30,7 @@ class ListedFile(NamedTuple):
     """A file of a class.
 
     Args:
-        label: the class: the name of the folder that holds the file.
+        label: the class, which is the name of the folder that contains the file.
         name: the path below the root.
         stamp: a text that changes when the file does.
     """
@@ -45,11 +45,11 @@ class Scan:
     """The images of one domain.
 
     Args:
-        images: class by class.
-        counts: how many there are of each class, in the same order.
+        images: the images, class by class.
+        counts: the number of images of each class, in the same order.
         fingerprint: a hash of names below the root, sizes and times. It is the same for a copy that keeps the times.
-        skipped: how many files were skipped because they are hidden or are not images.
-        left_out: how many images were left out because they were not wanted.
+        skipped: the number of files skipped because they are hidden or are not images.
+        left_out: the number of images left out because they are unwanted.
     """
 
     images: ImageFiles
@@ -60,7 +60,7 @@ class Scan:
 
 
 def candidate_folders(root: Path, names: Iterable[str]) -> list[Path]:
-    """Where a data set may be: the root, and those of the named folders that exist below it."""
+    """Returns where a data set may be: the root, and those of the named folders that exist below it."""
     folders = [root]
     for name in names:
         folders.append(root / name)
@@ -68,12 +68,12 @@ def candidate_folders(root: Path, names: Iterable[str]) -> list[Path]:
 
 
 def scan_folder(root: Path, folder: str, unwanted: Collection[str] = ()) -> Scan:
-    """The images of ``root/folder/<class>/<image>``, without the unwanted ones; the folder may be an empty text."""
+    """Returns the images of ``root/folder/<class>/<image>`` without unwanted ones; ``folder`` may be an empty text."""
     return collect_images(root, _list_domain(root, folder), unwanted)
 
 
 def collect_images(root: Path, files: Iterable[ListedFile], unwanted: Collection[str] = ()) -> Scan:
-    """The images among the files, which come class by class."""
+    """Returns the images among files that are listed class by class."""
     names: list[str] = []
     counts: Counter[str] = Counter()
     skipped = 0
@@ -87,25 +87,25 @@ def collect_images(root: Path, files: Iterable[ListedFile], unwanted: Collection
         else:
             names.append(file.name)
             counts[file.label] += 1
-            fingerprint.update(os.fsencode(f"{file.name}\0{file.stamp}\0"))
+            fingerprint.update(os.fsencode(f"{file.name}\0{file.stamp}\0"))  # no name contains a zero byte
     return Scan(ImageFiles(root, names), counts, fingerprint.hexdigest()[:16], skipped, left_out)
 
 
 def build_data_set(
     name: str, scans: Mapping[str, Scan], *clauses: str, classes: tuple[str, ...] | None = None
 ) -> DataSet:
-    """A data set of scanned domains; its classes are those of all domains, so that labels agree.
+    """Returns a data set of scanned domains; its classes are those of all domains, so that labels agree.
 
     Args:
-        name: of the data set.
-        scans: by the names of the domains.
-        clauses: what to add to the notice.
-        classes: in the order of their labels; by default sorted.
+        name: the name of the data set.
+        scans: the images of each domain, by its name.
+        clauses: clauses to add to the notice.
+        classes: the classes in the order of their labels; by default sorted.
     """
     if classes is None:
         classes = class_names(scans)
-    domains = tuple(_build_domain(domain, found, classes) for domain, found in scans.items())
-    skipped = sum(found.skipped for found in scans.values())
+    domains = tuple(_build_domain(domain, scan, classes) for domain, scan in scans.items())
+    skipped = sum(scan.skipped for scan in scans.values())
     skipped_clause = ""
     if skipped:
         skipped_clause = f"{skipped:,} files were skipped because they are hidden or are not images"
@@ -113,65 +113,65 @@ def build_data_set(
 
 
 def class_names(scans: Mapping[str, Scan]) -> tuple[str, ...]:
-    """The classes of all domains, sorted."""
+    """Returns the classes of all domains, sorted."""
     names: set[str] = set()
-    for found in scans.values():
-        names.update(found.counts)
+    for scan in scans.values():
+        names.update(scan.counts)
     return tuple(sorted(names))
 
 
 def join_clauses(*clauses: str) -> str:
-    """One sentence made of those clauses that are not empty."""
+    """Returns one sentence made of the clauses that are not empty."""
     return "; ".join(clause for clause in clauses if clause)
 
 
 def size_difference(what: str, here: int, published: int) -> str:
-    """A clause that says how this copy differs in size from the published data; empty if it does not."""
+    """Returns a clause about how this copy differs in size from the published data; empty if it does not."""
     if here == published:
         return ""
     return f"{here:,} {what} where {published:,} are published"
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name is none of the data: hidden by a dot, or added by macOS."""
+    """Returns whether a file or folder of this name does not belong to the data: hidden by a dot, or added by macOS."""
     if name == ".":  # zip files may name their members ./train/…
         return False
     return name.startswith(".") or name == MAC_METADATA
 
 
 def has_image_name(name: str) -> bool:
-    """Whether a path below the root names an image: with a known suffix, and neither hidden nor in a hidden folder."""
+    """Returns whether a path is that of an image: it has a known suffix, and no part of it is hidden."""
     parts = name.split("/")  # a PurePath would take seconds for the million images of ImageNet
     suffix = os.path.splitext(parts[-1])[1].lower()
     return suffix in SUFFIXES and not any(is_hidden(part) for part in parts)
 
 
 def list_zip(path: Path) -> list[ListedFile]:
-    """The files of a zip file that are ``<class>/<file>`` in any folder, sorted; the stamp is their checksum."""
+    """Returns the sorted files ``<class>/<file>`` in any folder of a zip file; the stamp is their size and checksum."""
     files = []
     with blaming(path, "cannot be read", "copy it again"):
         for member in _list_members(path):
             parts = PurePosixPath(member.filename).parts
-            if len(parts) > 1 and not member.is_dir():  # in this order: a name may be empty, and is_dir() fails then
+            if len(parts) > 1 and not member.is_dir():  # in this order, since is_dir() fails for an empty name
                 _check_member(member)
                 files.append(ListedFile(parts[-2], member.filename, f"{member.file_size} {member.CRC}"))
     return sorted(files)
 
 
 def list_folder(path: Path | str) -> list[os.DirEntry[str]]:
-    """Everything in a folder, sorted by name."""
+    """Returns everything in a folder, sorted by name."""
     with _blaming_system(path), os.scandir(path) as entries:
         return sorted(entries, key=lambda entry: entry.name)
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether this is a folder that may hold data, or a link to one."""
+    """Returns whether this is a folder that may contain data, or a link to one."""
     with _blaming_system(entry.path):
         return entry.is_dir() and not is_hidden(entry.name)
 
 
 def are_classes(folders: Iterable[os.DirEntry[str]]) -> bool:
-    """Whether these are the folders of classes, not of domains: some have images, and none has folders."""
+    """Returns whether these are the folders of classes, not of domains: some have images, and none has folders."""
     some_images = False
     for folder in folders:
         for entry in list_folder(folder.path):
@@ -182,35 +182,38 @@ def are_classes(folders: Iterable[os.DirEntry[str]]) -> bool:
 
 
 def _list_members(path: Path) -> list[ZipInfo]:
+    """Returns the members of a zip file."""
     check_regular(path)
     try:
         with ZipFile(path) as archive:
             return archive.infolist()
     except MemoryError:
         raise
-    except Exception as error:  # a damaged file raises whatever it makes the reader run into
+    except Exception as error:  # a damaged file can make its reader raise anything
         raise ContentError(error) from error
 
 
 def _check_member(member: ZipInfo) -> None:
-    # The other methods may claim gigabytes of working memory before the first byte is unpacked.
+    """Refuses a member that could cost too much memory."""
+    # Other methods of compression may allocate gigabytes before the first byte is unpacked.
     if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
         raise ContentError(f"it is packed by method {member.compress_type} instead of deflate")
     if len(os.fsencode(member.filename)) > LONGEST_NAME:
         raise ContentError(f"it has a file name of more than {LONGEST_NAME:,} bytes")
 
 
-def _build_domain(name: str, found: Scan, classes: tuple[str, ...]) -> Domain:
-    # Images are listed class by class, so counts are enough to tell their labels.
+def _build_domain(name: str, scan: Scan, classes: tuple[str, ...]) -> Domain:
+    """Returns a domain with the scanned images."""
+    # Images are listed class by class, so their labels follow from the counts.
     numbers = {label: number for number, label in enumerate(classes)}
     labels = [torch.zeros(0, dtype=torch.int64)]
-    for label, count in found.counts.items():
+    for label, count in scan.counts.items():
         labels.append(torch.full((count,), numbers[label]))
-    return Domain(name, found.images, torch.cat(labels), version=found.fingerprint)
+    return Domain(name, scan.images, torch.cat(labels), version=scan.fingerprint)
 
 
 def _list_domain(root: Path, folder: str) -> Iterator[ListedFile]:
-    """The files of ``root/folder/<class>``, sorted; any other layout is refused."""
+    """Yields the files of ``root/folder/<class>``, sorted; refuses any other layout."""
     top = root / folder
     prefix = f"{folder}/" if folder else ""
     layout = f"images are expected in {printable(prefix)}<class>/<image>"
@@ -224,12 +227,19 @@ def _list_domain(root: Path, folder: str) -> Iterator[ListedFile]:
         elif has_image_name(entry.name):
             raise DataError(f"{entry.path!r} is not in the folder of a class: {layout}")
         else:
-            yield ListedFile("", f"{prefix}{entry.name}", "")
+            yield ListedFile("", f"{prefix}{entry.name}", "")  # counted among the files that are skipped
     if not has_classes:
         raise DataError(f"{str(top)!r} has no classes: {layout}")
 
 
 def _list_class(prefix: str, class_folder: os.DirEntry[str], layout: str) -> Iterator[ListedFile]:
+    """Yields the files of one class, sorted.
+
+    Args:
+        prefix: the path of the domain's folder below the root, with a final ``/`` unless it is empty.
+        class_folder: the folder of the class.
+        layout: a clause about the expected layout, for messages.
+    """
     has_images = False
     for entry in list_folder(class_folder.path):
         if is_folder(entry):
@@ -238,7 +248,7 @@ def _list_class(prefix: str, class_folder: os.DirEntry[str], layout: str) -> Ite
             status = entry.stat()
         if has_image_name(entry.name):
             has_images = True
-            if not S_ISREG(status.st_mode):  # a pipe or a device: to read it may take forever
+            if not S_ISREG(status.st_mode):  # reading a pipe or a device may take forever
                 raise DataError(f"{entry.path!r} is not a regular file: copy it again, or remove it")
         stamp = f"{status.st_size} {status.st_mtime_ns}"
         yield ListedFile(class_folder.name, f"{prefix}{class_folder.name}/{entry.name}", stamp)
@@ -248,7 +258,7 @@ def _list_class(prefix: str, class_folder: os.DirEntry[str], layout: str) -> Ite
 
 @contextmanager
 def _blaming_system(path: Path | str) -> Iterator[None]:
-    """Names what the system does not show: a link that leads nowhere or to itself, a folder without permission."""
+    """Turns an OSError, as for a broken link or a folder without permission, into a ``DataError`` with its path."""
     try:
         yield
     except OSError as error:

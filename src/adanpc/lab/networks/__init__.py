@@ -1,4 +1,4 @@
-"""Encoders by name, and the source models that are built on them."""
+"""Encoders by name, and source models built on them."""
 
 from adanpc.lab.networks.augmentation import Augmented
 from adanpc.lab.networks.encoders import ENCODERS, EncoderError, build, find_encoder

@@ -10,9 +10,9 @@ GROUPS = 8  # of every GroupNorm
 
 
 class ConvNet(nn.Module):
-    """Images (B, channels, H, W) to features (B, 128); a linear head is separate.
+    """An encoder from images (B, channels, H, W) to features (B, 128), without a head.
 
-    Four 3x3 convolutions with "same" padding, each followed by ReLU and then GroupNorm, and a global average.
+    It has four 3x3 convolutions with "same" padding, each followed by ReLU and then GroupNorm, and a global average.
 
     Paper: Table "Details of our MNIST ConvNet architecture", which is that of DomainBed.
 
@@ -34,10 +34,14 @@ class ConvNet(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, 128) of images (B, channels, H, W)."""
+        """Returns the features (B, 128) of images (B, channels, H, W)."""
         return cast(Tensor, self.layers(images))
 
 
 def _convolution(channels: int, out: int, stride: int = 1) -> tuple[nn.Module, ...]:
-    """One convolution with what follows it; halves height and width (rounded up) if the stride is 2."""
-    return nn.Conv2d(channels, out, kernel_size=3, stride=stride, padding=1), nn.ReLU(), nn.GroupNorm(GROUPS, out)
+    """Returns one convolution, with the activation and normalization that follow it.
+
+    With a stride of 2 it halves height and width, rounded up.
+    """
+    convolution = nn.Conv2d(channels, out, kernel_size=3, stride=stride, padding=1)
+    return convolution, nn.ReLU(), nn.GroupNorm(GROUPS, out)

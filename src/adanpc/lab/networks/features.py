@@ -1,4 +1,4 @@
-"""Features of whole domains: computed once, and kept on disk if asked."""
+"""The features of whole domains, computed once and optionally cached on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from adanpc.progress import track
 
 FORMAT = "adanpc-features"
 VERSION = 1
-BATCH = 64  # images encoded at once; a matter of speed
+BATCH = 64  # images encoded at once; it matters for speed only
 
 logger = logging.getLogger("adanpc")
 
@@ -29,24 +29,24 @@ logger = logging.getLogger("adanpc")
 def features(
     model: SourceModel, domain: Domain, *, cache: Path | None = None, workers: int | None = None, size: int = BATCH
 ) -> Tensor:
-    """Features (n, D) of all images of a domain, in its order, in evaluation mode, on the CPU.
+    """Returns the features (n, D) of all images of a domain in order, computed in evaluation mode, on the CPU.
 
     Args:
-        model: the encoder; its mode is put back.
+        model: the model whose encoder is used; it is put back into its own mode afterward.
         domain: with the transform that the model expects.
-        cache: a folder. A file there, named by the digests of the encoder and of the domain, is read instead of
-            computing, or written after it. The head does not matter: models that differ by it share the file. A file
-            that is damaged, or that holds anything else, is replaced, with a warning in the log. Of several processes
-            one computes, and the others wait for it.
-        workers: processes that read images, see ``data.loading.ahead``.
-        size: images encoded at once.
+        cache: a folder for a file of the features, named by the digests of the encoder and of the domain. If the file
+            exists, it is read instead of computing them, else it is written. Models that differ only in the head share
+            the file. A file that is damaged, or that holds anything else, is replaced, with a warning in the log. If
+            several processes need the same file, one computes it and the others wait.
+        workers: the number of processes that read images; see ``data.loading.ahead``.
+        size: the number of images encoded at once.
     """
     if cache is None:
         return _encode(model, domain, workers, size)
     origin = {
         "format": FORMAT,
         "version": VERSION,
-        "model": fingerprint(nn.ModuleList([model.encoder, model.norm])),
+        "model": fingerprint(nn.ModuleList([model.encoder, model.norm])),  # the head does not affect features
         "domain": domain.digest(),
         "rows": len(domain),
     }
@@ -56,14 +56,14 @@ def features(
             try:
                 return _read(path, origin)
             except SealError as error:
-                logger.warning("%s; it is made again", error)
+                logger.warning("%s; it is computed again", error)
         encoded = _encode(model, domain, workers, size)
         write_sealed(path, {"features": encoded}, {**origin, "dim": encoded.shape[1]})
     return encoded
 
 
 def _read(path: Path, origin: Mapping[str, Any]) -> Tensor:
-    """The features in a file, or a SealError unless they are whole and of this origin."""
+    """Returns the features in a file; raises SealError if they are damaged or of another origin."""
     tensors, document = read_sealed(path)
     encoded = tensors.get("features")
     if encoded is None or encoded.ndim != 2 or encoded.dtype != torch.float32:
@@ -74,7 +74,7 @@ def _read(path: Path, origin: Mapping[str, Any]) -> Tensor:
 
 
 def _encode(model: SourceModel, domain: Domain, workers: int | None, size: int) -> Tensor:
-    """The features of a domain, computed."""
+    """Computes the features (n, D) of a domain."""
     was_training = model.training
     model.eval()
     parts: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""What turns an image into a model's input: a value that is recorded and compared."""
+"""How images become the inputs of a model, as a value that can be recorded and compared."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ INTERPOLATIONS = ("bilinear", "bicubic")
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Images (C, H, W) or (B, C, H, W) in [0, 1] to a model's inputs: resized, cropped about the center, normalized.
+    """Turns images (C, H, W) or (B, C, H, W) in [0, 1] into inputs: resized, cropped at the center, and normalized.
 
-    Gray images become color images if there is a mean for each of several channels. Images with any other number of
-    channels than the mean, such as an alpha channel, are refused. Agrees with timm's evaluation transform on PIL
-    images up to PIL's rounding to bytes.
+    Gray images become color images if the mean has several channels. Other images whose number of channels is not that
+    of the mean, such as those with an alpha channel, are refused. The result is that of timm's evaluation transform on
+    PIL images, apart from PIL's rounding to bytes.
 
     Args:
-        size: height and width of the result; None leaves images as they are.
-        crop: the side of the crop as a share of the side of the resized image.
-        squash: whether both sides are resized to size / crop, which distorts, or the shorter one only.
+        size: height and width of the result; None keeps the size of the images.
+        crop: the side of the crop, as a share of the side of the resized image.
+        squash: whether both sides are resized to size / crop, which distorts the image, or only the shorter one.
         interpolation: bilinear or bicubic, with anti-aliasing.
         mean, std: of each channel, to normalize by; if empty, images are not normalized.
     """
@@ -48,11 +48,11 @@ class Preprocessing:
             raise AdaNPCError(f"mean and std must be of the same channels, std above 0, got {self.mean} and {self.std}")
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The inputs, of the same number of dimensions as the images."""
+        """Returns the inputs, with the same number of dimensions as the images."""
         return self.normalize(self.resize(self.colored(images)))
 
     def for_channels(self, channels: int) -> Preprocessing:
-        """The same for images of another number of channels: each gets the average mean and std."""
+        """Returns the same preprocessing for another number of channels; each gets the average mean and std."""
         if channels == len(self.mean) or not self.mean:
             return self
         mean = sum(self.mean) / len(self.mean)
@@ -60,11 +60,11 @@ class Preprocessing:
         return replace(self, mean=(mean,) * channels, std=(std,) * channels)
 
     def straight(self) -> Preprocessing:
-        """The same, but nothing is cropped: the whole image becomes the square, whatever its shape was."""
+        """Returns the same preprocessing without a crop: the whole image is resized to a square, whatever its shape."""
         return replace(self, crop=1.0, squash=True)
 
     def colored(self, images: Tensor) -> Tensor:
-        """The images with as many channels as the mean has, gray ones repeated; others are refused."""
+        """Returns images with as many channels as the mean; a gray channel is repeated, other images are refused."""
         if images.ndim not in (3, 4) or not images.is_floating_point():
             shape = tuple(images.shape)
             raise AdaNPCError(f"images must be floats (C, H, W) or (B, C, H, W) in [0, 1], got {images.dtype} {shape}")
@@ -79,9 +79,10 @@ class Preprocessing:
         return images.expand(*images.shape[:-3], expected, -1, -1)
 
     def resize(self, images: Tensor) -> Tensor:
-        """The images at ``size`` x ``size``."""
+        """Returns the images at ``size`` x ``size``."""
         if self.size is None:
             return images
+        # Sizes and offsets are rounded as in torchvision's Resize and CenterCrop.
         height, width = images.shape[-2:]
         shorter = min(height, width)
         side = floor(self.size / self.crop)
@@ -94,7 +95,7 @@ class Preprocessing:
         return images[..., top : top + self.size, left : left + self.size]
 
     def normalize(self, images: Tensor) -> Tensor:
-        """The images with each channel less its mean, over its std."""
+        """Returns the images with each channel minus its mean, divided by its std."""
         if not self.mean:
             return images
         mean = images.new_tensor(self.mean)[:, None, None]
@@ -103,11 +104,11 @@ class Preprocessing:
 
 
 def scaled(images: Tensor, shape: tuple[int, int], interpolation: str) -> Tensor:
-    """Images (..., C, H, W) at another height and width, anti-aliased, in [0, 1]."""
+    """Returns images (..., C, H, W) resized to this height and width, with anti-aliasing, in [0, 1]."""
     if images.shape[-2:] == torch.Size(shape):
         return images
     single = images.ndim == 3
     batch = images[None] if single else images
     batch = interpolate(batch, shape, mode=interpolation, antialias=True, align_corners=False)
-    batch = batch.clamp(0, 1)  # bicubic interpolation overshoots
+    batch = batch.clamp(0, 1)  # bicubic interpolation can overshoot
     return batch[0] if single else batch

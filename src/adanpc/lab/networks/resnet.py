@@ -1,4 +1,4 @@
-"""The residual networks for CIFAR."""
+"""Residual networks for CIFAR."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ WIDTHS = (16, 32, 64)  # of the three stages
 
 
 class CifarResNet(nn.Module):
-    """Images (B, channels, H, W) to features (B, 64); a linear head is separate.
+    """An encoder from images (B, channels, H, W) to features (B, 64), without a head.
 
-    Names of parameters are those of the widely used weights files, whose head is called ``linear``.
+    Parameters have the names of the widely used files of weights, whose head is called ``linear``.
 
     Paper: He et al., Deep Residual Learning for Image Recognition, CVPR 2016, section 4.2, with shortcuts of option A.
 
     Args:
-        depth: 6n + 2 layers: 20, 32, 44, 56, 110.
-        channels: of the images.
+        depth: the number of layers, 6n + 2: 20, 32, 44, 56, 110.
+        channels: the number of channels of the images.
     """
 
     features = WIDTHS[-1]
@@ -40,16 +40,16 @@ class CifarResNet(nn.Module):
         self.layer3 = _stage(second, third, blocks)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, 64) of images."""
+        """Returns the features (B, 64) of images."""
         maps = torch.relu(self.bn1(self.conv1(images)))
         maps = self.layer3(self.layer2(self.layer1(maps)))
         return cast(Tensor, maps.mean((2, 3)))
 
 
 class Block(nn.Module):
-    """Two convolutions beside a shortcut; where the width doubles, height and width are halved.
+    """Two convolutions and a shortcut around them; if the number of channels doubles, height and width are halved.
 
-    There, the shortcut takes every second pixel and has zeros for the new channels, half of them on either side.
+    In that case the shortcut takes every second pixel, and has zeros for the new channels, half of them on either side.
     """
 
     def __init__(self, before: int, width: int) -> None:
@@ -62,21 +62,23 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps (B, width, H / stride, W / stride)."""
+        """Returns maps (B, width, H / stride, W / stride)."""
         residual = torch.relu(self.bn1(self.conv1(maps)))
         residual = self.bn2(self.conv2(residual))
-        shortcut = pad(maps[..., :: self.stride, :: self.stride], (0, 0, 0, 0, self.zeros, self.zeros))
+        subsampled = maps[..., :: self.stride, :: self.stride]
+        shortcut = pad(subsampled, (0, 0, 0, 0, self.zeros, self.zeros))
         return torch.relu(residual + shortcut)
 
 
 def _stage(before: int, width: int, count: int) -> nn.Sequential:
-    """Blocks of one width; the first takes maps of the width before."""
+    """Returns blocks with ``width`` channels; the first takes maps with ``before`` channels."""
     first = Block(before, width)
     rest = [Block(width, width) for _ in range(count - 1)]
     return nn.Sequential(first, *rest)
 
 
 def _convolution(channels: int, out: int, stride: int = 1) -> nn.Conv2d:
+    """Returns a 3x3 convolution with He initialization."""
     convolution = nn.Conv2d(channels, out, kernel_size=3, stride=stride, padding=1, bias=False)
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     return convolution

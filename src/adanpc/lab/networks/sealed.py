@@ -2,14 +2,14 @@
 
 A sealed file is a safetensors file, so any safetensors reader opens it:
 
-* its only metadata entry, ``adanpc``, is the seal: the SHA-256, in hex, of every byte of the file but the seal's own;
+* its only metadata entry, ``adanpc``, is the seal: the SHA-256, in hex, of every byte of the file except the seal;
 * the tensor ``document`` holds the JSON document as UTF-8 bytes, which unlike metadata may have any length;
 * all other tensors are the contents.
 
-The safetensors library writes the metadata first, so the seal always stands at the same place. It is checked there,
-over the raw bytes, before anything else in the file is looked at.
+The safetensors library writes the metadata first, so the seal is always at the same position. It is checked there,
+over the raw bytes, before anything else in the file is parsed.
 
-The seal finds damage, not fraud: whoever writes a file can seal it. Nothing in a file is ever executed.
+The seal detects damage, not fraud: whoever can write a file can seal it. Nothing in a file is ever executed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from adanpc.files import replace
 
 DOCUMENT = "document"
 METADATA = "adanpc"
-LENGTH_BYTES = 8  # a safetensors file begins with the length of its header
+LENGTH_BYTES = 8  # a safetensors file starts with the length of its header
 HEADER_START = b'{"__metadata__":{"adanpc":"'
 SEAL_START = LENGTH_BYTES + len(HEADER_START)
 SEAL_LENGTH = 64
 SEAL_END = SEAL_START + SEAL_LENGTH
-CHUNK = 2**20
+CHUNK = 2**20  # bytes hashed at once
 
 
 class SealError(UnavailableError):
@@ -48,11 +48,11 @@ class SealError(UnavailableError):
 
 
 def write_sealed(path: Path, tensors: Mapping[str, Tensor], document: Any) -> None:
-    """Writes the file, whole or not at all.
+    """Writes the file, completely or not at all.
 
     Args:
-        path: a file that is there is replaced.
-        tensors: by name; ``document`` is taken.
+        path: an existing file is replaced.
+        tensors: tensors by name; the name ``document`` is reserved.
         document: anything that JSON can hold.
     """
     if DOCUMENT in tensors:
@@ -67,8 +67,8 @@ def write_sealed(path: Path, tensors: Mapping[str, Tensor], document: Any) -> No
 
 
 def read_sealed(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """The tensors, on the CPU, and the document of a file whose seal is unbroken; otherwise a SealError."""
-    if path.is_symlink() or not path.is_file():  # opening a pipe would wait for its writer
+    """Returns the tensors, on the CPU, and the document of a file; raises SealError if its seal is broken."""
+    if path.is_symlink() or not path.is_file():  # a named pipe is no file, and opening it would wait for a writer
         raise SealError(f"{path} is not a regular file")
     data = path.read_bytes()
     _check_seal(path, data)
@@ -81,11 +81,13 @@ def read_sealed(path: Path) -> tuple[dict[str, Tensor], Any]:
 
 
 def _write(path: Path, contents: Mapping[str, Tensor]) -> None:
+    """Writes the contents with a placeholder for the seal, then replaces it by the seal."""
     save_file(dict(contents), path, {METADATA: "0" * SEAL_LENGTH})
     with path.open("rb+") as file:
         start = file.read(SEAL_START)
         if not start.endswith(HEADER_START):
             raise SealError("this version of safetensors does not write metadata first: install another one")
+        # Hash everything before and after the placeholder, then write the hash over it.
         digest = hashlib.sha256(start)
         file.seek(SEAL_END)
         while chunk := file.read(CHUNK):
@@ -95,15 +97,19 @@ def _write(path: Path, contents: Mapping[str, Tensor]) -> None:
 
 
 def _system_error(path: Path, error: SafetensorError) -> OSError:
-    """What the system said when safetensors could not write; it puts the number of the error at the end of a text."""
-    found = re.search(r"\(os error (\d+)\)", str(error))
+    """Returns the error of the operating system that kept safetensors from writing.
+
+    safetensors mentions its number only in the text of its own error.
+    """
+    match = re.search(r"\(os error (\d+)\)", str(error))
     number = errno.EIO
-    if found is not None:
-        number = int(found[1])
+    if match is not None:
+        number = int(match[1])
     return OSError(number, os.strerror(number), str(path))
 
 
 def _check_seal(path: Path, data: bytes) -> None:
+    """Raises SealError unless the seal in the contents of a file is that of all its other bytes."""
     if data[LENGTH_BYTES:SEAL_START] != HEADER_START or len(data) < SEAL_END:
         raise SealError(f"{path} is damaged, or was not written by adanpc: it does not begin with a seal")
     view = memoryview(data)
@@ -114,7 +120,7 @@ def _check_seal(path: Path, data: bytes) -> None:
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, contiguous, none sharing memory with another, which safetensors would refuse."""
+    """Returns the tensors on the CPU, contiguous, with no memory shared between them, which safetensors requires."""
     contents: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():

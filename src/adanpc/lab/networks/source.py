@@ -1,4 +1,4 @@
-"""A source model: an encoder that makes features, and a head that makes logits of them."""
+"""A source model: an encoder from inputs to features, and a head from features to logits."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from adanpc.models.wrap import INPUT_OF, extract, find_head
 
 
 class SourceModel(nn.Module):
-    """Encoder and linear head, with an optional BatchNorm between them; ``forward`` gives logits (B, C).
+    """An encoder and a linear head, with an optional BatchNorm between them; ``forward`` returns logits (B, C).
 
     Args:
-        encoder: images to features (B, D).
-        dim: D.
-        classes: C.
-        head: linear, D to C; by default a fresh one.
-        norm: puts a BatchNorm1d between encoder and head (the paper's BN trick); the features are its output.
-        dropout: of the features, in training, before the norm.
-        frozen_batchnorm: the encoder's BatchNorm layers keep their statistics in training, as in DomainBed; their
-            scales and shifts are still trained.
-        preprocessing: what turns images into inputs.
+        encoder: maps images to features (B, D).
+        dim: the dimension D of the features.
+        classes: the number C of classes.
+        head: a linear layer from D to C; by default a new one.
+        norm: whether to put a BatchNorm1d between encoder and head (the paper's BN trick), whose outputs are then the
+            features.
+        dropout: the dropout of features in training, before the norm.
+        frozen_batchnorm: whether the encoder's BatchNorm layers keep their statistics in training, as in DomainBed;
+            their scales and shifts are still trained.
+        preprocessing: turns images into inputs.
     """
 
     def __init__(
@@ -56,12 +57,12 @@ class SourceModel(nn.Module):
 
     @classmethod
     def of(cls, model: nn.Module, inputs: Any, *, preprocessing: Preprocessing | None = None) -> SourceModel:
-        """Any classifier that ends in a linear layer, split there; a copy: the model given is not changed.
+        """Returns a copy of any classifier that ends in a linear layer, split there into encoder and head.
 
         Args:
-            model: a trained classifier. Its modules stay in training or evaluation as they are.
-            inputs: a batch to run, so that its last linear layer is found.
-            preprocessing: what made the inputs.
+            model: a trained classifier, which is not changed. Modules of the copy are in the mode of the originals.
+            inputs: a batch to run through the model, in order to find its last linear layer.
+            preprocessing: turns images into inputs.
         """
         layer, classes = find_head(model, inputs)
         features, logits = extract(model, layer, inputs)
@@ -74,7 +75,7 @@ class SourceModel(nn.Module):
         encoder, head = _without_head(model, head_name)
         split = cls(encoder, head.in_features, classes, head=head, preprocessing=preprocessing)
         split.training = model.training
-        # What the halves make must be what the model made, which it is not if other parts used the head's layer, too.
+        # The halves must give what the whole model gives. They do not if other parts of it use the head's layer, too.
         split_features, split_logits = extract(split, "encoder", inputs)
         same_features = split_features.shape == features.shape and torch.allclose(split_features, features)
         if not same_features or not torch.allclose(split_logits, logits):
@@ -82,20 +83,21 @@ class SourceModel(nn.Module):
         return split
 
     def features(self, images: Tensor) -> Tensor:
-        """Features (B, D) of inputs (B, C, H, W): what is stored in a bank and what the head sees."""
+        """Returns the features (B, D) of inputs (B, C, H, W), which the head takes and a bank stores."""
         return cast(Tensor, self.norm(self.dropout(self.encoder(images))))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, classes) of inputs."""
+        """Returns the logits (B, classes) of inputs."""
         return cast(Tensor, self.head(self.features(images)))
 
     def train(self, mode: bool = True) -> SourceModel:
-        """Switches to training mode as any module does, but frozen BatchNorm layers stay in evaluation mode."""
+        """Switches to training mode like any module, but frozen BatchNorm layers stay in evaluation mode."""
         super().train(mode)
         self._freeze()
         return self
 
     def _freeze(self) -> None:
+        """Puts frozen BatchNorm layers into evaluation mode."""
         if self.frozen_batchnorm:
             for module in self.encoder.modules():
                 if isinstance(module, _BatchNorm):
@@ -103,16 +105,16 @@ class SourceModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the head's weights are."""
+        """The device of the head's weights."""
         return next(self.head.parameters()).device
 
 
 def _without_head(model: nn.Module, name: str) -> tuple[nn.Module, nn.Linear]:
-    """A copy of the model that does nothing at the linear layer of this name, and its copy of that layer."""
+    """Returns a copy of the model with an identity in place of this linear layer, and a copy of the layer."""
     encoder = deepcopy(model)
     head = cast(nn.Linear, encoder.get_submodule(name))
     for alias, module in list(encoder.named_modules(remove_duplicate=False)):
-        if module is head:  # one layer may be known by several names
+        if module is head:  # a layer may be registered under several names
             parent, _, last = alias.rpartition(".")
             setattr(encoder.get_submodule(parent), last, nn.Identity())
     return encoder, head

@@ -1,4 +1,4 @@
-"""The door to timm and torchvision."""
+"""The only place where timm and torchvision are imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adanpc.errors import UnavailableError
 
 @cache
 def vision() -> ModuleType:
-    """timm, imported when it is first needed: that takes seconds, and most users never need it."""
+    """Returns timm, which is imported on first use: that takes seconds, and most users never need it."""
     try:
         _import_torchvision()
         return import_module("timm")
@@ -23,10 +23,11 @@ def vision() -> ModuleType:
 
 
 def _import_torchvision() -> None:
-    """Imports torchvision even if its compiled half was built for another torch.
+    """Imports torchvision even if its compiled part was built for another torch.
 
-    Such a torchvision, for instance one for CUDA beside a torch for the CPU, cannot load its operators, and then fails
-    to import because it describes two of them to torch. Nothing here calls them, so it is enough to declare them.
+    Such a torchvision, for instance a CUDA build beside a CPU build of torch, cannot load its operators. Its import
+    then fails because it registers properties of two of them with torch. Nothing here calls these operators, so it is
+    enough to declare them.
     """
     try:
         import_module("torchvision")
@@ -37,8 +38,9 @@ def _import_torchvision() -> None:
         import_module("torchvision")
 
 
-@cache  # keeps the library alive: torch forgets the operators when it is gone
+@cache  # keeps the library alive: torch forgets the operators when the object is deleted
 def _declare_operators() -> Library:
+    """Declares the operators of torchvision that its import needs."""
     library = Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -1,4 +1,4 @@
-"""Weights in files: read without running code, and refused if they do not fit."""
+"""Files of weights: read without running code, and refused if they do not fit the network."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from adanpc.errors import UnavailableError
 from adanpc.lab.networks.vision import vision
 
 State = dict[str, Tensor]
-NESTED = ("state_dict", "model")  # where training scripts put the tensors, beside other things
-PARALLEL_PREFIX = "module."  # of names in models that were trained in parallel
+NESTED = ("state_dict", "model")  # entries under which training scripts save the tensors, among other things
+PARALLEL_PREFIX = "module."  # before the names in models that were trained in parallel
 
 
 class WeightsError(UnavailableError):
@@ -25,15 +25,16 @@ class WeightsError(UnavailableError):
 
 
 def read(path: Path) -> State:
-    """The tensors of a checkpoint by name, on the CPU; a safetensors file is read by timm.
+    """Returns the tensors of a checkpoint by name, on the CPU; a safetensors file is read by timm.
 
-    Tensors that lie under ``state_dict`` or ``model`` are taken from there, and ``module.`` from their names.
+    If the tensors are in an entry ``state_dict`` or ``model``, that entry is used. The prefix ``module.`` is removed
+    from their names.
     """
     if not path.is_file():
         raise WeightsError(f"there is no file of weights at {path}")
     try:
         contents = _load(path)
-    except Exception as error:  # a broken file can fail its reader in any way
+    except Exception as error:  # a broken file can make its reader raise anything
         reason = shorten(str(error), 80, placeholder=" …")
         raise WeightsError(
             f"{path} cannot be read as weights without running code ({reason}): save the state_dict() of the model, "
@@ -48,21 +49,21 @@ def read(path: Path) -> State:
 
 
 def _load(path: Path) -> Any:
-    """The contents of a file, read without running code."""
+    """Returns the contents of a file, read without running code."""
     if path.suffix == ".safetensors":
         return vision().models.load_state_dict(str(path))
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _is_state(contents: Any) -> bool:
-    """Whether these are tensors by name, and at least one."""
+    """Returns whether these are tensors by name, at least one."""
     if not isinstance(contents, Mapping) or not contents:
         return False
     return all(isinstance(name, str) and isinstance(value, Tensor) for name, value in contents.items())
 
 
 def fill(module: nn.Module, state: State) -> None:
-    """Puts the tensors into the module; there must be one for each of its own, and no others."""
+    """Copies the tensors into the module; there must be exactly one for each of its own."""
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
@@ -70,5 +71,5 @@ def fill(module: nn.Module, state: State) -> None:
 
 
 def brief(error: Exception) -> str:
-    """The error's message in one line of readable length."""
+    """Returns the message of an error in one line of readable length."""
     return shorten(str(error), 300, placeholder=" …")

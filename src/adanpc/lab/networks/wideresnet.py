@@ -11,17 +11,17 @@ from adanpc.errors import AdaNPCError
 
 
 class WideResNet(nn.Module):
-    """Images (B, channels, H, W) to features (B, 64 * width); a linear head is separate.
+    """An encoder from images (B, channels, H, W) to features (B, 64 * width), without a head.
 
-    Names of parameters are those of the widely used weights files (AugMix, RobustBench), whose head is called ``fc``.
+    Parameters have the names of the widely used files of weights (AugMix, RobustBench), whose head is called ``fc``.
 
     Paper: Zagoruyko and Komodakis, Wide Residual Networks, BMVC 2016. Normalization and ReLU come before convolutions.
 
     Args:
-        depth: 6n + 4 layers: 16, 22, 28, 40.
-        width: how many times wider than a CIFAR ResNet.
-        channels: of the images.
-        dropout: between the two convolutions of a block, in training.
+        depth: the number of layers, 6n + 4: 16, 22, 28, 40.
+        width: how many times as many channels it has as a CIFAR ResNet.
+        channels: the number of channels of the images.
+        dropout: the dropout between the two convolutions of a block, in training.
     """
 
     def __init__(self, depth: int, width: int, channels: int = 3, dropout: float = 0.0) -> None:
@@ -29,7 +29,7 @@ class WideResNet(nn.Module):
         if depth < 10 or depth % 6 != 4:
             raise AdaNPCError(f"the depth of a wide ResNet is 6n + 4 (16, 22, 28, 40), got {depth}")
         self.features = 64 * width
-        count = depth // 6  # of blocks in each stage
+        count = depth // 6  # blocks in each stage
         self.conv1 = _convolution(channels, 16)
         self.block1 = Stage(16, 16 * width, 1, count, dropout)
         self.block2 = Stage(16 * width, 32 * width, 2, count, dropout)
@@ -37,13 +37,13 @@ class WideResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(self.features)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, 64 * width) of images."""
+        """Returns the features (B, 64 * width) of images."""
         maps = self.block3(self.block2(self.block1(self.conv1(images))))
         return torch.relu(self.bn1(maps)).mean((2, 3))
 
 
 class Stage(nn.Module):
-    """Blocks of one width; the first has the stride."""
+    """Blocks with the same number of channels; only the first has the stride."""
 
     def __init__(self, before: int, width: int, stride: int, count: int, dropout: float) -> None:
         super().__init__()
@@ -52,12 +52,15 @@ class Stage(nn.Module):
         self.layer = nn.Sequential(first, *rest)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps (B, width, H / stride, W / stride)."""
+        """Returns maps (B, width, H / stride, W / stride)."""
         return cast(Tensor, self.layer(maps))
 
 
 class Block(nn.Module):
-    """Two convolutions beside a shortcut, which is a 1x1 convolution of the activated input if the width changes."""
+    """Two convolutions and a shortcut around them.
+
+    If the number of channels changes, the shortcut is a 1x1 convolution of the activated input.
+    """
 
     def __init__(self, before: int, width: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -66,10 +69,12 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.conv2 = _convolution(width, width)
         self.dropout = nn.Dropout(dropout)
-        self.convShortcut = None if before == width else _convolution(before, width, stride, kernel=1)
+        self.convShortcut: nn.Conv2d | None = None  # named as in the published files of weights
+        if before != width:
+            self.convShortcut = _convolution(before, width, stride, kernel=1)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps (B, width, H / stride, W / stride)."""
+        """Returns maps (B, width, H / stride, W / stride)."""
         active = torch.relu(self.bn1(maps))
         residual = torch.relu(self.bn2(self.conv1(active)))
         residual = self.conv2(self.dropout(residual))
@@ -78,6 +83,7 @@ class Block(nn.Module):
 
 
 def _convolution(channels: int, out: int, stride: int = 1, kernel: int = 3) -> nn.Conv2d:
+    """Returns a convolution with He initialization by the number of outputs."""
     convolution = nn.Conv2d(channels, out, kernel_size=kernel, stride=stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return convolution

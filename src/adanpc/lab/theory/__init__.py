@@ -1,1 +1,1 @@
-"""The propositions of the paper: bounds, simulations beside them, and what follows for a bank."""
+"""The propositions of the paper: their bounds, simulations that test them, and what they say about a bank."""

@@ -1,4 +1,4 @@
-"""Figures of the theory: what was measured beside the bound, for each proposition."""
+"""Figures of the theory: measurements and the bound, for each proposition."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ VOTES = ("source", "joint", "split", "joint pseudo", "split pseudo")
 
 
 def charts(records: Iterable[Record]) -> tuple[Chart, ...]:
-    """For each dimension: Proposition 1 over n_s, Proposition 2 over k and n_s, Proposition 3 over n_u by shift.
+    """Returns charts for each dimension: Proposition 1 over n_s, 2 over k and over n_s, and 3 over n_u for each shift.
 
-    They show means over seeds with standard errors, on logarithmic axes. These have no place for 0: a point at 0
-    is left out, and so is a chart without points.
+    They show means over seeds with standard errors, on logarithmic axes. These cannot show 0, so a point at 0 is left
+    out, and so is a chart without points.
     """
     every_chart: list[Chart] = []
     for dim, group in by(records, _dim).items():
@@ -24,6 +24,7 @@ def charts(records: Iterable[Record]) -> tuple[Chart, ...]:
 
 
 def _charts_of_dimension(dim: int, records: Group) -> list[Chart]:
+    """Returns the charts of one dimension."""
     sweeps = by(records, lambda record: record["sweep"])
     over_k = sweeps.get("k", [])
     over_n_s = sweeps.get("n_s", [])
@@ -37,9 +38,9 @@ def _charts_of_dimension(dim: int, records: Group) -> list[Chart]:
 
 
 def _proposition_1(dim: int, records: Group) -> Chart:
-    """How far the voters are from the target.
+    """Returns a chart of how far the voters are from the target.
 
-    Posterior shift moves no point, so the two shifts that have it would show the same distances again.
+    Posterior shift moves no points, so the two settings with it would show the same distances again.
     """
     series: list[Series] = []
     for shift, group in by(records, _shift).items():
@@ -53,7 +54,7 @@ def _proposition_1(dim: int, records: Group) -> Chart:
 
 
 def _proposition_2(dim: int, records: Group, x: str) -> Chart:
-    """The excess error of the source vote under each shift."""
+    """Returns a chart of the excess error of the source vote under each shift."""
     series: list[Series] = []
     for shift, group in by(records, _shift).items():
         series += [
@@ -64,7 +65,7 @@ def _proposition_2(dim: int, records: Group, x: str) -> Chart:
 
 
 def _proposition_3(dim: int, records: Group, shift: str) -> Chart:
-    """The excess error of every vote under one shift."""
+    """Returns a chart of the excess error of every vote under one shift."""
     series = [_series(vote, records, "n_u", excess(vote)) for vote in VOTES]
     series.append(_bound_series("source, bound of Proposition 2", records, "n_u", bound("2")))
     series.append(_bound_series("split, bound", records, "n_u", bound("3")))
@@ -72,7 +73,7 @@ def _proposition_3(dim: int, records: Group, shift: str) -> Chart:
 
 
 def _series(label: str, records: Group, x: str, read: Reading) -> Series:
-    """Means over seeds at every positive x, with standard errors if every point has several seeds."""
+    """Returns means over seeds at every positive x, with standard errors if every point has several seeds."""
     sizes = []
     means = []
     errors = []
@@ -90,19 +91,22 @@ def _series(label: str, records: Group, x: str, read: Reading) -> Series:
 
 
 def _bound_series(label: str, records: Group, x: str, read: Reading) -> Series:
-    """The same for a bound, which is exact and has no errors."""
+    """Returns the same for a bound, which is exact and has no errors."""
     measured = _series(label, records, x, read)
     return Series(label, measured.x, measured.y, bound=True)
 
 
 def _chart(title: str, x: str, y: str, series: Sequence[Series]) -> Chart:
-    with_points = tuple(each for each in series if each.x)
+    """Returns a chart on logarithmic axes, without series that have no points."""
+    with_points = tuple(one_series for one_series in series if one_series.x)
     return Chart(title, x, y, with_points, log_x=True, log_y=True)
 
 
 def _dim(record: Record) -> int:
+    """Returns the dimension of a record's problem."""
     return int(record["problem"]["dim"])
 
 
 def _shift(record: Record) -> str:
+    """Returns the shift of a record's problem."""
     return str(record["shift"])

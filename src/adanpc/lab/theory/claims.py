@@ -1,4 +1,4 @@
-"""What the paper's theory claims, checked against simulation records: a sentence for each claim."""
+"""The claims of the paper's theory, each checked against simulation records and summed up in a sentence."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 from adanpc.lab.show.exhibit import value
 from adanpc.lab.theory.readings import Group, Reading, Record, bound, by, divergence, excess, mean
 
-NAMED_AT_MOST = 3  # contradictions that a sentence names
-SURE = 3.0  # standard errors; with eight seeds, chance alone goes beyond in one of 50 comparisons
+NAMED_AT_MOST = 3  # contradictions that a sentence lists
+# Standard errors beyond which a difference counts. With eight seeds, chance exceeds this in one of 50 comparisons.
+SURE = 3.0
 
 SUPPORTED = 1
 UNDECIDED = 0
@@ -26,13 +27,13 @@ class Claim:
     """A statement that groups of records can contradict.
 
     Args:
-        reference: where the paper makes it.
-        statement: what it says.
-        judge: whether a group of records supports or contradicts it, or leaves it undecided.
-        applies: which records speak of it.
-        sweep: the sweep whose records, all sizes together, are one group; by default a group is one setting, all its
-            seeds together.
-        vote: the vote whose mean excess error is quoted beside that of the source vote, if any.
+        reference: where the paper makes the claim.
+        statement: what the paper says.
+        judge: decides whether a group of records supports the claim, contradicts it, or leaves it undecided.
+        applies: selects the records that the claim is about.
+        sweep: the sweep whose records, of all sizes, form one group; by default a group is one setting with all its
+            seeds.
+        vote: the vote whose mean excess error is quoted in addition to that of the source vote, if any.
     """
 
     reference: str
@@ -44,7 +45,7 @@ class Claim:
 
 
 def never_above(lower: Reading, upper: Reading) -> Judge:
-    """Supported if one reading is at most the other in every record of a group, otherwise contradicted."""
+    """Returns a judge: a group supports if one reading is at most the other in every record, else it contradicts."""
 
     def judge(group: Group) -> int:
         if all(lower(record) <= upper(record) for record in group):
@@ -55,7 +56,7 @@ def never_above(lower: Reading, upper: Reading) -> Judge:
 
 
 def lowered(less: Reading, more: Reading) -> Judge:
-    """Supported if one reading is below the other on average, and undecided unless the difference is sure."""
+    """Returns a judge: a group supports if one reading is clearly below the other on average."""
 
     def judge(group: Group) -> int:
         difference = mean(group, lambda record: more(record) - less(record))
@@ -65,7 +66,12 @@ def lowered(less: Reading, more: Reading) -> Judge:
 
 
 def _judge_difference(difference: float, error: float | None) -> int:
-    """Supported by a positive difference, undecided within a few standard errors of 0 or without any error."""
+    """Returns the verdict on a difference: supported if it is positive, undecided if it may be due to chance.
+
+    Args:
+        difference: the measured difference.
+        error: its standard error; None if it is unknown, which leaves every difference undecided.
+    """
     is_sure = error is not None and abs(difference) > SURE * error
     if not is_sure:
         return UNDECIDED
@@ -73,13 +79,14 @@ def _judge_difference(difference: float, error: float | None) -> int:
 
 
 def _judge_tighter(group: Group) -> int:
-    """Whether the bound with target rows is below the one without; both are the same for every seed."""
+    """Judges whether the bound with target rows is below the one without; both are the same for every seed."""
     first = group[0]
+    # An error of 0: the bounds are exact, so that every difference counts.
     return _judge_difference(bound("2")(first) - bound("3 half")(first), error=0.0)
 
 
 def _judge_tradeoff(group: Group) -> int:
-    """Whether the least mean excess error is neither at the smallest nor at the largest k."""
+    """Judges whether the smallest mean excess error is neither at the smallest nor at the largest k."""
     by_k = by(group, lambda record: int(record["k"]))
     if len(by_k) < 3:
         return UNDECIDED
@@ -88,7 +95,7 @@ def _judge_tradeoff(group: Group) -> int:
 
 
 def _judge_vanishing(group: Group) -> int:
-    """Whether the excess error at the largest n_s is below that at the smallest, if the difference is sure."""
+    """Judges whether the excess error at the largest n_s is below that at the smallest."""
     by_n_s = by(group, lambda record: int(record["n_s"]))
     few_rows = mean(by_n_s[min(by_n_s)], excess("source"))
     many_rows = mean(by_n_s[max(by_n_s)], excess("source"))
@@ -99,25 +106,27 @@ def _judge_vanishing(group: Group) -> int:
 
 
 def _least(groups: dict[int, list[Record]], read: Reading) -> int:
-    """The key of the group with the least mean."""
+    """Returns the key of the group with the smallest mean."""
     return min(groups, key=lambda key: mean(groups[key], read).mean)
 
 
 def _has_posterior_shift(record: Record) -> bool:
+    """Returns whether eta differs between source and target."""
     return bool(record["problem"]["gap"] > 0)
 
 
 def _has_covariate_shift(record: Record) -> bool:
+    """Returns whether source and target have different densities."""
     return bool(record["problem"]["overlap"] < 1)
 
 
 def _is_about_source_rows(record: Record) -> bool:
-    """Leaves out the sweep over target rows, where a reading of source rows alone would repeat itself."""
+    """Returns whether a record is not of the sweep over target rows, in which readings of source rows would repeat."""
     return bool(record["sweep"] != "n_u")
 
 
 def _helps(vote: str, words: str) -> tuple[Claim, ...]:
-    """That target rows lower the excess error of a vote, without and with posterior shift."""
+    """Returns the claims that target rows lower the excess error of a vote, without and with posterior shift."""
     judge = lowered(excess(vote), excess("source"))
 
     def claim(posterior_shift: bool, setting: str) -> Claim:
@@ -207,9 +216,9 @@ CLAIMS = (
 
 
 def findings(records: Iterable[Record]) -> tuple[str, ...]:
-    """A sentence for every claim that the records speak of, for the best k, and for what Proposition 3 assumes.
+    """Returns a sentence for every claim that the records are about, for the best k, and on a premise of Proposition 3.
 
-    A setting that several sweeps share is counted once.
+    A setting that occurs in several sweeps is counted once.
     """
     records = list(records)
     sentences: list[str] = []
@@ -229,7 +238,7 @@ def findings(records: Iterable[Record]) -> tuple[str, ...]:
 
 
 def _best_k(group: Group) -> str:
-    """The k with the least error and the k with the least bound."""
+    """Returns a sentence about the k with the smallest error and the k with the smallest bound."""
     by_k = by(group, lambda record: int(record["k"]))
     least_error = _least(by_k, excess("source"))
     least_bound = _least(by_k, bound("2"))
@@ -240,7 +249,7 @@ def _best_k(group: Group) -> str:
 
 
 def _verdict(claim: Claim, groups: Sequence[Group]) -> str:
-    """In how many groups a claim held, and which contradict it."""
+    """Returns a sentence about how many groups support a claim and which contradict it."""
     verdicts = [claim.judge(group) for group in groups]
     unit = f"sweeps over {claim.sweep}" if claim.sweep else "settings"
     text = f"{claim.reference}: “{claim.statement}” held in {verdicts.count(SUPPORTED)} of {len(groups)} {unit}"
@@ -262,7 +271,7 @@ def _verdict(claim: Claim, groups: Sequence[Group]) -> str:
 
 
 def _setting_name(record: Record, with_sizes: bool) -> str:
-    """The shift and the dimension of a record and, unless a sweep varies them, its sizes."""
+    """Returns the shift and the dimension of a record and, unless a sweep varies them, its sizes."""
     parts = [f"shift: {record['shift']}", f"d = {record['problem']['dim']}"]
     if with_sizes:
         parts += [f"{name} = {record[name]}" for name in ("k", "n_s", "n_u")]
@@ -270,18 +279,21 @@ def _setting_name(record: Record, with_sizes: bool) -> str:
 
 
 def _groups(claim: Claim, records: Group) -> list[Group]:
-    """The records that speak of a claim, in groups that each give one verdict."""
-    speaking = [record for record in records if claim.applies(record)]
+    """Returns the records that a claim is about, in groups that each give one verdict."""
+    relevant = [record for record in records if claim.applies(record)]
     if claim.sweep:
-        swept = [record for record in speaking if record["sweep"] == claim.sweep]
+        swept = [record for record in relevant if record["sweep"] == claim.sweep]
         return list(by(swept, _problem).values())
-    once = {(*_setting(record), record["seed"]): record for record in speaking}
-    return list(by(once.values(), _setting).values())
+    # Sweeps share settings, so the same draw may be recorded several times: keep one of each.
+    unique = {(*_setting(record), record["seed"]): record for record in relevant}
+    return list(by(unique.values(), _setting).values())
 
 
 def _problem(record: Record) -> tuple[Any, ...]:
+    """Returns the parameters of a record's problem."""
     return tuple(record["problem"].values())
 
 
 def _setting(record: Record) -> tuple[Any, ...]:
+    """Returns all that decides a record but its seed."""
     return (*_problem(record), record["k"], record["n_s"], record["n_u"], record["queries"])

@@ -1,4 +1,4 @@
-"""Readings of simulation records: in groups, and as means over seeds."""
+"""Functions that read numbers from simulation records, group the records, and average over seeds."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ Reading = Callable[[Record], float]
 
 
 def mean(group: Group, read: Reading) -> Value:
-    """The mean over the records of a group, which has at least one, with its standard error."""
+    """Returns the mean of a reading over a group of at least one record, with its standard error."""
     result = value([read(record) for record in group])
     assert result is not None, "a group has records"
     return result
 
 
 def excess(name: str) -> Reading:
-    """Reads the excess error of a vote."""
+    """Returns a function that reads the excess error of a vote."""
     return lambda record: float(record["excess"][name])
 
 
 def bound(name: str) -> Reading:
-    """Reads the bound of Proposition ``2``, ``3`` or, for the half split, ``3 half``."""
+    """Returns a function that reads the bound of Proposition ``2``, ``3`` or, for the half split, ``3 half``."""
     return lambda record: float(record["bound"][name])
 
 
 def divergence(name: str) -> Reading:
-    """Reads a quantity of Proposition 1."""
+    """Returns a function that reads a quantity of Proposition 1."""
     return lambda record: float(record["divergence"][name])
 
 
 def by(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
-    """The records in groups that share a key, in order of appearance."""
+    """Returns the records in groups that share a key, in order of appearance."""
     groups: dict[Any, list[Record]] = {}
     for record in records:
         groups.setdefault(key(record), []).append(record)

@@ -1,4 +1,4 @@
-"""Votes on problems whose probabilities are known: excess errors beside the bounds, as plain records."""
+"""Simulated votes on problems with known probabilities: excess errors and bounds, as plain records."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ SHIFTS: dict[str, dict[str, float]] = {
     "both": {"overlap": 0.1, "gap": 0.2},
 }
 
-# What a sweep over another size holds fixed; k is odd wherever it can be, so that few votes are tied.
+# The values that stay fixed in sweeps over another size. k is odd where possible, so that few votes are tied.
 N_S = 2000
 N_U = 500
 K = 15
 
-# The streams of random numbers of a seed, one for each thing that is drawn.
+# Each seed has a separate stream of random numbers for each kind of draw. So the number of rows of one kind does not
+# change what is drawn for the others.
 SOURCE_POINTS = 0
 TARGET_POINTS = 1
 QUERY_POINTS = 2
@@ -50,7 +51,7 @@ CHOSEN_NEIGHBORS = 5
 
 @dataclass(frozen=True)
 class Size:
-    """The values that a plan sweeps over, and how often it repeats them."""
+    """The values that a plan sweeps over, and how often they are repeated."""
 
     dims: tuple[int, ...]
     k: tuple[int, ...]
@@ -81,9 +82,10 @@ SCALES = {
 
 
 def plan(scale: str) -> list[dict[str, Any]]:
-    """The parameters of every simulation of a scale: sweeps over k, n_s and n_u under each shift, by seed.
+    """Returns the parameters of every simulation of a scale: sweeps over k, n_s and n_u, for each shift and seed.
 
-    n_s is swept with k = ln n_s rounded up to an odd number, as Proposition 2 asks; the others with k or n_s fixed.
+    In the sweep over n_s, k is ln n_s rounded up to an odd number, as Proposition 2 requires; in the others the values
+    that are not swept are fixed.
     """
     size = SCALES[require.one_of("scale", scale, SCALES)]
     settings: list[dict[str, Any]] = []
@@ -93,23 +95,24 @@ def plan(scale: str) -> list[dict[str, Any]]:
         settings.append({"sweep": "n_s", "k": _odd_logarithm(n_s), "n_s": n_s, "n_u": N_U})
     for n_u in size.n_u:
         settings.append({"sweep": "n_u", "k": K, "n_s": N_S, "n_u": n_u})
-    return [
-        {**setting, "problem": {"dim": dim, **shift}, "queries": size.queries, "seed": seed}
-        for dim in size.dims
-        for shift in SHIFTS.values()
-        for setting in settings
-        for seed in range(size.seeds)
-    ]
+    entries = []
+    for dim in size.dims:
+        for shift in SHIFTS.values():
+            problem = {"dim": dim, **shift}
+            for setting in settings:
+                for seed in range(size.seeds):
+                    entries.append({**setting, "problem": dict(problem), "queries": size.queries, "seed": seed})
+    return entries
 
 
 def _odd_logarithm(count: int) -> int:
-    """The natural logarithm, rounded up to an odd number."""
+    """Returns the natural logarithm, rounded up to an odd number."""
     rounded = ceil(log(count))
     return rounded if rounded % 2 == 1 else rounded + 1
 
 
 def measure(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of one entry of a plan: what ``simulate`` returns, and the sweep that it belongs to."""
+    """Returns the record of one entry of a plan: the result of ``simulate``, and the sweep that it belongs to."""
     arguments = dict(parameters)
     sweep = arguments.pop("sweep")
     problem = Problem(**arguments.pop("problem"))
@@ -117,23 +120,24 @@ def measure(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def simulate(problem: Problem, k: int, n_s: int, n_u: int, queries: int, seed: int) -> dict[str, Any]:
-    """One draw of rows and queries: the excess error of every vote and the value of every bound.
+    """Draws rows and queries once, and returns the excess error of every vote and the value of every bound.
 
-    Rows are in a ``MemoryBank`` and found by its search; every neighbor counts 1/k, and half of them make class 1.
-    The same seed draws the same first rows and queries whatever their number, so that settings compare pairwise.
+    Rows are stored in a ``MemoryBank`` and found by its search. Every neighbor counts 1/k, and class 1 wins with half
+    of the votes. The same seed draws the same first rows and queries, whatever their number, so settings can be
+    compared pairwise.
 
-    The votes: ``source`` takes the k nearest source rows; ``joint`` the k nearest of all rows; ``split`` the k_s and
-    k_u that Proposition 3 bounds best; ``half`` (k + 1) // 2 source rows and k // 2 target rows. Target labels are
-    drawn from eta_U, which Proposition 3 assumes; a second time, as ``… pseudo``, they are the answers of the source
-    vote, which is what the method stores (here for every row, confident or not). ``pseudo_bias`` is the mean distance
-    of such labels from eta_U.
+    The votes are: ``source``, of the k nearest source rows; ``joint``, of the k nearest of all rows; ``split``, with
+    the k_s and k_u that have the smallest bound of Proposition 3; and ``half``, of (k + 1) // 2 source rows and k // 2
+    target rows. Target labels are drawn from eta_U, as Proposition 3 assumes. In the votes called ``… pseudo`` they are
+    the answers of the source vote instead, which is what the method stores (here for every row, confident or not).
+    ``pseudo_bias`` is the mean distance of such labels from eta_U.
 
     Args:
         problem: the two domains.
         k: how many neighbors vote.
-        n_s: how many source rows there are.
-        n_u: how many target rows there are.
-        queries: how many fresh target points are asked for.
+        n_s: the number of source rows.
+        n_u: the number of target rows.
+        queries: the number of new target points to answer.
         seed: decides every random draw.
     """
     if not 1 <= k <= n_s:
@@ -147,7 +151,7 @@ def simulate(problem: Problem, k: int, n_s: int, n_u: int, queries: int, seed: i
     pseudo_labels = _majority(scene.search(scene.target, k, source=True).labels)
     answers = _answers(scene, near, pseudo_labels, {"split": (k_s, k_u), "half": (half_s, half_u)})
     excess = {vote: problem.excess(scene.queries, answer) for vote, answer in answers.items()}
-    margins = np.abs(2 * problem.target_probability(scene.queries) - 1)
+    margins = np.abs(2 * problem.target_probability(scene.queries) - 1)  # what a wrong answer adds to the error
     pseudo_bias = None
     if n_u > 0:
         pseudo_bias = float(np.mean(np.abs(pseudo_labels - problem.target_probability(scene.target))))
@@ -177,10 +181,17 @@ def simulate(problem: Problem, k: int, n_s: int, n_u: int, queries: int, seed: i
 def _answers(
     scene: _Scene, source: Neighbors, pseudo_labels: Answers, splits: Mapping[str, tuple[int, int]]
 ) -> dict[str, Answers]:
-    """The answers of every vote, (queries,) each."""
+    """Returns the answers (queries,) of every vote, by name.
+
+    Args:
+        scene: rows and queries.
+        source: the k nearest source rows of each query.
+        pseudo_labels: the answers of the source vote for the target rows.
+        splits: k_s and k_u of the votes with a fixed split, by name.
+    """
     k = source.labels.shape[1]
     answers = {"source": _majority(source.labels)}
-    nearest_target = scene.search(scene.queries, k, source=False)
+    nearest_target = scene.search(scene.queries, k, source=False)  # once, since only the labels differ below
     for suffix, labels in (("", scene.target_labels), (" pseudo", pseudo_labels)):
         target = _relabeled(nearest_target, labels, first_id=scene.n_s)
         answers["joint" + suffix] = _majority(_joint_labels(source, target, k))
@@ -191,12 +202,13 @@ def _answers(
 
 
 def _divergence(scene: _Scene, near: Neighbors, excess: float) -> dict[str, float]:
-    """The quantities of Proposition 1.
+    """Returns the quantities of Proposition 1.
 
-    ``mean`` is the mean distance of a query to its k source neighbors, the cost of one transport from the target to
-    Omega; ``within`` the share of queries whose k-th neighbor lies within ``radius``, r_0; ``error`` the target error
-    of the source vote and ``bound`` the proposition's. Its kappa is the sum of both Bayes errors: exact without a gap,
-    with one the least it can be, which makes the bound harder to keep. Its L is taken to be C.
+    ``mean`` is the mean distance of a query to its k source neighbors, which is the cost of one transport from the
+    target to Omega. ``within`` is the share of queries whose k-th neighbor lies within ``radius``, which is r_0.
+    ``error`` is the target error of the source vote, and ``bound`` that of the proposition. Its kappa is the sum of
+    both Bayes errors. That is exact without a gap; with a gap it is the smallest value possible, which makes the bound
+    harder to satisfy. Its L is taken to be C.
     """
     known = scene.problem.assumptions
     k = near.ids.shape[1]
@@ -216,7 +228,7 @@ def _divergence(scene: _Scene, near: Neighbors, excess: float) -> dict[str, floa
 
 
 class _Scene:
-    """The rows, their labels and the queries of one draw."""
+    """The rows, labels and queries of one draw."""
 
     def __init__(self, problem: Problem, n_s: int, n_u: int, queries: int, seed: int) -> None:
         self.problem = problem
@@ -225,6 +237,7 @@ class _Scene:
         source = problem.source(n_s, self._stream(SOURCE_POINTS))
         self.target = problem.target(n_u, self._stream(TARGET_POINTS))
         self.queries = problem.target(queries, self._stream(QUERY_POINTS))
+        # A label is 1 if its draw is below the probability, so different problems share the draws of a seed.
         source_draws = self._stream(SOURCE_LABELS).uniform(size=n_s)
         source_labels = source_draws < problem.source_probability(source)
         target_draws = self._stream(TARGET_LABELS).uniform(size=n_u)
@@ -234,17 +247,20 @@ class _Scene:
         self._append(self.target, self.target_labels, Origin.ADMITTED)
 
     def _stream(self, number: int) -> np.random.Generator:
+        """Returns one of this seed's streams of random numbers."""
         return np.random.default_rng([self.seed, number])
 
     def _append(self, points: Array, labels: Answers, origin: Origin) -> None:
+        """Adds points and their labels to the bank."""
         self.bank.apply(Append(torch.from_numpy(points), torch.from_numpy(labels).long(), origin))
 
     def search(self, points: Array, k: int, *, source: bool) -> Neighbors:
-        """The k nearest rows of each point, of the source or of the target."""
+        """Returns the k nearest rows of each point, among source rows or among target rows."""
         return self.bank.search(torch.from_numpy(points), k, source=source)
 
     def errors_at_voters(self, near: Neighbors) -> tuple[float, float]:
-        """The error of the source vote and the Bayes error on Omega: at one neighbor of each query, by chance."""
+        """Returns the error of the source vote and the Bayes error on Omega: at a random neighbor of each query."""
+        # Omega is the distribution of one of the k nearest source rows of a query; see proposition_1().
         k = near.ids.shape[1]
         place = self._stream(CHOSEN_NEIGHBORS).integers(0, k, (len(near.ids), 1))
         ids = near.ids.gather(1, torch.from_numpy(place))[:, 0]
@@ -256,25 +272,33 @@ class _Scene:
 
 
 def _bayes_error(probability: Array) -> float:
+    """Returns the mean error of the best possible answers, given the probabilities of class 1."""
     return float(np.mean(np.minimum(probability, 1 - probability)))
 
 
 def _majority(labels: Tensor) -> Answers:
-    """Whether at least half of the neighbors (B, K) are of class 1, (B,)."""
+    """Returns whether at least half of the neighbors, with labels (B, K), are of class 1 (B,)."""
     answers: Answers = (2 * labels.sum(1) >= labels.shape[1]).numpy()
     return answers
 
 
 def _relabeled(near: Neighbors, labels: Answers, first_id: int) -> Neighbors:
-    """The same neighbors with the labels of the rows whose ids start at ``first_id``; -1 if there is no neighbor."""
+    """Returns the same neighbors with other labels; -1 where there is no neighbor.
+
+    Args:
+        near: neighbors whose ids start at ``first_id``.
+        labels: the label of each row, in order of ids.
+        first_id: the id of the first row.
+    """
     no_label = torch.tensor([-1])
-    table = torch.cat([torch.from_numpy(labels).long(), no_label])  # index -1 reads the last entry
+    label_table = torch.cat([torch.from_numpy(labels).long(), no_label])  # index -1 reads the last entry
     index = torch.where(near.ids < 0, -1, near.ids - first_id)
-    return Neighbors(near.ids, near.similarity, table[index])
+    return Neighbors(near.ids, near.similarity, label_table[index])
 
 
 def _joint_labels(source: Neighbors, target: Neighbors, k: int) -> Tensor:
-    """The labels of the k nearest of both kinds, (B, k); ties go to source rows, whose ids are lower."""
+    """Returns the labels (B, k) of the k nearest of both kinds; ties go to source rows, as in a search of the bank."""
+    # Source rows have the lower ids, to which the bank gives ties; here they come first, and the sort is stable.
     similarity = torch.cat([source.similarity, target.similarity], 1)
     labels = torch.cat([source.labels, target.labels], 1)
     nearest = similarity.sort(dim=1, descending=True, stable=True).indices[:, :k]

@@ -1,4 +1,4 @@
-"""Features that do not tell which domain they come from: a discriminator tries to, and the encoder works against it."""
+"""DANN and CDANN: an encoder learns features from which a discriminator cannot tell the domain."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from adanpc.require import whole
 
 
 class Adversarial(Algorithm):
-    """What DANN and CDANN share: ``d_steps`` updates of the discriminator, then one of the model, and again.
+    """What DANN and CDANN share: cycles of ``d_steps`` updates of a discriminator and one update of the model.
 
-    The discriminator learns to name the domain of features; the model learns its classes and to make the
-    discriminator fail. Every domain counts the same in the model's risk.
+    The discriminator learns to predict the domain from the features. The model learns to predict the class, and to make
+    the discriminator fail. Every domain counts the same in the model's risk.
 
     Args:
-        weight: of the discriminator's loss, which the model ascends.
-        gradient_penalty: weight of the mean squared length of the slope of the discriminator's loss in feature space.
+        weight: of the discriminator's loss, which the model maximizes.
+        gradient_penalty: the weight of the mean squared norm of the gradient of the discriminator's loss with respect
+            to the features.
         d_steps: updates of the discriminator for each update of the model.
-        beta1, beta2: of both Adams.
-        lr_d, weight_decay_d: of the discriminator's Adam; ``lr_d`` is ``lr`` if not given.
+        beta1, beta2: of both Adam optimizers.
+        lr_d, weight_decay_d: of the discriminator's Adam; ``lr_d`` defaults to ``lr``.
         mlp_width, mlp_depth, mlp_dropout: of the discriminator; the depth counts its linear layers.
     """
 
-    conditional: ClassVar[bool]  # whether the discriminator sees the class, and all classes count the same
+    conditional: ClassVar[bool]  # whether the discriminator sees the class, and its loss weights all classes equally
     space: ClassVar[Mapping[str, Draw]] = {
         "weight": Power(-2, 2),
         "gradient_penalty": Power(-2, 1),
@@ -74,7 +75,7 @@ class Adversarial(Algorithm):
         self.d_steps = d_steps
         hidden = [mlp_width] * (mlp_depth - 1)
         self.discriminator = _mlp([model.dim, *hidden, domains], mlp_dropout).to(model.device)
-        embedding: nn.Module = nn.Identity()
+        embedding: nn.Module = nn.Identity()  # has no parameters, and is not used
         if self.conditional:
             embedding = nn.Embedding(model.classes, model.dim)
         self.embedding = embedding.to(model.device)
@@ -88,20 +89,23 @@ class Adversarial(Algorithm):
         }
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The model's loss: its risk, less the weighted loss of the discriminator."""
+        """Returns the model's loss: its risk minus the weighted loss of the discriminator."""
         features = self.model.features(torch.cat([batch.images for batch in batches]))
         risk = risks(self.model.head(features), batches).mean()
         discriminator = self.discriminator_loss(features, batches)
         return risk - self.weight * discriminator, {"risk": risk.detach(), "discriminator": discriminator.detach()}
 
     def update(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """A step of the discriminator or, after ``d_steps`` of those, a step of the model; ``loss`` is its own."""
+        """Makes a step of the discriminator or, after ``d_steps`` of those, of the model.
+
+        The reported ``loss`` is that of whichever made the step.
+        """
         if self.step % (self.d_steps + 1) == self.d_steps:
             return super().update(batches)
         self._check(batches)
-        with torch.no_grad():
+        with torch.no_grad():  # a step of the discriminator does not train the encoder
             features = self.model.features(torch.cat([batch.images for batch in batches]))
-        features = features.detach().requires_grad_()  # the gradient penalty needs slopes in them
+        features = features.detach().requires_grad_()  # the gradient penalty needs gradients with respect to them
         risk = risks(self.model.head(features), batches).mean()
         discriminator = self.discriminator_loss(features, batches)
         self.descend(discriminator, "discriminator")
@@ -109,20 +113,21 @@ class Adversarial(Algorithm):
         return {"loss": discriminator.item(), "risk": risk.item(), "discriminator": discriminator.item()}
 
     def discriminator_loss(self, features: Tensor, batches: Sequence[Batch]) -> Tensor:
-        """The discriminator's loss on features (n, D) of all batches, with its gradient penalty."""
+        """Returns the discriminator's loss on features (n, D) of all batches, with its gradient penalty."""
         labels = torch.cat([batch.labels for batch in batches])
-        domains = torch.cat([torch.full_like(batch.labels, place) for place, batch in enumerate(batches)])
+        domains = torch.cat([torch.full_like(batch.labels, domain) for domain, batch in enumerate(batches)])
         if self.conditional:
             logits = self.discriminator(features + self.embedding(labels))
-            each = cross_entropy(logits, domains, reduction="none")  # (n,)
-            loss = (each * _balance(labels).to(each)).sum()
+            row_losses = cross_entropy(logits, domains, reduction="none")  # (n,)
+            loss = (row_losses * _balance(labels).to(row_losses)).sum()
         else:
-            each = cross_entropy(self.discriminator(features), domains, reduction="none")  # (n,)
-            loss = each.mean()
+            row_losses = cross_entropy(self.discriminator(features), domains, reduction="none")  # (n,)
+            loss = row_losses.mean()
         if not self.gradient_penalty:
             return loss
-        (slope,) = torch.autograd.grad(each.sum(), features, create_graph=True)  # (n, D)
-        return loss + self.gradient_penalty * slope.square().sum(1).mean()
+        # A row's loss depends on its own features alone, so the gradient of the sum has each row's gradient.
+        (gradients,) = torch.autograd.grad(row_losses.sum(), features, create_graph=True)  # (n, D)
+        return loss + self.gradient_penalty * gradients.square().sum(1).mean()
 
 
 class DANN(Adversarial):
@@ -130,27 +135,28 @@ class DANN(Adversarial):
 
     Paper: Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016.
 
-    Differs from the published code: in DomainBed the cycle starts one update later, so that with one step of the
-    discriminator the model moves first.
+    Differs from the published code: in DomainBed the cycle starts one update later, so with one discriminator step
+    per cycle the model is updated first.
     """
 
     conditional: ClassVar[bool] = False
 
 
 class CDANN(Adversarial):
-    """DANN whose discriminator sees the class, as an embedding added to the features, and weighs classes equally.
+    """DANN whose discriminator sees the class, as an embedding added to the features, and weights classes equally.
 
     Paper: Li et al., Deep Domain Generalization via Conditional Invariant Adversarial Networks, ECCV 2018.
 
-    Differs from the published code: as DANN; and classes that a batch lacks do not count, where DomainBed counts all up
-    to the highest label of the batch, which scales the loss by what happens to be drawn.
+    Differs from the published code: in the same way as DANN. Also, classes missing from a batch do not count; DomainBed
+    counts all classes up to the highest label in the batch, so the scale of the loss depends on which labels were
+    drawn.
     """
 
     conditional: ClassVar[bool] = True
 
 
 def _mlp(widths: Sequence[int], dropout: float) -> nn.Sequential:
-    """Linear layers of these widths, with ReLU and dropout between them."""
+    """Returns linear layers of these widths, with ReLU and dropout between them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         if layers:
@@ -160,6 +166,6 @@ def _mlp(widths: Sequence[int], dropout: float) -> nn.Sequential:
 
 
 def _balance(labels: Tensor) -> Tensor:
-    """Weights (n,) that sum to 1, and to the same number for each class that occurs."""
+    """Returns weights (n,) that sum to 1 in all, and to the same number over the rows of each class that occurs."""
     _, class_of_row, counts = labels.unique(return_inverse=True, return_counts=True)
     return torch.reciprocal(counts[class_of_row] * len(counts))

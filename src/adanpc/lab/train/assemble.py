@@ -1,4 +1,4 @@
-"""From a spec to what is trained: data in parts, a model, an algorithm."""
+"""Builds what a spec describes: data split into parts, a model, and an algorithm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from adanpc.require import did_you_mean
 
 
 class Split(NamedTuple):
-    """A domain, and its two parts: four fifths to train or test on, one fifth to select by."""
+    """A domain and its two parts: four fifths to train or test on, one fifth for model selection."""
 
     whole: Domain
     large: Domain
@@ -31,13 +31,13 @@ class Split(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What a new run is made of, checked: nothing of it needs to be read or built again.
+    """All that a new run needs, read, built and checked, so that nothing has to be read or built again.
 
     Args:
-        spec: complete.
-        data: as it was read.
-        description: of the data, for the run's ``spec.json``.
-        algorithm: with the initial weights.
+        spec: the complete spec.
+        data: the data set as it was read.
+        description: what the run's ``spec.json`` says about the data.
+        algorithm: the algorithm with initial weights.
     """
 
     spec: Spec
@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
 
 
 def start(spec: Spec, data_dir: Path, folder: Path) -> Run:
-    """A new run in a folder, checked against its data; nothing is trained yet."""
+    """Creates a new run in a folder, checked against its data; nothing is trained yet."""
     check_vacant(folder)
     prepared = prepare(spec, data_dir)
     return Run.create(folder, prepared.spec, prepared.description)
@@ -61,19 +61,20 @@ def prepare(
     *,
     skip_unreadable: bool = False,
 ) -> Prepared:
-    """What a run of this spec starts from; refuses what cannot be trained, and writes nothing.
+    """Returns all that a run of this spec needs; refuses a spec that cannot be trained, and writes nothing.
 
     Args:
         spec: complete or not.
-        data_dir: holds the data set.
+        data_dir: the folder with the data set.
         device: where the model is trained.
-        data: the data set, if it has been read already.
-        skip_unreadable: decodes every image first, and leaves out those that cannot be; the run remembers which.
+        data: the data set, if it has already been read.
+        skip_unreadable: whether to decode every image first and leave out those that cannot be decoded; the run
+            remembers which.
     """
     spec = spec.complete()
     if data is None:
         data = read(spec.data, data_dir, seed=spec.seed, missing_ok=skip_unreadable)
-    _check_targets(spec, data)
+    _check_targets(spec, data)  # before every image is decoded, which may take long
     skipped: tuple[str, ...] = ()
     if skip_unreadable:
         skipped = unreadable(data)
@@ -89,16 +90,23 @@ def prepare(
 
 
 def assemble(run: Run, device: torch.device | str = "cpu", *, fresh: bool = False) -> Algorithm:
-    """The algorithm of a run at its first step; with the initial weights only if ``fresh``."""
+    """Returns the algorithm of a run before its first step.
+
+    Args:
+        run: the run.
+        device: where the model is trained.
+        fresh: whether to load pretrained weights or the spec's file of weights; without them the algorithm is only good
+            for restoring a checkpoint.
+    """
     return _build(run.spec, run.data, device, fresh)
 
 
 def load_algorithm(run: Run, which: str = "best") -> Algorithm:
-    """The algorithm of a run as it was trained, in evaluation mode; its ``model`` is what test-time methods take.
+    """Returns the trained algorithm of a run, in evaluation mode; test-time methods take its ``model``.
 
     Args:
-        run: that has been evaluated at least once.
-        which: ``best`` by accuracy on the held-out parts of the source domains, or ``last``.
+        run: a run that has been evaluated at least once.
+        which: ``best``, by accuracy on the held-out parts of the source domains, or ``last``.
     """
     name = model_file(which)
     state = run.state(name)
@@ -111,26 +119,27 @@ def load_algorithm(run: Run, which: str = "best") -> Algorithm:
 
 
 def model_file(which: str) -> str:
-    """The name of the file in a run that holds its best or its last model."""
+    """Returns the name of the file in a run that holds its best or its last model."""
     if which not in ("best", "last"):
         raise AdaNPCError(f"which must be 'best' or 'last', got {which!r}")
     return BEST if which == "best" else CHECKPOINT
 
 
 def splits(run: Run, transform: Transform | None, data: DataSet | None = None) -> dict[str, Split]:
-    """Every domain of the run's data in its two parts; refuses data other than the run was created on.
+    """Returns the two parts of every domain of a run, by name; refuses data that the run was not created on.
 
     Args:
-        run: whose seed decides the split.
-        transform: given to all domains.
-        data: the run's data set, if it has been read already.
+        run: the run, whose seed decides the split.
+        transform: the transform of all domains.
+        data: the run's data set, if it has already been read.
     """
     if data is None:
         folder = Path(run.data["folder"])
         skipped = run.data["skipped"]
         data = read(run.spec.data, folder, seed=run.spec.seed, missing_ok=bool(skipped))
         if skipped:
-            data = without(data, [os.path.normpath(folder / name) for name in skipped], UNREADABLE)
+            files = [os.path.normpath(folder / name) for name in skipped]
+            data = without(data, files, UNREADABLE)
     _check_unchanged(run, data)
     parts = {}
     for domain in data.domains:
@@ -141,12 +150,13 @@ def splits(run: Run, transform: Transform | None, data: DataSet | None = None) -
 
 
 def _below(folder: Path, files: Collection[str]) -> list[str]:
-    """The paths of files below a folder, which say the same after the folder was reached by another name."""
-    return [os.path.relpath(os.path.abspath(file), os.path.abspath(folder)) for file in files]
+    """Returns the paths of files relative to a folder, which stay valid if the folder gets another name."""
+    start = os.path.abspath(folder)
+    return [os.path.relpath(os.path.abspath(file), start) for file in files]
 
 
 def _check_targets(spec: Spec, data: DataSet) -> None:
-    """Refuses targets that the data does not have, or that leave nothing to train on."""
+    """Refuses targets that the data set does not have, or that leave nothing to train on."""
     names = [domain.name for domain in data.domains]
     for target in spec.targets:
         if target not in names:
@@ -157,7 +167,7 @@ def _check_targets(spec: Spec, data: DataSet) -> None:
 
 
 def _describe(data: DataSet) -> dict[str, Any]:
-    """What a run remembers of its data, to recognize it by."""
+    """Returns what a run remembers about its data, to recognize them later."""
     return {
         "channels": len(data.domains[0].images[0]),
         "classes": list(data.classes),
@@ -167,7 +177,7 @@ def _describe(data: DataSet) -> dict[str, Any]:
 
 
 def _check_unchanged(run: Run, data: DataSet) -> None:
-    """Refuses data that is not what the run was created on, to the last pixel."""
+    """Refuses data that differ in anything, down to the last pixel, from those the run was created on."""
     for name, value in _describe(data).items():
         if value != run.data[name]:
             raise RunError(
@@ -177,11 +187,12 @@ def _check_unchanged(run: Run, data: DataSet) -> None:
 
 
 def _build(spec: Spec, data: Mapping[str, Any], device: torch.device | str, fresh: bool) -> Algorithm:
+    """Returns the algorithm of a spec on data of this description; see ``assemble``."""
     sources = [name for name in data["domains"] if name not in spec.targets]
     weights = None
     if fresh and spec.weights:
         weights = Path(spec.weights)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng():  # the caller's random numbers go on as if nothing had been drawn
         torch.manual_seed(seed_of(spec.seed, "weights"))
         model = build(
             spec.encoder,

@@ -1,4 +1,4 @@
-"""Which samples a step sees: a pure function of the seed and the step, so that any step can be made again."""
+"""The samples of each step: a pure function of the seed and the step, so that any step can be repeated."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from adanpc.require import whole
 
 
 class Steps(Dataset[tuple[Batch, ...]]):
-    """``steps[n]``: the batches of step n, one from each domain, for ``data.loading.ahead``.
+    """The batches of every step: ``steps[n]`` has those of step n, one from each domain; for ``data.loading.ahead``.
 
-    Each domain is gone through epoch after epoch, each time in a new order. Several processes deal the rows of one
+    Each domain is traversed epoch after epoch, each time in a new order. Several processes divide the rows of one
     large batch among themselves.
 
     Args:
-        domains: the training splits, already with their transforms.
-        size: rows from each domain, in each process.
+        domains: the training splits, with their transforms.
+        size: the number of rows from each domain in each process.
         seed: decides the order, and what random transforms do.
-        rank, world: the number of this process, and how many there are.
+        rank: the number of this process.
+        world: the number of processes.
     """
 
     def __init__(self, domains: Sequence[Domain], size: int, seed: int, *, rank: int = 0, world: int = 1) -> None:
@@ -36,7 +37,8 @@ class Steps(Dataset[tuple[Batch, ...]]):
         self.seed = seed
         self.rank = rank
         self.world = world
-        self.first_keys: list[int] = []  # of each domain; keys number the rows of all domains, one after another
+        # Keys number the rows of all domains, one domain after another. This is the first key of each.
+        self.first_keys: list[int] = []
         total = 0
         for domain in domains:
             if not len(domain):
@@ -50,15 +52,17 @@ class Steps(Dataset[tuple[Batch, ...]]):
             return tuple(self._batch(position, step) for position in range(len(self.domains)))
 
     def _batch(self, position: int, step: int) -> Batch:
+        """Returns this process's batch of a step, from the domain at this position."""
         domain = self.domains[position]
         rows = self.rows(position, step)
         return Batch(domain.take(rows), domain.labels[rows], self.first_keys[position] + rows)
 
     def rows(self, position: int, step: int) -> Tensor:
-        """The rows (size,) that this process sees in a step, of the domain at this position."""
+        """Returns the row numbers (size,) of this process in a step, from the domain at this position."""
         count = len(self.domains[position])
         total = self.size * self.world
-        places = torch.arange(step * total, (step + 1) * total)  # in the sequence of all epochs
+        # The rows of all epochs form one endless sequence, of which every step takes the next ``total``.
+        places = torch.arange(step * total, (step + 1) * total)
         first_epoch = int(places[0]) // count
         last_epoch = int(places[-1]) // count
         orders = []
@@ -70,5 +74,5 @@ class Steps(Dataset[tuple[Batch, ...]]):
 
 @lru_cache(maxsize=64)
 def _order(count: int, seed: int) -> Tensor:
-    """A random order of so many rows; cached, as all steps of an epoch share it."""
+    """Returns a random order of ``count`` rows; cached, since all steps of an epoch share it."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))

@@ -1,13 +1,13 @@
-"""Training states in files: nested values, kept to the bit, without pickle.
+"""Training states in files: nested values, exact to the bit, without pickle.
 
-A state is made of dicts, lists, tuples, tensors, numbers, strings, True, False and None. In the file (see
-``adanpc.lab.networks.sealed``) each tensor stands under a name made of the keys that lead to it; everything else is
-one JSON document. There, strings, whole numbers, True, False, None and lists stand for themselves. Whatever JSON
-cannot tell apart or hold exactly is an object with one entry, named after its kind:
+A state consists of dicts, lists, tuples, tensors, numbers, strings, True, False and None. In the file (see
+``adanpc.lab.networks.sealed``) each tensor has a name made of the keys that lead to it; everything else is in one JSON
+document. Strings, whole numbers, True, False, None and lists are stored as they are. A value that JSON cannot hold
+exactly, or cannot tell apart from another type, is stored as an object with one entry, named after its type:
 
-* ``{"dict": [[key, value], …]}``, in order, with keys of any kind: an optimizer's are whole numbers;
+* ``{"dict": [[key, value], …]}``, in order, with keys of any type: those of an optimizer are whole numbers;
 * ``{"tuple": [value, …]}``;
-* ``{"float": "0x1.8p+1"}``, hexadecimal and therefore exact, also infinite ones and NaN;
+* ``{"float": "0x1.8p+1"}``, hexadecimal and therefore exact, including infinity and NaN;
 * ``{"tensor": name}``.
 
 The document itself is ``{"format": "adanpc-checkpoint", "version": 1, "state": …}``.
@@ -30,21 +30,21 @@ ROOT = "state"
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    """Writes a state, whole or not at all."""
+    """Writes a state to a file, completely or not at all."""
     tensors: dict[str, Tensor] = {}
     document = {"format": FORMAT, "version": VERSION, "state": _encode(state, ROOT, tensors)}
     write_sealed(path, tensors, document)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The state that ``write`` wrote, its tensors on the CPU; a file with any other contents is a SealError."""
+    """Returns the state that ``write`` wrote, with tensors on the CPU; raises SealError for any other file."""
     tensors, document = read_sealed(path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise SealError(f"{path} is not a checkpoint of adanpc train")
     if document.get("version") != VERSION:
         version = document.get("version")
         raise SealError(f"{path} is a checkpoint of version {version!r}, this adanpc reads version {VERSION}")
-    try:
+    try:  # a seal proves that a file is undamaged, not that its contents make sense
         state = _decode(document["state"], tensors)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise SealError(f"{path} holds a state that adanpc did not write ({type(error).__name__})") from None
@@ -54,8 +54,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The value as JSON can hold it; tensors in it are added to ``tensors``, under names that begin with ``name``."""
-    kind = type(value)
+    """Returns a value as JSON can hold it, and adds its tensors to ``tensors`` under names that start with ``name``."""
+    kind = type(value)  # exactly, since subclasses, such as the numbers of NumPy, would come back as another type
     if value is None or kind in (bool, int, str):
         return value
     if kind is float:
@@ -70,7 +70,7 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
             pairs.append([_encode(key, name, tensors), _encode(item, f"{name}/{key}", tensors)])
         return {"dict": pairs}
     if isinstance(value, Tensor):
-        while name in tensors:  # the keys 1 and "1", for instance, make the same name
+        while name in tensors:  # the keys 1 and "1", for instance, give the same name
             name += "'"
         tensors[name] = value
         return {"tensor": name}
@@ -80,7 +80,10 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that ``_encode`` was given; KeyError, TypeError or ValueError if it cannot have been given one."""
+    """Returns the value that ``_encode`` was given.
+
+    Raises KeyError, TypeError or ValueError if ``_encode`` cannot have written it.
+    """
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -98,6 +101,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _decode_dict(pairs: Any, tensors: Mapping[str, Tensor]) -> dict[Hashable, Any]:
+    """Returns the dict with these encoded keys and values."""
     decoded: dict[Hashable, Any] = {}
     for encoded_key, encoded_value in pairs:
         key = _decode(encoded_key, tensors)

@@ -1,4 +1,4 @@
-"""Empirical risk minimization: what all the others are compared with."""
+"""Empirical risk minimization, the baseline for all other algorithms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from adanpc.lab.train.algorithm import Algorithm, Batch, losses
 
 
 class ERM(Algorithm):
-    """The mean cross-entropy over domains.
+    """Minimizes the mean cross-entropy over domains.
 
     Paper: Vapnik, Statistical Learning Theory, 1998.
     """
@@ -19,5 +19,5 @@ class ERM(Algorithm):
     erm: ClassVar[Mapping[str, Any] | None] = {}
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of the domains."""
+        """Returns the mean loss of the domains."""
         return losses(self.model, batches).mean(), {}

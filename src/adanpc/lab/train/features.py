@@ -1,4 +1,4 @@
-"""Training on changed features: with the domain's mean beside them, restyled, or with the strongest ones muted."""
+"""Algorithms that change features: they append the domain's mean (MTL), mix styles (SagNet), or mute some (RSC)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.train.algorithm import Algorithm, Batch, risks
 from adanpc.lab.train.search import Choice, Draw, Power, Uniform
 
-EPS = 1e-5  # added to a variance, as published
+EPS = 1e-5  # added to a variance, as in the published code
 
 
 class MTL(Algorithm):
-    """The head sees each feature vector beside the mean of its domain; features have twice the encoder's dimension.
+    """Appends the mean feature of the domain to each feature vector, so features have twice the encoder's dimension.
 
-    In training the mean of a domain is a moving one, and gradients flow through the part that the batch brings. At test
-    it is the mean of the batch that is predicted, so predictions depend on it and a batch should come from one domain.
+    In training, the mean of a domain is a moving average, and gradients flow through the part that the current batch
+    contributes. At test time it is the mean of the batch to predict, so predictions depend on the batch, which should
+    come from one domain.
 
     Args:
         model: gets a new head, a new norm if it has one, and twice the ``dim``.
-        ema: what a batch contributes to its domain's mean: new = ema * batch + (1 - ema) * old, from zero on.
+        ema: the share of a batch in its domain's mean: new = ema * batch + (1 - ema) * old, starting from zero.
 
     Paper: Blanchard et al., Domain Generalization by Marginal Transfer Learning, JMLR 2021.
 
@@ -50,8 +51,9 @@ class MTL(Algorithm):
         self.optimizers = {"model": self.adam(model)}
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The losses of the domains, summed, as published."""
+        """Returns the sum of the domains' losses, as in the published code."""
         model = self.model
+        # Not model.features(), which would append the mean over all domains of the batch.
         encoder = cast(WithMean, model.encoder).encoder
         encoded = encoder(torch.cat([batch.images for batch in batches]))  # (n, D)
         sizes = [len(batch.labels) for batch in batches]
@@ -62,43 +64,44 @@ class MTL(Algorithm):
         return risks(logits, batches).sum(), {}
 
     def _update_mean(self, domain: int, rows: Tensor) -> Tensor:
-        """The domain's mean (D,) after these rows."""
+        """Updates a domain's mean with these rows, and returns it (D,)."""
         mean = self.ema * rows.mean(0) + (1 - self.ema) * self.means[domain]
         self.means[domain] = mean.detach()
         return mean
 
 
 class WithMean(nn.Module):
-    """Features (B, 2 D): those of an encoder (B, D), each beside their mean over the batch."""
+    """An encoder whose features (B, 2 D) are those of another encoder (B, D), each followed by their mean."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, 2 D) of images."""
+        """Returns the features (B, 2 D) of images."""
         rows = self.encoder(images)
         return joint(rows, rows.mean(0))
 
 
 def joint(rows: Tensor, mean: Tensor) -> Tensor:
-    """Rows (B, D), each followed by the mean (D,): (B, 2 D)."""
+    """Returns rows (B, D), each followed by the mean (D,), as (B, 2 D)."""
     return torch.cat([rows, mean.expand_as(rows)], 1)
 
 
 class SagNet(Algorithm):
-    """The head learns from features with mixed style; the encoder unlearns what a style head reads from style alone.
+    """Trains the head on features with mixed styles, and the encoder to make styles useless for classification.
 
-    The style of a feature vector is its mean and variance over the feature axis, the content what is left. Each update
-    has three steps: of the model, on features whose style is mixed with another sample's; of the style head, on its own
-    style with another's content; and of the encoder, toward a style head that finds all classes equally likely.
+    The style of a feature vector is its mean and variance over the feature axis; its content is what remains after
+    normalizing by them. Each update makes three steps: one of the model, on features whose style is mixed with that of
+    another sample; one of a style head, which classifies a sample by its own style with another sample's content; and
+    one of the encoder, so that the style head finds all classes equally likely.
 
     Args:
-        weight: of the last step.
+        weight: of the loss in the third step.
 
     Paper: Nam et al., Reducing Domain Gap by Reducing Style Bias, CVPR 2021.
 
-    Differs from the published code: the second and the third step share one pass of the encoder.
+    Differs from the published code: the second and the third step share one forward pass of the encoder.
     """
 
     space: ClassVar[Mapping[str, Draw]] = {"weight": Power(-2, 1)}
@@ -112,30 +115,30 @@ class SagNet(Algorithm):
         self.optimizers["style"] = self.adam(self.style_head)
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of the domains on features of mixed style."""
+        """Returns the mean loss of the domains on features of mixed style."""
         features = self.model.features(torch.cat([batch.images for batch in batches]))
         share = torch.rand(len(features), 1).to(features)
         mixed = restyled(features, torch.randperm(len(features)), share)
         return risks(self.model.head(mixed), batches).mean(), {}
 
     def update(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """Makes the three steps; ``loss`` is that of the first."""
+        """Makes the three steps; the reported ``loss`` is that of the first."""
         report = super().update(batches)
         features = self.model.features(torch.cat([batch.images for batch in batches]))
         style = risks(self._read_style(features.detach()), batches).mean()
         self.descend(style, "style")
         adversary = -log_softmax(self._read_style(features), 1).mean()
-        self.descend(self.weight * adversary)  # leaves the model's head alone: Adam skips what has no gradient
+        self.descend(self.weight * adversary)  # the model's head stays: Adam skips parameters without a gradient
         return {**report, "style": style.item(), "adversary": adversary.item()}
 
     def _read_style(self, features: Tensor) -> Tensor:
-        """Logits (n, C) that the style head makes of the style of features (n, D) around random content."""
+        """Returns the style head's logits (n, C) for the style of features (n, D) with random content."""
         order = torch.randperm(len(features))
         return cast(Tensor, self.style_head(refilled(features, order)))
 
 
 def restyled(features: Tensor, order: Tensor, share: Tensor) -> Tensor:
-    """Features (n, D) with a mixed style: a share (n, 1) of their own, the rest that of the rows in this order (n,)."""
+    """Returns features (n, D) with a mixed style: a share (n, 1) of their own, the rest that of rows ``order`` (n,)."""
     content, mean, variance = _parts(features)
     mixed_mean = share * mean + (1 - share) * mean[order]
     mixed_variance = share * variance + (1 - share) * variance[order]
@@ -143,13 +146,13 @@ def restyled(features: Tensor, order: Tensor, share: Tensor) -> Tensor:
 
 
 def refilled(features: Tensor, order: Tensor) -> Tensor:
-    """Features (n, D) of their own style around the content of the rows in this order (n,), which gets no gradient."""
+    """Returns features with their own style and the content of rows ``order`` (n,), which gets no gradient (n, D)."""
     content, mean, variance = _parts(features)
     return content[order].detach() * (variance + EPS).sqrt() + mean
 
 
 def _parts(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Content (n, D), mean (n, 1) and variance (n, 1), which divides by D - 1."""
+    """Returns the content (n, D), the mean (n, 1), and the unbiased variance (n, 1) of features (n, D)."""
     mean = features.mean(1, keepdim=True)
     variance = features.var(1, keepdim=True)
     content = (features - mean) / (variance + EPS).sqrt()
@@ -157,19 +160,21 @@ def _parts(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class RSC(Algorithm):
-    """The features that speak loudest for the true class are muted, in the samples that rely on them most.
+    """Mutes the features that contribute most to the true class, in the samples that rely on them most.
 
-    An entry is muted if the slope of the true logit in it lies above the (1 - drop_features) quantile of its row; and
-    only in rows where this costs the true class more probability than the (1 - drop_rows) quantile of all rows.
+    An entry is muted if the gradient of the true class's logit with respect to it lies above the (1 - drop_features)
+    quantile of its row, and only in rows where muting costs the true class more probability than the (1 - drop_rows)
+    quantile of all rows.
 
-    What lies at a quantile is not above it: of equal values none is muted, and neither is a batch of a single row.
+    A value at a quantile is not above it. So if all values are equal none is muted, and nothing is muted in a batch of
+    one row.
 
     Args:
-        drop_features, drop_rows: shares in 0 … 1.
+        drop_features, drop_rows: shares from 0 to 1.
 
     Paper: Huang et al., Self-Challenging Improves Cross-Domain Generalization, ECCV 2020.
 
-    Differs from the published code: there, what lies at a quantile is muted too, so that a share of 0 mutes something.
+    Differs from the published code: there, values at a quantile are muted, too, so a share of 0 mutes something.
     """
 
     space: ClassVar[Mapping[str, Draw]] = {"drop_features": Uniform(0, 0.5), "drop_rows": Uniform(0, 0.5)}
@@ -186,19 +191,21 @@ class RSC(Algorithm):
         self.drop_rows = drop_rows
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of the domains on what is left of the features."""
-        features = self.model.features(torch.cat([batch.images for batch in batches]))
-        kept = self.kept(features, torch.cat([batch.labels for batch in batches]))
+        """Returns the mean loss of the domains on the features that are not muted."""
+        images = torch.cat([batch.images for batch in batches])
+        labels = torch.cat([batch.labels for batch in batches])
+        features = self.model.features(images)
+        kept = self.kept(features, labels)
         return risks(self.model.head(features * kept), batches).mean(), {}
 
     def kept(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Which entries of features (n, D) stay, bool (n, D)."""
+        """Returns which entries of features (n, D) are not muted, bool (n, D)."""
         features = features.detach().requires_grad_()
         true_class = labels[:, None]
         with torch.enable_grad():
             logits = self.model.head(features)
-            (slopes,) = torch.autograd.grad(logits.gather(1, true_class).sum(), features)  # (n, D)
-        kept = ~_above(slopes, self.drop_features, 1)
+            (gradients,) = torch.autograd.grad(logits.gather(1, true_class).sum(), features)  # (n, D)
+        kept = ~_above(gradients, self.drop_features, 1)
         with torch.no_grad():
             before = logits.softmax(1).gather(1, true_class)  # (n, 1)
             after = self.model.head(features * kept).softmax(1).gather(1, true_class)
@@ -206,8 +213,8 @@ class RSC(Algorithm):
 
 
 def _above(values: Tensor, share: float, dim: int) -> Tensor:
-    """Which values lie above the (1 - share) quantile along a dimension, bool."""
+    """Returns which values lie above the (1 - share) quantile along a dimension, bool."""
     last = values.shape[dim] - 1
-    rank = last - ceil(last * share)
+    rank = last - ceil(last * share)  # of the quantile among the sorted values; not interpolated between two
     quantile = values.sort(dim).values.narrow(dim, rank, 1)
     return values > quantile

@@ -1,4 +1,4 @@
-"""Training on changed inputs: images mixed across domains, or images that carry the context of their batch."""
+"""Algorithms that change inputs: images mixed across domains (Mixup), or with the context of their batch (ARM)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.train.algorithm import Algorithm, Batch, risks
 from adanpc.lab.train.search import Choice, Draw, Power
 
-# Of the context net.
-WIDTH = 64
-KERNEL = 5
+WIDTH = 64  # channels of the context net
+KERNEL = 5  # size of its kernels
 
 
 class Mixup(Algorithm):
-    """Each domain is mixed with another: the images, and the losses for the labels of both, in the same shares.
+    """Mixes each domain with another: the images, and the losses for the labels of both, in the same shares.
 
-    The domains are put in a random circle, and each is mixed with the next, row by row. If the batches of a pair have
-    different sizes, the larger one is cut. A single domain is mixed with itself in another order of rows.
+    The domains are arranged in a random circle, and each is mixed with the next, row by row. If the batches of a pair
+    have different sizes, the larger one is cut. A single domain is mixed with itself in another order of rows.
 
     Args:
         alpha: shares are drawn from Beta(alpha, alpha), one for each pair of domains; 0 mixes nothing.
 
     Paper: Yan et al., Improve Unsupervised Domain Adaptation with Mixup Training, 2020 (inter-domain mixup).
 
-    Differs from the published code: a single domain is mixed, where DomainBed would pair every row with itself.
+    Differs from the published code: a single domain is mixed; DomainBed would pair every row with itself.
     """
 
     space: ClassVar[Mapping[str, Draw]] = {"alpha": Power(-1, 1)}
@@ -43,7 +42,7 @@ class Mixup(Algorithm):
         self.alpha = alpha
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean over pairs of domains of the two losses, in the shares of the images."""
+        """Returns the mean over pairs of domains of the two losses, weighted by the shares of the images."""
         pairs = _pairs(batches)
         shares = self._shares(len(batches))
         mixed = []
@@ -56,27 +55,29 @@ class Mixup(Algorithm):
         return (weights * first_risks + (1 - weights) * second_risks).mean(), {}
 
     def _shares(self, count: int) -> list[float]:
-        """The share that each pair takes of its first batch."""
+        """Returns the share of the first batch in each pair."""
         if self.alpha == 0:
             return [1.0] * count
-        alpha = torch.tensor(self.alpha, dtype=torch.float64)  # small ones underflow in single precision
+        alpha = torch.tensor(self.alpha, dtype=torch.float64)  # draws with a small alpha underflow in single precision
         drawn = Beta(alpha, alpha).sample(torch.Size([count]))
         return cast(list[float], drawn.tolist())
 
 
 class ARM(Algorithm):
-    """A context net sees the whole batch, and its mean answer is one more channel of every image.
+    """Adds a channel to every image: the mean output of a context net over the whole batch.
 
-    In training each domain's batch is its own context; at test the batch that is predicted is, so predictions depend on
-    it and a batch should come from one domain. The published batch is 8 rows of each domain for photos, 64 for digits.
+    In training, the batch of each domain is its own context. At test time the context is the batch to predict, so
+    predictions depend on the batch, which should come from one domain. The published batch size is 8 rows of each
+    domain for photos, and 64 for digits.
 
     Args:
         model: its encoder must begin with a Conv2d, which gets one more input channel; its other weights stay.
 
     Paper: Zhang et al., Adaptive Risk Minimization: Learning to Adapt to Domain Shift, NeurIPS 2021 (ARM-CML).
 
-    Differs from the published code: at test the context is that of the whole batch, not of groups of the training size.
-    The context net is trained with the rest; in DomainBed no optimizer has its parameters, and it stays random.
+    Differs from the published code: at test time the context is that of the whole batch, not of groups of the training
+    batch size. The context net is trained with the rest; in DomainBed no optimizer has its parameters, so it stays
+    random.
     """
 
     photo_settings: ClassVar[Mapping[str, Any]] = {"batch": 8}
@@ -88,7 +89,7 @@ class ARM(Algorithm):
         self.optimizers = {"model": self.adam(model)}
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of the domains, each in its own context."""
+        """Returns the mean loss of the domains, each in its own context."""
         images = torch.cat([batch.images for batch in batches])
         sizes = [len(batch.labels) for batch in batches]
         encoder = cast(Contextual, self.model.encoder)
@@ -97,12 +98,12 @@ class ARM(Algorithm):
 
 
 class Contextual(nn.Module):
-    """Features of images that see their batch: images (B, C, H, W) get a channel that is the mean context of the batch.
+    """An encoder that gives images (B, C, H, W) one more channel, the mean context of their batch.
 
-    Images (B, C + 1, H, W) carry a context already (``with_context``) and get none.
+    Images (B, C + 1, H, W) already have a context, by ``with_context``, and are encoded as they are.
 
     Args:
-        encoder: is changed: its first layer takes one more channel.
+        encoder: changed in place: its first layer takes one more channel.
     """
 
     def __init__(self, encoder: nn.Module) -> None:
@@ -115,23 +116,23 @@ class Contextual(nn.Module):
             *_normalized(WIDTH, WIDTH),
             nn.Conv2d(WIDTH, 1, KERNEL, padding=KERNEL // 2),
         )
-        _widen(first)
+        _widen(first)  # after the context net was built for the original channels
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, D), all in the same context, unless the images carry their own."""
+        """Returns features (B, D), all in the same context unless the images already have one."""
         if images.shape[1] == self.channels:
             images = self.with_context(images, [len(images)])
         return cast(Tensor, self.encoder(images))
 
     def with_context(self, images: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Images (n, C + 1, H, W): groups of these sizes, each with the mean context of its group as last channel."""
+        """Returns images (n, C + 1, H, W), in groups of these sizes, whose last channel is the group's mean context."""
         groups = self.context(images).split(list(sizes))
         means = [group.mean(0, keepdim=True).expand_as(group) for group in groups]
         return torch.cat([images, torch.cat(means)], 1)
 
 
 def _pairs(batches: Sequence[Batch]) -> list[tuple[Batch, Batch]]:
-    """Each batch with the next in a random circle, both cut to the shorter; in order of the first."""
+    """Returns pairs of each batch and the next one in a random circle, cut to equal sizes, in order of the first."""
     if len(batches) == 1:
         (batch,) = batches
         return [(batch, _rows(batch, torch.randperm(len(batch.labels))))]
@@ -148,13 +149,13 @@ def _pairs(batches: Sequence[Batch]) -> list[tuple[Batch, Batch]]:
 
 
 def _rows(batch: Batch, rows: Tensor) -> Batch:
-    """The batch with these rows alone."""
+    """Returns a batch of these rows only."""
     rows = rows.to(batch.labels.device)
     return Batch(*(column[rows] for column in batch))
 
 
 def _first_layer(encoder: nn.Module) -> nn.Conv2d:
-    """The first layer with weights, which must be a convolution over all channels."""
+    """Returns the first layer with weights; refuses it if it is not a convolution over all channels."""
     first: nn.Module | None = None
     for module in encoder.modules():
         is_layer = not list(module.children())
@@ -167,8 +168,9 @@ def _first_layer(encoder: nn.Module) -> nn.Conv2d:
 
 
 def _widen(layer: nn.Conv2d) -> None:
-    """Gives a convolution one more input channel, with weights as in a new one of that width; the others stay."""
+    """Gives a convolution one more input channel, with newly drawn weights; its other weights stay."""
     kernel_size = cast(tuple[int, int], layer.kernel_size)
+    # The scale of initial weights depends on the number of input channels, so draw those of a whole new layer.
     wider = nn.Conv2d(layer.in_channels + 1, layer.out_channels, kernel_size, bias=False)
     new_channel = wider.weight.detach()[:, -1:].to(layer.weight)
     layer.weight = nn.Parameter(torch.cat([layer.weight.detach(), new_channel], 1))
@@ -176,5 +178,6 @@ def _widen(layer: nn.Conv2d) -> None:
 
 
 def _normalized(channels: int, out: int) -> tuple[nn.Module, ...]:
-    """A convolution of the context net with what follows it."""
-    return nn.Conv2d(channels, out, KERNEL, padding=KERNEL // 2), nn.BatchNorm2d(out), nn.ReLU()
+    """Returns a convolution of the context net, with the normalization and activation that follow it."""
+    convolution = nn.Conv2d(channels, out, KERNEL, padding=KERNEL // 2)
+    return convolution, nn.BatchNorm2d(out), nn.ReLU()

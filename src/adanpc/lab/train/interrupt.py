@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for a good moment."""
+"""Ctrl-C that waits until training can be saved."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 
 class Interrupt:
-    """A context in which the first Ctrl-C or SIGTERM only sets ``requested``; the second one interrupts at once.
+    """A context in which the first Ctrl-C or SIGTERM only sets ``requested``, and the second raises KeyboardInterrupt.
 
-    Outside of the main thread signals cannot be caught, and nothing changes.
+    Outside of the main thread signals cannot be caught, so there it does nothing.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Interrupt:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within it, the first one interrupts at once, too: for work that may be dropped at any moment."""
+        """Inside a ``with`` block, the first signal interrupts, too: for work that may be dropped at any moment."""
         self._at_once = True
         try:
             yield
@@ -43,7 +43,8 @@ class Interrupt:
             self._at_once = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Sets ``requested`` on the first signal; interrupts on the second, or if the first may interrupt."""
         if self.requested or self._at_once:
-            self._at_once = False  # what is saved now must not be interrupted by an impatient second one
+            self._at_once = False  # the run is saved next, which an impatient second signal must not interrupt
             raise KeyboardInterrupt
         self.requested = True

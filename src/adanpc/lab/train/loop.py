@@ -28,11 +28,11 @@ from adanpc.lab.train.process_group import SINGLE_PROCESS, ProcessGroup
 from adanpc.lab.train.run import BEST, CHECKPOINT, Run, writing
 from adanpc.progress import track
 
-EVALUATION_BATCH = 64  # images evaluated at once; a matter of speed
+EVALUATION_BATCH = 64  # images evaluated at once; it matters for speed only
 
 
 class SavedInterrupt(KeyboardInterrupt):
-    """Training was stopped, and the run was saved."""
+    """Training was stopped by the user, and the run was saved."""
 
 
 def train(
@@ -43,18 +43,18 @@ def train(
     workers: int | None = None,
     tensorboard: bool = False,
 ) -> dict[str, Any]:
-    """Trains to the last step, from the checkpoint if there is one; returns the last record.
+    """Trains to the last step, starting from the checkpoint if there is one; returns the last record.
 
-    Ctrl-C saves after the current step, or in the middle of an evaluation, and raises SavedInterrupt; calling again
-    continues as if nothing had happened. A run has one writer: while one process trains it, another is refused.
+    Ctrl-C saves after the current step, or in the middle of an evaluation, and raises SavedInterrupt. Calling ``train``
+    again continues as if nothing had happened. A run has one writer: while one process trains it, another is refused.
 
     Args:
-        run: made by ``start``.
+        run: a run created by ``start``.
         group: the processes that train together, and this one's device.
-        prepared: the run's data and untrained algorithm, on this process's device, if they are at hand; otherwise
+        prepared: the run's data and untrained algorithm, on this process's device, if they are available; otherwise
             they are read and built here. The algorithm is trained in place.
-        workers: processes that read images, see ``data.loading.ahead``.
-        tensorboard: also writes scalars for TensorBoard into the run's folder.
+        workers: the number of processes that read images; see ``data.loading.ahead``.
+        tensorboard: whether to also write scalars for TensorBoard into the run's folder.
     """
     with ExitStack() as stack:
         interrupt = stack.enter_context(Interrupt())
@@ -67,13 +67,13 @@ def train(
         try:
             trainer.fit(interrupt, board)
         finally:
-            trainer.algorithm.parallel = None  # nothing of it may outlive the group of processes
-        group.wait()  # until process 0 has evaluated and written
+            trainer.algorithm.parallel = None  # it must not outlive the process group
+        group.wait()  # until process 0 has evaluated and written the last record
         return run.last_record()
 
 
 class Trainer:
-    """One run in one process; see ``train`` for the arguments."""
+    """Trains one run in one process; see ``train`` for the arguments."""
 
     def __init__(
         self, run: Run, group: ProcessGroup, workers: int | None = None, prepared: Prepared | None = None
@@ -94,10 +94,11 @@ class Trainer:
         transform = Augmented(preprocessing) if self.spec.augment else preprocessing
         training_domains = [domain.with_transform(transform) for domain in self.sources]
         self.steps = Steps(training_domains, self.spec.batch, self.spec.seed, rank=group.rank, world=group.world)
-        self.sums: dict[str, float] = {}  # of the reported numbers, and of steps, since the last record
+        self.sums: dict[str, float] = {}  # sums of the reported numbers, and the number of steps, since the last record
         self.best_accuracy = -1.0
         self.seconds = 0.0
         self.progress_note = ""
+        # Decides what is random in the steps, such as dropout. A checkpoint, if there is one, replaces it below.
         torch.manual_seed(seed_of(self.spec.seed, "training", group.rank))
         state = run.state(CHECKPOINT)
         if state is not None:
@@ -107,15 +108,15 @@ class Trainer:
             self.algorithm.distribute()
 
     def fit(self, interrupt: Interrupt, board: Any = None) -> None:
-        """Trains every step that is left.
+        """Trains all remaining steps.
 
         Args:
-            interrupt: says when to stop early.
+            interrupt: tells when to stop early.
             board: a TensorBoard writer, or None.
         """
         first = self.algorithm.step
         last = self.spec.steps
-        if self._is_due() and self.sums:  # it was stopped during its evaluation
+        if self._is_due() and self.sums:  # the run was stopped during this evaluation, so repeat it
             self._evaluate(interrupt, board)
             self._save()
         batches = ahead(self.steps, range(first, last), self.steps.domains, self.workers)
@@ -126,7 +127,7 @@ class Trainer:
             loss = self._step(batch)
             self.seconds += time.perf_counter() - started
             bar.note(f"loss {loss:.3f}{self.progress_note}")
-            stop = self.group.any(interrupt.requested)
+            stop = self.group.any(interrupt.requested)  # all processes must stop after the same step
             due = self._is_due()
             if due and not stop:
                 self._evaluate(interrupt, board)
@@ -136,13 +137,14 @@ class Trainer:
                 self._leave()
 
     def _is_due(self) -> bool:
-        """Whether the model is evaluated after the step that was made last."""
+        """Returns whether an evaluation is due after the step made last."""
         step = self.algorithm.step
         return step > 0 and (step % self.spec.every == 0 or step == self.spec.steps)
 
     def _evaluate(self, interrupt: Interrupt, board: Any) -> None:
-        """Writes a record; Ctrl-C in the middle saves, and the evaluation is made again when training continues."""
-        self.sums = {**self._means(), "steps": 1.0}  # of all processes, of which the first one's will be saved
+        """Evaluates and writes a record; if Ctrl-C interrupts it, it is repeated when training continues."""
+        # Only process 0 saves its sums, so replace them by the means over all processes.
+        self.sums = {**self._means(), "steps": 1.0}
         interrupted = False
         if self.group.rank == 0:
             try:
@@ -150,32 +152,35 @@ class Trainer:
                     self._record(board)
             except KeyboardInterrupt:
                 interrupted = True
-        if self.group.any(interrupted):  # here the others wait for process 0
+        if self.group.any(interrupted):  # here the other processes wait for process 0
             self._save()
             self._leave()
         self.sums = {}
 
     def _leave(self) -> NoReturn:
-        """Stops all processes together: torchrun would end those that still save when the first one is gone."""
+        """Stops all processes together: once one has exited, torchrun would kill those that are still saving."""
         self.group.wait()
         raise SavedInterrupt
 
     def _step(self, batches: Sequence[Batch]) -> float:
         """Makes one update and returns its loss."""
         self.algorithm.prepare(self._source_samples)
-        on_device = [Batch(*(column.to(self.group.device) for column in batch)) for batch in batches]
+        device = self.group.device
+        on_device = []
+        for batch in batches:
+            on_device.append(Batch(batch.images.to(device), batch.labels.to(device), batch.keys.to(device)))
         reported = self.algorithm.update(on_device)
         for name, value in (*reported.items(), ("steps", 1.0)):
             self.sums[name] = self.sums.get(name, 0.0) + value
         return reported["loss"]
 
     def _source_samples(self, count: int | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Features, labels and keys of source samples, for ``Algorithm.prepare``."""
+        """Returns features, labels and keys of ``count`` random source samples, or of all; a ``Sampler``."""
         total = sum(len(domain) for domain in self.sources)
         keys = torch.arange(total)
         if count is not None:
-            keys = torch.randperm(total)[:count].sort().values
-        # A sample's key is its row among those of all domains, one domain after another.
+            keys = torch.randperm(total)[:count].sort().values  # in order, so that domains can be read one by one
+        # The key of a sample is its row number among the rows of all domains, one domain after another.
         chosen: list[Domain] = []
         first = 0
         for domain in self.sources:
@@ -189,12 +194,13 @@ class Trainer:
         return encoded, labels, keys
 
     def _means(self) -> dict[str, float]:
-        """The means of the reported numbers since the last record, over all processes."""
+        """Returns the means of the reported numbers since the last record, over all processes."""
         steps = self.sums["steps"]
-        return self.group.mean({name: value / steps for name, value in self.sums.items() if name != "steps"})
+        own_means = {name: value / steps for name, value in self.sums.items() if name != "steps"}
+        return self.group.mean(own_means)
 
     def _record(self, board: Any) -> None:
-        """Evaluates, writes a record, and keeps the model if what will answer is the best so far on held-out source."""
+        """Evaluates, writes a record, and saves the model if it is the best so far on held-out source data."""
         means = {name: value for name, value in self.sums.items() if name != "steps"}
         vote = self.algorithm.source_vote(self._source_samples)
         small_parts = {name: parts.small for name, parts in self.parts.items()}
@@ -221,14 +227,14 @@ class Trainer:
         if source_accuracy > self.best_accuracy:
             self.run.save(BEST, {"algorithm": self.algorithm.checkpoint()})
             self.best_accuracy = source_accuracy
-        self.sums = {}  # from here on the state is that of an evaluated step
+        self.sums = {}  # if training is saved from here on, this evaluation will not be repeated
         if board is not None:
             self._show(board, means, held_out)
 
     def _accuracies(
         self, domains: Mapping[str, Domain], vote: AdaNPC | None
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Accuracies by the name of the domain: by what will answer, the vote if there is one, and by the head."""
+        """Returns accuracies by the name of the domain: of what will answer (the vote, if any), and of the head."""
         answered = {}
         by_head = {}
         for name, domain in domains.items():
@@ -246,6 +252,7 @@ class Trainer:
         board.flush()
 
     def _save(self) -> None:
+        """Saves the checkpoint, in process 0 only."""
         if self.group.rank != 0:
             return
         state = {
@@ -259,34 +266,40 @@ class Trainer:
         self.run.save(CHECKPOINT, state)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
+        """Continues from a checkpoint that ``_save`` wrote."""
         self.algorithm.restore(state["algorithm"])
         self.sums = dict(state["sums"])
         self.best_accuracy = float(state["best"])
         self.seconds = float(state["seconds"])
-        if self.group.world == 1:  # of several processes, only the state of the first one was saved
+        if self.group.world == 1:  # with several processes, only the random state of process 0 was saved
             torch.set_rng_state(state["rng"])
             torch.cuda.set_rng_state_all(state["accelerators"])
 
 
 class Accuracy(NamedTuple):
-    """Percentages of correct answers: by what will answer, and by the head; NaN if there was nothing to answer."""
+    """Percentages of correct answers; NaN for an empty domain.
+
+    Args:
+        answered: by what will answer: the vote if there is one, else the head.
+        by_head: by the head.
+    """
 
     answered: float
     by_head: float
 
 
 def accuracy_of(model: SourceModel, domain: Domain, vote: AdaNPC | None = None, workers: int | None = None) -> Accuracy:
-    """How much of a domain is answered correctly.
+    """Returns how much of a domain is answered correctly.
 
     Args:
-        model: its mode is put back.
+        model: evaluated in evaluation mode, and put back into its own mode afterward.
         domain: with the transform that the model expects.
-        vote: answers in place of the head, if it is given.
-        workers: processes that read images.
+        vote: answers in place of the head, if given.
+        workers: the number of processes that read images.
     """
     was_training = model.training
     model.eval()
-    answered = [torch.zeros(0)]
+    answered = [torch.zeros(0)]  # so that an empty domain has a mean, NaN
     by_head = [torch.zeros(0)]
     try:
         with torch.no_grad():
@@ -302,12 +315,13 @@ def accuracy_of(model: SourceModel, domain: Domain, vote: AdaNPC | None = None, 
     return Accuracy(_percentage(answered), _percentage(by_head))
 
 
-def _percentage(right: Sequence[Tensor]) -> float:
-    """The mean of all these numbers, times 100."""
-    return 100 * torch.cat(list(right)).mean().item()
+def _percentage(correct: Sequence[Tensor]) -> float:
+    """Returns the mean of all these numbers, times 100."""
+    return 100 * torch.cat(list(correct)).mean().item()
 
 
 def _tensorboard_writer(folder: Path) -> Any:
+    """Returns a writer of scalars into a folder below this one."""
     try:
         return import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"))
     except ImportError:

@@ -1,4 +1,4 @@
-"""Training for a vote of neighbors: the paper's own loss."""
+"""Training with the paper's own loss, for a vote of neighbors."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from adanpc.losses import KNNLoss
 
 
 class KNN(Algorithm):
-    """A sample's own class should have the largest share among its nearest rows; see ``KNNLoss``.
+    """Trains the encoder so that the nearest rows of a sample mostly have its own class; see ``KNNLoss``.
 
-    The head learns beside it by cross-entropy, but on features without gradient: the encoder follows the KNN loss
-    alone, and methods that need a head have one. Runs are judged by the vote of all source rows, not by the head.
+    The head is trained by cross-entropy, but on features without gradient. So the encoder follows the KNN loss alone,
+    and there is a head for methods that need one. Runs are judged by the vote of all source rows, not by the head.
 
     Args:
         k: how many neighbors vote.
         temperature: of the vote.
-        anneal: over how many steps the temperature falls, linearly, from 1 to ``temperature``; then it stays.
-        size: rows in the queue.
-        refresh: EM mode: after every so many steps neighbors are searched again among all source samples, and in
-            between they stay fixed; None is queue mode.
-        live_keys: gradients also flow through neighbors that are in the batch, as equation 3 has it. In 120 steps on
-            digits, held-out source digits were answered by vote at 95 % with it, at 49 % without, at 68 % after ERM.
+        anneal: the number of steps over which the temperature falls linearly from 1 to ``temperature``.
+        size: the number of rows in the queue.
+        refresh: selects EM mode: neighbors are searched among all source samples after every ``refresh`` steps, and
+            stay fixed in between. None selects queue mode.
+        live_keys: whether gradients also flow through neighbors in the same batch, as in equation 3. In 120 steps on
+            digits, the vote on held-out source digits reached 95 % with it, 49 % without, and 68 % after ERM.
 
     Paper: equation 3, Algorithm 1 and "EM" in the Methods section.
 
-    Differs from the published code: the temperature is constant unless ``anneal`` is given, and never falls below its
-    end (there it falls from 1 in every training, and is negative from step 5,556 on), the queue
-    starts with real samples, no plateau rule changes the learning rate, and gradients flow through the keys of the
-    batch (there through the query alone).
+    Differs from the published code: the temperature is constant unless ``anneal`` is given, and never falls below
+    ``temperature`` (in the published code it falls from 1 in every training, and is negative from step 5,556 on); the
+    queue starts with real samples; no plateau rule changes the learning rate; and gradients flow through the keys of
+    the batch (in the published code, through the query alone).
     """
 
     space: ClassVar[Mapping[str, Draw]] = {
@@ -72,7 +72,7 @@ class KNN(Algorithm):
         self.knn = KNNLoss(model.dim, model.classes, k=k, size=size, refresh=refresh, live_keys=live_keys)
 
     def prepare(self, sampler: Sampler) -> None:
-        """Fills the queue before the first step; in EM mode, searches the neighbors whenever that is due."""
+        """Fills the queue before the first step; in EM mode, searches the neighbors whenever a search is due."""
         if self.knn.refresh is None and not len(self.knn.bank):
             features, labels, _ = sampler(self.knn.bank.capacity)
             self.knn.start(features, labels)
@@ -80,7 +80,7 @@ class KNN(Algorithm):
             self.knn.refresh_neighbors(*sampler(None))
 
     def source_vote(self, sampler: Sampler) -> AdaNPC:
-        """The vote of all source rows, by the k and the final temperature of training."""
+        """Returns the vote of all source rows, with the k and the final temperature of training."""
         features, labels, _ = sampler(None)
         bank = MemoryBank(self.model.dim, self.model.classes)
         classifier = AdaNPC(bank, k=self.knn.k, temperature=self.temperature, admission=nobody)
@@ -88,7 +88,7 @@ class KNN(Algorithm):
         return classifier
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The KNN loss of the encoder plus the cross-entropy of the head; no parameter gets gradients of both."""
+        """Returns the encoder's KNN loss plus the head's cross-entropy; no parameter gets gradients of both."""
         labels = torch.cat([batch.labels for batch in batches])
         keys = torch.cat([batch.keys for batch in batches])
         features = self.model.features(torch.cat([batch.images for batch in batches]))
@@ -98,8 +98,8 @@ class KNN(Algorithm):
         return vote + head, {"vote": vote.detach(), "head": head.detach()}
 
     def temperature_at(self, step: int) -> float:
-        """The temperature at a step: it falls from 1 to ``temperature``, and no further."""
-        remaining = 0.0  # share of the way from 1
+        """Returns the temperature at a step, which falls from 1 to ``temperature`` and no further."""
+        remaining = 0.0  # the share of the way from 1 to ``temperature`` that is still ahead
         if self.anneal:
             remaining = max(0.0, 1 - step / self.anneal)
         return self.temperature + (1 - self.temperature) * remaining

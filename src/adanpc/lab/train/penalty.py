@@ -16,7 +16,7 @@ from adanpc.lab.train.algorithm import Algorithm, Batch
 
 
 class Outputs(NamedTuple):
-    """What a model makes of one domain's batch."""
+    """A model's outputs for the batch of one domain."""
 
     features: Tensor  # (B, D)
     logits: Tensor  # (B, C)
@@ -25,13 +25,14 @@ class Outputs(NamedTuple):
 
 
 class Penalized(Algorithm, ABC):
-    """The mean loss of the domains plus a weighted penalty, which is reported without its weight.
+    """Minimizes the mean loss of the domains plus a weighted penalty; the penalty is reported without its weight.
 
-    One pass over the images of all domains makes features and logits, so a BatchNorm in training sees them together.
+    Features and logits come from one pass over the images of all domains, so a BatchNorm in training sees them
+    together.
 
     Args:
         weight: of the penalty; 0 leaves it out at every step.
-        anneal: until this step the weight is ``before`` instead. When it changes, Adam starts over, since its
+        anneal: before this step the weight is ``before`` instead. When the weight changes, Adam starts again, since its
             averages are those of gradients of another size.
     """
 
@@ -48,10 +49,10 @@ class Penalized(Algorithm, ABC):
 
     @abstractmethod
     def penalty(self, outputs: Sequence[Outputs]) -> Tensor:
-        """The penalty () for what the model makes of each domain; finite for a batch of one row, too."""
+        """Returns the penalty () for the outputs of each domain; it must be finite for batches of one row, too."""
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of the domains plus the penalty, with its weight at this step."""
+        """Returns the mean loss of the domains plus the penalty with its weight at this step."""
         outputs = self._outputs(batches)
         risk = torch.stack([output.risk for output in outputs]).mean()
         penalty = self.penalty(outputs)
@@ -62,18 +63,19 @@ class Penalized(Algorithm, ABC):
         return loss, {"risk": risk.detach(), "penalty": penalty.detach()}
 
     def descend(self, loss: Tensor, optimizer: str = "model") -> None:
-        """Makes one step, by a new Adam if the weight has just changed."""
+        """Makes one step, with a new Adam if the weight has just changed."""
         if self.step and self.weight_at(self.step) != self.weight_at(self.step - 1):
             self.optimizers[optimizer] = self.adam(self.model)
         super().descend(loss, optimizer)
 
     def weight_at(self, step: int) -> float:
-        """The weight of the penalty at a step."""
+        """Returns the weight of the penalty at a step."""
         if self.weight and step < self.anneal:
             return self.before
         return self.weight
 
     def _outputs(self, batches: Sequence[Batch]) -> list[Outputs]:
+        """Returns the model's outputs for the batch of each domain."""
         features = self.model.features(torch.cat([batch.images for batch in batches]))
         logits: Tensor = self.model.head(features)
         sizes = [len(batch.labels) for batch in batches]

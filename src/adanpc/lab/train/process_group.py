@@ -1,4 +1,4 @@
-"""The processes that train one model together: one, or those that torchrun started."""
+"""The processes that train one model together: this one alone, or all that torchrun started."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from adanpc.errors import AdaNPCError
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process's place among all that train together.
+    """The processes that train together, as seen from this one.
 
     Args:
-        rank: this process's number; process 0 evaluates, writes files and prints.
-        world: how many processes there are.
+        rank: the number of this process; process 0 evaluates, writes files and prints.
+        world: the number of processes.
         device: where this process computes.
     """
 
@@ -29,7 +29,7 @@ class ProcessGroup:
     device: torch.device
 
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The mean of each number over all processes."""
+        """Returns the mean of each number over all processes."""
         if self.world == 1:
             return dict(values)
         total = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
@@ -38,7 +38,7 @@ class ProcessGroup:
         return dict(zip(values, means, strict=True))
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process; all processes get the same answer at the same step."""
+        """Returns whether the flag is set in any process; all processes get the same answer at the same step."""
         return self.mean({"flag": float(flag)})["flag"] > 0
 
     def wait(self) -> None:
@@ -52,10 +52,10 @@ SINGLE_PROCESS = ProcessGroup(rank=0, world=1, device=torch.device("cpu"))
 
 @contextmanager
 def process_group(device: str = "cpu") -> Iterator[ProcessGroup]:
-    """The group that this process belongs to, for as long as it trains.
+    """Yields the group that this process belongs to, and leaves the group afterward.
 
     Args:
-        device: a type of device; of several processes on one machine each uses an accelerator of its own.
+        device: a type of device; if several processes run on one machine, each uses its own accelerator.
     """
     known_device(device)
     world = int(os.environ.get("WORLD_SIZE", "1"))  # torchrun sets it
@@ -66,8 +66,9 @@ def process_group(device: str = "cpu") -> Iterator[ProcessGroup]:
         local_rank = os.environ["LOCAL_RANK"]
         torch.accelerator.set_device_index(int(local_rank))
         device = f"{device}:{local_rank}"
-    # DistributedDataParallel imports this module, which keeps whatever group there is when it is first imported. The
-    # threads of a group that is kept run on until Python exits, and one that is late then aborts the process.
+    # DistributedDataParallel imports this module, which keeps a reference to the group that exists when it is first
+    # imported. The threads of such a group keep running until Python exits, and a late one then aborts the process. So
+    # import it before there is a group.
     import_module("torch._dynamo")
     distributed.init_process_group(distributed.get_default_backend_for_device(device))
     try:
@@ -77,10 +78,10 @@ def process_group(device: str = "cpu") -> Iterator[ProcessGroup]:
 
 
 def known_device(name: str) -> str:
-    """The name of a device, or an error if this machine has no such device."""
+    """Returns the name of a device, or raises an error if this machine has no such device."""
     try:
         torch.zeros(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
+    except (RuntimeError, AssertionError) as error:  # an AssertionError if torch was built without this device
         reason = str(error).splitlines()[0]
         raise AdaNPCError(f"device {name!r} is not available here: use cpu ({reason})") from None
     return name

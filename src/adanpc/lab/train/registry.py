@@ -1,4 +1,4 @@
-"""Every training algorithm by name, and algorithms of your own by where they are defined."""
+"""Every training algorithm by name, and algorithms of your own by module or file."""
 
 from __future__ import annotations
 
@@ -40,55 +40,56 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "rotation": Rotation,
 }
 
-_named: dict[str, type[Algorithm]] = {}  # classes of your own that ``find`` was asked for in this process
+_loaded: dict[str, type[Algorithm]] = {}  # own classes that ``find`` has loaded in this process, by absolute name
 
 
 class AlgorithmError(AdaNPCError):
-    """The name of a training algorithm that does not exist, or that leads to something else."""
+    """The name of a training algorithm that does not exist, or of something that is not a training algorithm."""
 
     code = "unknown-algorithm"
 
 
 class UntrustedAlgorithmError(AlgorithmError):
-    """The name of a class of your own that a file has brought up, and that nobody has named in this process."""
+    """A class of your own that a file names, but that this process has not loaded by ``find``."""
 
     code = "untrusted-algorithm"
 
 
 def find(name: str) -> type[Algorithm]:
-    """Returns the class of a training algorithm. From then on runs of it can be opened in this process.
+    """Returns the class of a training algorithm; from then on, runs of it can be opened in this process.
 
     Args:
-        name: one of ``ALGORITHMS``, what an installed package has registered as an entry point ``adanpc.algorithms``,
-            or a class of your own: ``my_module:MyAlgorithm`` from any module that Python can
-            import from the current folder, or ``path/to/file.py:MyAlgorithm``. The code of that module is executed, so
-            do not take the name from a file that you do not trust.
+        name: one of ``ALGORITHMS``; a name that an installed package registers as an entry point
+            ``adanpc.algorithms``; or a class of your own, as ``my_module:MyAlgorithm`` from any module that Python can
+            import from the current folder, or as ``path/to/file.py:MyAlgorithm``. The code of that module is executed,
+            so do not take the name from a file that you do not trust.
     """
     if isinstance(name, str) and is_own(name):
         kind: type[Algorithm] = own_class(name, Algorithm, "training algorithm", AlgorithmError)
-        _named[absolute_name(name)] = kind
+        _loaded[absolute_name(name)] = kind
         return kind
     return _registered(name)
 
 
 def known(name: Any) -> type[Algorithm]:
-    """Returns the class of a training algorithm, and executes no code: for names that are read from a file.
+    """Returns the class of a training algorithm without executing code of your own: for names read from a file.
 
     Args:
-        name: one of ``ALGORITHMS``, what an installed package has registered, or one that ``find`` was asked for in
-            this process.
+        name: one of ``ALGORITHMS``, a name that an installed package registers, or one that ``find`` has loaded in this
+            process.
     """
     if not isinstance(name, str) or not is_own(name):
         return _registered(name)
-    if absolute_name(name) not in _named:
+    if absolute_name(name) not in _loaded:
         raise UntrustedAlgorithmError(
             f"the algorithm {name!r} is not part of adanpc, and a file does not decide which code is executed: "
             f"if you trust it, call adanpc.lab.train.find({name!r}) first"
         )
-    return _named[absolute_name(name)]
+    return _loaded[absolute_name(name)]
 
 
 def _registered(name: Any) -> type[Algorithm]:
+    """Returns the class of an algorithm of this library, or of one that an installed package registers."""
     if isinstance(name, str):
         if name in ALGORITHMS:
             return ALGORITHMS[name]

@@ -1,4 +1,4 @@
-"""Algorithms that compare the domains' losses: IRM, VREx, GroupDRO."""
+"""Algorithms that compare the losses of domains: IRM, VREx, GroupDRO."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from adanpc.lab.train.search import Draw, Power
 
 
 class IRM(Penalized):
-    """Penalizes domains whose loss would fall if their logits were scaled: one head should be best for all.
+    """Penalizes domains whose loss would change if their logits were scaled, so that one head is best for all domains.
 
-    The penalty is the squared slope of the loss in such a scale, at 1, estimated without bias as the product of the
-    slopes over even and odd rows; it can be negative. It is zero for a domain with a single row.
+    The penalty is the squared derivative of the loss with respect to such a scale, at 1. It is estimated without bias
+    as the product of the derivatives over even and over odd rows, so it can be negative. It is zero for a domain with a
+    single row.
 
     Args:
-        weight: of the penalty from step ``anneal`` on; 1 before. 0 leaves it out at every step.
-        anneal: a step of a training of 5,000; ``Spec`` scales its default to trainings of other lengths.
+        weight: of the penalty from step ``anneal`` on; before, it is 1. 0 leaves the penalty out at every step.
+        anneal: a step in a training of 5,000 steps; ``Spec`` scales the default to trainings of other lengths.
 
     Paper: Arjovsky, Bottou, Gulrajani and Lopez-Paz, Invariant Risk Minimization, 2019.
 
-    Differs from the published code: weight 0 holds before ``anneal`` too.
+    Differs from the published code: a weight of 0 holds before ``anneal``, too.
     """
 
     space: ClassVar[Mapping[str, Draw]] = {"weight": Power(-1, 5), "anneal": Power(0, 4, whole=True)}
@@ -39,21 +40,21 @@ class IRM(Penalized):
         super().__init__(model, domains, weight=weight, anneal=anneal, **adam)
 
     def penalty(self, outputs: Sequence[Outputs]) -> Tensor:
-        """The mean squared slope of the domains."""
-        squares = [_squared_slope(output.logits, output.labels) for output in outputs]
+        """Returns the mean squared derivative over the domains."""
+        squares = [_squared_derivative(output.logits, output.labels) for output in outputs]
         return torch.stack(squares).mean()
 
 
 class VREx(Penalized):
-    """Penalizes the variance (population) of the domains' losses.
+    """Penalizes the population variance of the domains' losses.
 
     Args:
-        weight: of the penalty from step ``anneal`` on; 1 before. 0 leaves it out at every step.
-        anneal: a step of a training of 5,000; ``Spec`` scales its default to trainings of other lengths.
+        weight: of the penalty from step ``anneal`` on; before, it is 1. 0 leaves the penalty out at every step.
+        anneal: a step in a training of 5,000 steps; ``Spec`` scales the default to trainings of other lengths.
 
     Paper: Krueger et al., Out-of-Distribution Generalization via Risk Extrapolation, 2021.
 
-    Differs from the published code: weight 0 holds before ``anneal`` too.
+    Differs from the published code: a weight of 0 holds before ``anneal``, too.
     """
 
     space: ClassVar[Mapping[str, Draw]] = {"weight": Power(-1, 5), "anneal": Power(0, 4, whole=True)}
@@ -67,19 +68,20 @@ class VREx(Penalized):
         super().__init__(model, domains, weight=weight, anneal=anneal, **adam)
 
     def penalty(self, outputs: Sequence[Outputs]) -> Tensor:
-        """The variance of the losses."""
+        """Returns the variance of the losses."""
         return torch.stack([output.risk for output in outputs]).var(correction=0)
 
 
 class GroupDRO(Algorithm):
-    """A weighted mean of the domains' losses; the weight of a domain grows with its loss, step after step.
+    """Minimizes a weighted mean of the domains' losses; step by step, the weight of a domain grows with its loss.
 
     Args:
-        rate: how fast (eta in the paper): each step multiplies a weight by exp(rate * loss); 0 keeps all equal.
+        rate: how fast weights grow (eta in the paper): each step multiplies a weight by exp(rate * loss); with 0 all
+            weights stay equal.
 
     Paper: Sagawa, Koh, Hashimoto and Liang, Distributionally Robust Neural Networks, 2020.
 
-    Differs from the published code: weights are kept as logarithms, so that no loss is too large for them.
+    Differs from the published code: weights are stored as logarithms, so that large losses do not overflow.
     """
 
     space: ClassVar[Mapping[str, Draw]] = {"rate": Power(-3, -1)}
@@ -90,22 +92,25 @@ class GroupDRO(Algorithm):
     def __init__(self, model: SourceModel, domains: int, *, rate: float = 0.01, **adam: float) -> None:
         super().__init__(model, domains, **adam)
         self.rate = rate
-        self.register_buffer("scores", torch.zeros(domains, device=model.device))  # logarithms of weights, up to a sum
+        # The logarithms of the weights, up to a constant.
+        self.register_buffer("scores", torch.zeros(domains, device=model.device))
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted mean of the losses, after the weights have followed them."""
+        """Updates the weights, and returns the weighted mean of the losses."""
         risks = losses(self.model, batches)
         self.scores += self.rate * risks.detach()
-        self.scores -= self.scores.max()
+        self.scores -= self.scores.max()  # the largest weight is 1, so exp() cannot overflow
         weights = self.scores.exp()
         loss = (weights / weights.mean() * risks).mean()
         return loss, {"risk": risks.detach().mean(), "worst": risks.detach().max()}
 
 
-def _squared_slope(logits: Tensor, labels: Tensor) -> Tensor:
-    """The squared slope () of the mean cross-entropy in a scale of the logits, from two halves of the rows."""
+def _squared_derivative(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns the squared derivative () of the mean cross-entropy by a scale of the logits, from halves of the rows."""
     if len(labels) < 2:
         return logits.new_zeros(())
     errors = logits.softmax(1) - one_hot(labels, logits.shape[1])  # (B, C)
-    slopes = (errors * logits).sum(1)  # (B,)
-    return slopes[::2].mean() * slopes[1::2].mean()
+    derivatives = (errors * logits).sum(1)  # (B,), of each row's loss by the scale
+    even_rows = derivatives[::2]
+    odd_rows = derivatives[1::2]
+    return even_rows.mean() * odd_rows.mean()

@@ -1,4 +1,4 @@
-"""Joint training with a second task that needs no labels: how far was the image turned?"""
+"""Joint training with a second task that needs no labels: to tell how far an image was turned."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ TURNS = 4  # by 0, 90, 180 and 270 degrees
 
 
 class Rotation(Algorithm):
-    """The mean cross-entropy over domains, plus that of telling the four rotations of every image apart.
+    """Minimizes the mean cross-entropy over domains, plus that of predicting which of four rotations an image has.
 
-    ``rotation_head`` reads the rotation from the model's features; test-time training continues with it where no
-    labels are known.
+    ``rotation_head`` predicts the rotation from the model's features. Test-time training continues with this task,
+    which needs no labels.
 
     Args:
-        weight: of the second task.
+        weight: of the second task's loss.
 
     Paper: Sun et al., Test-Time Training with Self-Supervision for Generalization under Distribution Shifts, ICML 2020.
 
     Differs from the published code: the second head is linear and branches off at the features, which every encoder
-    has; the original branches off after the second stage of a ResNet-26, with a copy of what follows.
+    has; the original branches off after the second stage of a ResNet-26, with a copy of the layers that follow.
     """
 
     erm: ClassVar[Mapping[str, Any] | None] = {"weight": 0.0}
@@ -40,7 +40,7 @@ class Rotation(Algorithm):
         self.optimizers = {"model": self.adam(model, self.rotation_head)}
 
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of the domains, plus the weighted loss of the rotations."""
+        """Returns the mean loss of the domains plus the weighted loss of the rotations."""
         risk = losses(self.model, batches).mean()
         images, turns = turned(torch.cat([batch.images for batch in batches]))
         features = self.model.features(images)
@@ -50,9 +50,9 @@ class Rotation(Algorithm):
 
 
 def turned(images: Tensor) -> tuple[Tensor, Tensor]:
-    """All images (n, C, H, H) in all four rotations (4 n, C, H, H), and the number of quarter turns of each (4 n,).
+    """Returns all images (n, C, H, H) in four rotations (4 n, C, H, H), and the number of quarter turns of each (4 n,).
 
-    First come all images as they are, then all turned once, counter-clockwise, and so on.
+    All images come first unturned, then turned once counter-clockwise, and so on.
     """
     if images.shape[2] != images.shape[3]:
         raise AdaNPCError(f"a quarter turn needs square images, got {images.shape[2]} x {images.shape[3]}: crop them")

@@ -1,4 +1,4 @@
-"""A run's folder: what was asked for, what was measured, and where training stands."""
+"""The folder of a run: its spec, its records, and the state of its training."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ RECORDS = "records.jsonl"
 CHECKPOINT = "checkpoint.safetensors"
 BEST = "best.safetensors"
 LOCK = "train.lock"
-# Seconds. A process that was killed is survived by those that read images for it, and they share its lock. They look
-# for it every five seconds, and end when it is gone.
+# How many seconds to wait for the lock. When a training process is killed, the processes that read images for it live
+# on and share its lock, until they notice: they look for it every five seconds.
 PATIENCE = 10.0
 FORMAT = 3
 MOST_CHANNELS = 1024
@@ -39,7 +39,7 @@ DATA_FIELDS = ("folder", "channels", "classes", "domains", "digest", "notice", "
 
 
 class RunError(UnavailableError):
-    """A folder that is not a run, or one that cannot be continued."""
+    """A folder that is not a run, or a run that cannot be continued."""
 
     code = "bad-run"
 
@@ -47,14 +47,14 @@ class RunError(UnavailableError):
 class Run:
     """A folder with ``spec.json``, ``records.jsonl``, ``checkpoint.safetensors`` and ``best.safetensors``.
 
-    Opening a run checks everything that its ``spec.json`` says, and refuses a folder that holds symbolic links: to
-    write through one would change a file that is somewhere else. Opening a run executes no code that it names.
+    Opening a run checks everything in its ``spec.json``, and refuses a folder that contains symbolic links, since
+    writing through one would change a file somewhere else. It executes no code that only the run names.
 
     Args:
-        folder: made by ``Run.create``.
+        folder: a folder created by ``Run.create``.
         algorithm: the name of the run's algorithm. It is needed only for a class of your own, and only if this process
-            has not named that yet, in a ``Spec`` or to ``adanpc.lab.train.find``.
-        encoder, data: likewise, the names of the run's encoder and data set.
+            has not yet loaded it, by a ``Spec`` or by ``adanpc.lab.train.find``.
+        encoder, data: the names of the run's encoder and data set, needed in the same cases.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Run:
     ) -> None:
         folder = Path(folder)
         self.folder = folder
-        _name(algorithm, encoder, data)
+        _load_named(algorithm, encoder, data)
         _refuse_links(folder)
-        if not (folder / SPEC).is_file():  # reading a pipe would wait for its writer
+        if not (folder / SPEC).is_file():  # a named pipe is no file, and reading it would wait for a writer
             raise RunError(f"{folder} is not a run of adanpc train: it has no file {SPEC}")
         try:
             document = json.loads((folder / SPEC).read_text())
@@ -79,13 +79,13 @@ class Run:
         except UntrustedAlgorithmError:
             raise self._untrusted("algorithm", document["spec"]) from None
         except UntrustedCodeError:
-            raise self._untrusted(_first_unnamed(document["spec"]), document["spec"]) from None
+            raise self._untrusted(_untrusted_field(document["spec"]), document["spec"]) from None
         except AdaNPCError as error:
             raise RunError(f"{folder / SPEC} was changed or is damaged: {error}; restore it, or train again") from None
         self._check_names(algorithm, encoder, data)
 
     def _check_names(self, algorithm: str | None, encoder: str | None, data: str | None) -> None:
-        """Refuses names other than those of the run."""
+        """Refuses names that are not those of the run."""
         folder = self.folder
         if algorithm is not None and known(algorithm) is not known(self.spec.algorithm):
             raise RunError(f"{folder} was trained with the algorithm {self.spec.algorithm}, not with {algorithm}")
@@ -95,7 +95,7 @@ class Run:
             raise RunError(f"{folder} was trained on the data set {self.spec.data!r}, not on {data!r}")
 
     def _untrusted(self, field: str, spec: Mapping[str, Any]) -> RunError:
-        """The refusal of code that only the run has named, as one of the fields of its spec."""
+        """Returns the error for code that only the run names, in this field of its spec."""
         return RunError(
             f"{self.folder} was trained with the {field} {spec[field]!r}, which is not part of adanpc, and a run does "
             f"not decide which code is executed: if you trust that {field}, name it yourself as `{field}`"
@@ -103,7 +103,7 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, spec: Spec, data: Mapping[str, Any]) -> Run:
-        """A new run on data as described; refuses a folder that already has one."""
+        """Creates a run on data of this description; refuses a folder that already has a run."""
         document = {
             "format": FORMAT,
             "spec": spec.document(),
@@ -113,13 +113,13 @@ class Run:
         }
         check_vacant(folder)
         with writing(folder):
-            check_vacant(folder)  # once more: another process may have been faster
+            check_vacant(folder)  # again, since another process may have created a run in the meantime
             replace(folder / SPEC, lambda new: _write(new, json.dumps(document, indent=1)))
         return cls(folder, spec.algorithm)
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """What the data looked like when the run was created: folder, channels, classes, domains and their sizes."""
+        """The description of the data on which the run was created: folder, channels, classes, domains, sizes."""
         return cast(Mapping[str, Any], self.document["data"])
 
     def record(self, entry: Mapping[str, Any]) -> None:
@@ -127,16 +127,16 @@ class Run:
         add_entry(self.folder / RECORDS, entry)
 
     def records(self) -> list[dict[str, Any]]:
-        """One record for each evaluation, in order of steps; what was measured again after a crash counts once."""
+        """Returns one record for each evaluation, by step; if a crash made it repeat one, the last counts."""
         by_step: dict[int, dict[str, Any]] = {}
         for entry in entries(self.folder / RECORDS):
             step = entry.get("step")
-            if type(step) is int:
+            if type(step) is int:  # lines that something else wrote are ignored
                 by_step[step] = entry
         return [by_step[step] for step in sorted(by_step)]
 
     def last_record(self) -> dict[str, Any]:
-        """The record of the last step; refuses records that do not have it, or not all of it."""
+        """Returns the record of the last step; raises RunError if it is missing or incomplete."""
         for record in self.records():
             if record["step"] == self.spec.steps and self._is_last(record):
                 return record
@@ -146,11 +146,11 @@ class Run:
         )
 
     def _is_last(self, record: Mapping[str, Any]) -> bool:
-        """Whether a record says what that of the last step does: accuracies of all domains, and seconds."""
+        """Returns whether a record has all that the last one must have: accuracies of all domains, and seconds."""
         if not isinstance(record.get("seconds"), int | float):
             return False
         endings = [""]
-        if "held_out_by_head" in record:  # beside the vote, of a run that the vote will answer for
+        if "held_out_by_head" in record:  # the run is answered by a vote, and the head's accuracies are recorded, too
             endings.append("_by_head")
         for ending in endings:
             if not _are_accuracies(record.get(f"held_out{ending}"), self.data["domains"]):
@@ -160,9 +160,9 @@ class Run:
         return True
 
     def finished(self) -> bool:
-        """Whether the last step has been trained, evaluated and saved; its record is written before that.
+        """Returns whether the last step has been trained, evaluated and saved; the record is written before saving.
 
-        Sums that are left in the state are those of steps that were not evaluated yet.
+        If the state has sums, they are of steps that have not been evaluated yet.
         """
         state = self.state(CHECKPOINT)
         if state is None or state.get("sums"):
@@ -170,11 +170,11 @@ class Run:
         return bool(state["algorithm"]["step"] >= self.spec.steps)
 
     def save(self, name: str, state: Mapping[str, Any]) -> None:
-        """Writes a state, whole or not at all."""
+        """Writes a state to a file, completely or not at all."""
         checkpoint.write(self.folder / name, state)
 
     def state(self, name: str) -> dict[str, Any] | None:
-        """A state that was saved, or None if there is none; a damaged file is refused."""
+        """Returns a saved state, or None if there is none; refuses a damaged file."""
         path = self.folder / name
         if not path.exists():
             return None
@@ -189,7 +189,10 @@ class Run:
 
     @contextmanager
     def restoring(self, name: str) -> Iterator[None]:
-        """Refuses the state of this name if taking it up, inside, fails in any way: it is not one of this run's."""
+        """Turns errors while restoring the state of this name, inside a ``with`` block, into a RunError.
+
+        A state that cannot be restored does not belong to this run.
+        """
         try:
             yield
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -202,7 +205,7 @@ class Run:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Refuses a second writer of a run, in this process or another, for as long as this one is at work."""
+    """Holds the lock of a run inside a ``with`` block; refuses a second writer, in this process or another."""
     deadline = time.monotonic() + PATIENCE
     while True:
         with held(folder / LOCK, wait=False) as free:
@@ -215,13 +218,14 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def check_vacant(folder: Path) -> None:
-    """Refuses a folder that already has a run, or links that a run would be written through."""
+    """Refuses a folder that already has a run, or that contains symbolic links."""
     if (folder / SPEC).exists():
         raise RunError(f"{folder} already holds a run: resume that one, or choose another folder")
     _refuse_links(folder)
 
 
 def _refuse_links(folder: Path) -> None:
+    """Refuses a folder that contains symbolic links; see ``Run``."""
     if not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):
@@ -232,15 +236,16 @@ def _refuse_links(folder: Path) -> None:
 
 
 def _checked(document: Any, folder: Path) -> dict[str, Any]:
-    """The contents of ``spec.json``, or an error that names the first field that is wrong."""
+    """Returns the contents of ``spec.json``, or raises an error that names the first wrong field."""
     if not isinstance(document, dict):
         raise AdaNPCError(f"it must hold a JSON object, got {document!r:.80}")
-    found = document.get("format")
-    if type(found) is int and found != FORMAT:
-        remedy = "update adanpc" if found > FORMAT else "train it again, older checkpoints cannot be read"
-        raise RunError(f"{folder} has format {found}, this version reads {FORMAT}: {remedy}")
+    # The format comes first: in another one, the fields may be different.
+    version = document.get("format")
+    if type(version) is int and version != FORMAT:
+        remedy = "update adanpc" if version > FORMAT else "train it again, older checkpoints cannot be read"
+        raise RunError(f"{folder} has format {version}, this version reads {FORMAT}: {remedy}")
     check_fields("the run", document, DOCUMENT_FIELDS)
-    whole("format", found, least=FORMAT, most=FORMAT)
+    whole("format", version, least=FORMAT, most=FORMAT)
     text("started", document["started"])
     if not isinstance(document["environment"], dict):
         raise AdaNPCError(f"environment must be an object, got {document['environment']!r}")
@@ -251,7 +256,7 @@ def _checked(document: Any, folder: Path) -> dict[str, Any]:
 def _check_data(data: Any) -> None:
     """Refuses a description of data that ``create`` would not have written."""
     if isinstance(data, dict):
-        data.setdefault("skipped", [])  # runs that were created before images could be skipped do not have it
+        data.setdefault("skipped", [])  # runs created before images could be skipped do not have this field
     check_fields("data", data, DATA_FIELDS)
     for name in ("folder", "digest", "notice"):
         text(name, data[name])
@@ -272,8 +277,8 @@ def _check_data(data: Any) -> None:
         whole(f"the size of domain {name!r}", size, least=0)
 
 
-def _name(algorithm: str | None, encoder: str | None, data: str | None) -> None:
-    """Makes code of one's own known to this process, wherever the caller has named it."""
+def _load_named(algorithm: str | None, encoder: str | None, data: str | None) -> None:
+    """Loads the code that the caller names, so that ``spec.json`` may name it, too."""
     if algorithm is not None:
         find(algorithm)
     if encoder is not None:
@@ -282,8 +287,8 @@ def _name(algorithm: str | None, encoder: str | None, data: str | None) -> None:
         find_data(data)
 
 
-def _first_unnamed(spec: Mapping[str, Any]) -> str:
-    """Which field of a spec names code of your own that nobody has named in this process."""
+def _untrusted_field(spec: Mapping[str, Any]) -> str:
+    """Returns the field of a spec that names code of your own which this process has not loaded."""
     try:
         check_named_encoder(spec["encoder"])
     except UntrustedCodeError:
@@ -292,9 +297,9 @@ def _first_unnamed(spec: Mapping[str, Any]) -> str:
 
 
 def _check_spec(spec: Spec, domains: Mapping[str, int]) -> None:
-    """Refuses a spec that ``create`` would not have been given: open settings, or targets that the data lacks."""
+    """Refuses a spec that ``create`` could not have written: one with open settings, or with unknown targets."""
     if spec.complete() != spec:
-        raise AdaNPCError("the spec leaves settings open that a run has to name")
+        raise AdaNPCError("the spec leaves settings open that a run must specify")
     for target in spec.targets:
         if target not in domains:
             raise AdaNPCError(f"target {target!r} is not one of the domains {', '.join(domains)}")
@@ -303,11 +308,12 @@ def _check_spec(spec: Spec, domains: Mapping[str, int]) -> None:
 
 
 def _are_accuracies(values: Any, domains: Collection[str]) -> bool:
-    """Whether these are numbers by name, one for each of the domains."""
+    """Returns whether these are numbers by name, one for each of the domains."""
     if not isinstance(values, dict) or set(values) != set(domains):
         return False
     return all(isinstance(value, int | float) for value in values.values())
 
 
 def _write(path: Path, text: str) -> None:
+    """Writes text and a final newline."""
     path.write_text(text + "\n")

@@ -1,4 +1,4 @@
-"""What is trained, on what, and how: all that decides a run, as one value."""
+"""Everything that decides a run of training, as one value."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from adanpc.lab.train.registry import find, known
 from adanpc.lab.train.search import Choice, Draw, Power, draw
 from adanpc.require import between, did_you_mean, text, whole
 
-DOMAINBED_STEPS = 5000  # of a DomainBed run; defaults that are numbers of steps assume it
-MOST_STEPS = 10**12  # far beyond any training, and within what torch can count
-MOST_ROWS = 10**6  # of a batch
-GIVEN = ("self", "model", "domains", "adam")  # parameters of an algorithm that are not settings
+DOMAINBED_STEPS = 5000  # the length of a DomainBed run, which defaults that count steps assume
+MOST_STEPS = 10**12  # far beyond any training, but within what torch can count
+MOST_ROWS = 10**6  # in a batch
+GIVEN = ("self", "model", "domains", "adam")  # parameters of an algorithm's constructor that are not settings
 
 
 class Defaults(NamedTuple):
-    """What DomainBed uses for one kind of images.
+    """The settings that DomainBed uses for one kind of images.
 
     Args:
-        encoder: by name.
-        pretrained: whether it starts from published weights.
-        photos: whether they are photos, which are augmented, and for which some algorithms have settings of their own.
-        batch: rows from each source domain in each step.
-        every: the number of steps after which the model is evaluated.
+        encoder: the name of the encoder.
+        pretrained: whether the encoder starts from published weights.
+        photos: whether the images are photos, which are augmented, and for which some algorithms have other defaults.
+        batch: the number of rows from each source domain in each step.
+        every: the number of steps between two evaluations of the model.
         hyper: settings of the algorithm.
-        space: what a random search draws these settings, ``batch`` and ``dropout`` from.
+        space: the distributions from which a random search draws these settings, ``batch`` and ``dropout``.
     """
 
     encoder: str
@@ -76,7 +76,7 @@ DEFAULTS = {"rotated-mnist": SMALL_IMAGES, "cifar-10": CIFAR, "cifar-10-c": CIFA
 
 
 def usual(data: str) -> Defaults:
-    """What is usual for a data set by name; those that are not listed hold photos."""
+    """Returns the defaults for a data set by name; data sets that are not listed are taken to hold photos."""
     return DEFAULTS.get(data, PHOTOS)
 
 
@@ -85,25 +85,25 @@ class Spec:
     """A run of training; the same spec on the same data and machine gives the same weights.
 
     Args:
-        data: a data set by name, see ``adanpc.lab.data.read``.
+        data: the name of a data set; see ``adanpc.lab.data.read``.
         targets: the domains that are not trained on.
-        algorithm: by name, see ``adanpc.lab.train.find``.
-        encoder: by name, see ``adanpc.lab.networks.build``; by default the usual one for the data.
-        steps: updates. Settings that count steps, such as when a penalty begins, are by default scaled to these as
-            they are to DomainBed's 5,000.
-        batch: rows from each source domain in each step; 0 is the usual number.
-        every: the number of steps after which the model is evaluated and the run saved; 0 is the usual number.
+        algorithm: the name of an algorithm; see ``adanpc.lab.train.find``.
+        encoder: the name of an encoder; see ``adanpc.lab.networks.build``. By default the usual one for the data.
+        steps: the number of updates. The defaults of settings that count steps, such as the step at which a penalty
+            begins, assume DomainBed's 5,000 and are scaled to this number.
+        batch: the number of rows from each source domain in each step; with 0, the usual number.
+        every: the number of steps after which the model is evaluated and the run saved; with 0, the usual number.
         seed: decides the splits, the initial weights, the order of samples and every other random choice.
-        hyper: the algorithm's own settings, lr and weight_decay among them.
-        trial: 0 keeps the defaults; any other number draws what ``hyper`` leaves open from the search space. The draw
-            depends on trial and seed, not on the algorithm.
-        pretrained: starts from published weights; by default where that is usual for the data.
-        weights: a file to start from.
-        norm, dropout, frozen_batchnorm: of the ``SourceModel``.
-        straight_resize: images of any shape are resized to a square, as in DomainBed; by default the shorter side is
-            resized, and the center cropped, if that is how the encoder was trained.
-        augment: random crops, flips and colors in training; by default for photos.
-        images: use at most this many images of each domain, drawn by the seed, for a quick look; by default all.
+        hyper: the algorithm's own settings, including lr and weight_decay.
+        trial: 0 keeps the defaults; with any other number, settings that ``hyper`` leaves open are drawn from the
+            search space. The draw depends on trial and seed, not on the algorithm.
+        pretrained: whether to start from published weights; by default if that is usual for the data.
+        weights: a file of weights to start from.
+        norm, dropout, frozen_batchnorm: see ``SourceModel``.
+        straight_resize: whether images of any shape are resized to a square, as in DomainBed; by default the shorter
+            side is resized and the center cropped, if that is how the encoder was trained.
+        augment: whether to crop, flip and recolor images at random in training; by default for photos.
+        images: the largest number of images of each domain to use, drawn by the seed, for a quick look; by default all.
     """
 
     data: str
@@ -146,30 +146,33 @@ class Spec:
             text("weights", self.weights)
         if self.images is not None:
             whole("images (one to learn from and one to select by)", self.images, least=2)
+        # Plain values are checked first, since these may import code of your own.
         algorithm = find(self.algorithm)
-        self._name_own_code()
+        self._load_own_code()
         if not isinstance(self.hyper, Mapping):
             raise AdaNPCError(f"hyper must map names of settings to values, got {self.hyper!r}")
         check_settings(self.algorithm, [algorithm, Algorithm], self.hyper, GIVEN)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # So that all of it is known to another process, too, which is sent a spec as a pickle.
+        # A spec may be sent to another process as a pickle, which bypasses the constructor: load own code there, too.
         find(self.algorithm)
-        self._name_own_code()
+        self._load_own_code()
 
-    def _name_own_code(self) -> None:
-        """Makes data and encoder known to this process if they are your own; other names are checked when used."""
+    def _load_own_code(self) -> None:
+        """Loads data and encoder if they are your own; other names are checked when they are used."""
         if is_own(self.data):
             find_data(self.data)
         if is_own_encoder(self.encoder):
             find_encoder(self.encoder)
 
     def complete(self) -> Spec:
-        """The spec with every default and every drawn value filled in; completing it again changes nothing."""
+        """Returns the spec with every default and every drawn value filled in; completing it again changes nothing."""
         defaults = usual(self.data)
         algorithm = known(self.algorithm)
         space = {**defaults.space, **algorithm.space}
+        # From the weakest to the strongest: the algorithm's defaults, those for the data, the algorithm's for photos,
+        # what the trial draws and, at the end, what the user has set.
         chosen = {**_default_settings(algorithm), **defaults.hyper, "batch": defaults.batch, "dropout": 0.0}
         if defaults.photos:
             space.update(algorithm.photo_space)
@@ -181,7 +184,7 @@ class Spec:
             chosen[name] = round(chosen[name] * self.steps / DOMAINBED_STEPS)
         pretrained = self.pretrained
         if pretrained is None:
-            # Published weights are a default of the usual encoder alone: another one may have none.
+            # Only the usual encoder has published weights by default: another one may have none.
             pretrained = defaults.pretrained and not self.encoder
         augment = self.augment
         if augment is None:
@@ -199,18 +202,18 @@ class Spec:
         )
 
     def document(self) -> dict[str, Any]:
-        """The spec as values that JSON can hold."""
+        """Returns the spec as values that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Spec:
-        """The spec that ``document`` wrote; a field that is missing or unknown is refused by name.
+        """Returns the spec of a document; refuses a document with a missing or unknown field.
 
         No code is executed: an algorithm, encoder or data set of your own is refused unless this process has already
-        named it.
+        loaded it.
         """
-        check_fields("the spec", document, [each.name for each in fields(cls)])
-        # Before the constructor, which would import them.
+        check_fields("the spec", document, [spec_field.name for spec_field in fields(cls)])
+        # These checks come before the constructor, which would import what the document names.
         known(document["algorithm"])
         check_named_encoder(text("encoder", document["encoder"]))
         check_named_data(text("data", document["data"]))
@@ -221,11 +224,11 @@ class Spec:
 
 
 def _default_settings(algorithm: type[Algorithm]) -> dict[str, Any]:
-    """The default of every setting that an algorithm takes, as far as JSON can hold it."""
+    """Returns the defaults of an algorithm's settings, except those that JSON cannot hold."""
     parameters = signature(algorithm).parameters
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
     defaults = {name: parameter.default for name, parameter in parameters.items()}
-    if takes_any:  # such as lr, which most algorithms hand on
+    if takes_any:  # most algorithms pass keyword arguments, such as lr, on to ``Algorithm``
         for name, parameter in signature(Algorithm).parameters.items():
             defaults.setdefault(name, parameter.default)
     settings = {}
@@ -248,6 +251,7 @@ def check_fields(what: str, document: Any, names: Collection[str]) -> None:
 
 
 def _check_targets(targets: Any) -> None:
+    """Refuses anything but a tuple of names."""
     if not isinstance(targets, tuple):
         raise AdaNPCError(f"targets must be a tuple of domain names, got {targets!r}")
     for name in targets:
@@ -255,5 +259,6 @@ def _check_targets(targets: Any) -> None:
 
 
 def _check_flag(name: str, value: Any) -> None:
+    """Refuses anything but True and False."""
     if not isinstance(value, bool):
         raise AdaNPCError(f"{name} must be True or False, got {value!r}")

@@ -1,4 +1,4 @@
-"""The common corruptions of CIFAR-10-C and ImageNet-C, made here."""
+"""The common corruptions of CIFAR-10-C and ImageNet-C, as functions of an image."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ _EXTRA: tuple[Callable[..., Array], ...] = (speckle_noise, gaussian_blur, spatte
 _BY_NAME: Mapping[str, Callable[..., Array]] = {function.__name__: function for function in _STANDARD + _EXTRA}
 
 CORRUPTIONS: tuple[str, ...] = tuple(function.__name__ for function in _STANDARD)  # in the published order
-EXTRA: tuple[str, ...] = tuple(function.__name__ for function in _EXTRA)  # to tune on, so that the others stay unseen
-LARGEST_SMALL = 64  # the longest side that gets the constants of CIFAR-10-C
-SMALLEST = 8
+EXTRA: tuple[str, ...] = tuple(function.__name__ for function in _EXTRA)  # for tuning, so that the others stay unseen
+LARGEST_SMALL = 64  # the longest side for which the constants of CIFAR-10-C are used
+SMALLEST = 8  # the shortest side of an image
 
 
 def corrupt(image: Tensor, name: str, severity: int, rng: Generator) -> Tensor:
-    """The image corrupted, (C, H, W) float32, its values whole bytes divided by 255.
+    """Returns the corrupted image (C, H, W) float32, whose values are whole bytes divided by 255.
 
-    Bytes are rounded down, as in the published files. The constants are those of CIFAR-10-C up to a side of 64, else
-    those of ImageNet-C. Nothing is scaled to other sizes except the lengths of ``elastic_transform``.
+    Bytes are rounded down, as in the published files. The constants are those of CIFAR-10-C up to a side of 64, and
+    those of ImageNet-C beyond. They are not scaled to other sizes, except the lengths of ``elastic_transform``.
 
     Args:
         image: (C, H, W) with 1 or 3 channels, uint8, or floats in [0, 1], which are rounded to bytes first.
@@ -67,19 +67,20 @@ def corrupt(image: Tensor, name: str, severity: int, rng: Generator) -> Tensor:
         rng: the only source of randomness.
     """
     if name not in _BY_NAME:
-        known = ", ".join(_BY_NAME)
-        raise DataError(f"unknown corruption {name!r}; available: {known}{did_you_mean(name, _BY_NAME)}")
+        available = ", ".join(_BY_NAME)
+        raise DataError(f"unknown corruption {name!r}; available: {available}{did_you_mean(name, _BY_NAME)}")
     if severity not in range(1, 6):
         raise DataError(f"severity must be 1, 2, 3, 4 or 5, got {severity}")
     pixels = _to_pixels(image)
     constants = SMALL if max(pixels.shape) <= LARGEST_SMALL else LARGE
-    corrupted = cut(_BY_NAME[name](pixels, rng, *constants[name][severity - 1]))  # (H, W, C)
+    arguments = constants[name][severity - 1]
+    corrupted = cut(_BY_NAME[name](pixels, rng, *arguments))  # (H, W, C)
     channels_first = torch.from_numpy(corrupted.astype(np.float32)).permute(2, 0, 1)
     return channels_first.contiguous().to(image.device)
 
 
 def _to_pixels(image: Tensor) -> Array:
-    """The image as an array (H, W, C) of whole bytes divided by 255; refuses what is no image."""
+    """Returns the image as an array (H, W, C) of whole bytes divided by 255; refuses anything but an image."""
     if image.ndim != 3 or image.shape[0] not in (1, 3) or min(image.shape[1:]) < SMALLEST:
         shape = tuple(image.shape)
         raise DataError(f"an image must be (C, H, W), C 1 or 3, H and W at least {SMALLEST}, got {shape}")

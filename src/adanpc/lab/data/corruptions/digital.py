@@ -1,4 +1,4 @@
-"""Light, color, shape, and what files do to images."""
+"""Corruptions of light, color, shape and resolution, and by compression."""
 
 from __future__ import annotations
 
@@ -18,30 +18,36 @@ except ImportError:
 
 
 def brightness(image: Array, rng: Generator, more: float) -> Array:
-    """``more`` added to the value (the largest channel) of each pixel, up to 1; hue and saturation stay."""
+    """Returns the image with ``more`` added to the value (the largest channel) of each pixel, up to 1.
+
+    Hue and saturation stay.
+    """
     value = image.max(axis=2, keepdims=True)
     brighter = np.minimum(value + more, 1)
-    color = np.where(value > 0, image / _nonzero(value), 1)  # black has none, and becomes gray
+    color = np.where(value > 0, image / _nonzero(value), 1)  # black has no color, and becomes gray
     bright: Array = color * brighter
     return bright
 
 
 def contrast(image: Array, rng: Generator, kept: float) -> Array:
-    """Each channel drawn toward its mean, so that this share of the difference is left."""
+    """Returns the image with each channel pulled toward its mean; a share ``kept`` of the differences is left."""
     mean = image.mean(axis=(0, 1))
     pale: Array = mean + kept * (image - mean)
     return pale
 
 
 def saturate(image: Array, rng: Generator, factor: float, more: float) -> Array:
-    """The saturation of each pixel times ``factor`` plus ``more``, at most 1; gray counts as red."""
+    """Returns the image with the saturation of each pixel times ``factor`` plus ``more``, at most 1.
+
+    The hue of gray counts as red.
+    """
     if image.shape[2] != 3:
         raise DataError(f"saturate needs 3 channels, got {image.shape[2]}: a gray image has no color to change")
     value = image.max(axis=2, keepdims=True)
     below = value - image
     spread = below.max(axis=2, keepdims=True)
     saturation = np.clip(factor * spread / _nonzero(value) + more, 0, 1)
-    # A hue is how far each channel is below the value, as a share of the farthest.
+    # The hue is expressed as how far each channel is below the value, as a share of the farthest.
     red = np.array([0, 1, 1])
     hue = np.where(spread > 0, below / _nonzero(spread), red)
     saturated: Array = value * (1 - saturation * hue)
@@ -49,10 +55,14 @@ def saturate(image: Array, rng: Generator, factor: float, more: float) -> Array:
 
 
 def elastic_transform(image: Array, rng: Generator, bend: float, width: float, shift: float) -> Array:
-    """Three corners moved at random and the image with them, then every pixel by a smooth random field.
+    """Returns the image with three corners moved at random, then with every pixel moved by a smooth random field.
 
-    All lengths are shares of the shorter side: by how much the field moves before it is smoothed, how far it is
-    smoothed, and by how much the corners move at most.
+    Args:
+        image: (H, W, C).
+        rng: the source of randomness.
+        bend: how far the field moves pixels before it is smoothed; like all lengths, a share of the shorter side.
+        width: the width of the Gaussian that smooths the field.
+        shift: the largest move of a corner.
     """
     rows, columns, channels = image.shape
     side = min(rows, columns)
@@ -62,12 +72,12 @@ def elastic_transform(image: Array, rng: Generator, bend: float, width: float, s
     if width:
         field = gaussian_filter(field, width * side, axes=(1, 2), mode="reflect", truncate=3)
     positions = np.indices((rows, columns)) + bend * side * field
-    bent = [map_coordinates(image[..., c], positions, order=1, mode="reflect") for c in range(channels)]
+    bent = [map_coordinates(image[..., channel], positions, order=1, mode="reflect") for channel in range(channels)]
     return np.stack(bent, axis=2)
 
 
 def pixelate(image: Array, rng: Generator, share: float) -> Array:
-    """The image at this share of its size and back, each pixel the mean of those it covers."""
+    """Returns the image reduced to this share of its size and enlarged again, by means over the pixels covered."""
     picture = _to_picture(image)
     size = (int(picture.width * share), int(picture.height * share))
     small = picture.resize(size, Image.Resampling.BOX)
@@ -75,40 +85,50 @@ def pixelate(image: Array, rng: Generator, share: float) -> Array:
 
 
 def jpeg_compression(image: Array, rng: Generator, quality: float) -> Array:
-    """The image after a JPEG file of this quality."""
+    """Returns the image after it was saved as a JPEG file of this quality."""
     file = BytesIO()
     _to_picture(image).save(file, "JPEG", quality=int(quality))
     return _to_array(Image.open(file, formats=["JPEG"]))
 
 
 def _nonzero(values: Array) -> Array:
-    """The values with 1 in place of 0, to divide by; what is divided by that 1 is not used."""
+    """Returns the values to divide by, with 1 in place of 0; the quotients at these places are not used."""
     return np.where(values > 0, values, 1)
 
 
 def _affine(image: Array, moves: Array) -> Array:
-    """The image under the affine map that moves three corners of its middle, (row, column), by these; mirrored."""
+    """Returns the image under the affine map that moves three corners of its middle; the image is mirrored outside.
+
+    Args:
+        image: (H, W, C).
+        moves: (3, 2), how far each corner moves, in rows and columns.
+    """
     height, width, channels = image.shape
     middle = np.array([height // 2, width // 2])
     reach = min(height, width) // 3
     corners = middle + reach * np.array([[1, 1], [-1, 1], [-1, -1]])
     moved = np.c_[corners + moves, np.ones(3)]
-    back = np.linalg.solve(moved, corners).T  # (2, 3): where a pixel comes from
+    # scipy needs the inverse map: from where a pixel is to where it comes from.
+    back = np.linalg.solve(moved, corners).T  # (2, 3)
     matrix = back[:, :2]
     offset = back[:, 2]
-    mapped = [affine_transform(image[..., c], matrix, offset, order=1, mode="mirror") for c in range(channels)]
+    mapped = []
+    for channel in range(channels):
+        mapped.append(affine_transform(image[..., channel], matrix, offset, order=1, mode="mirror"))
     return np.stack(mapped, axis=2)
 
 
 def _to_picture(image: Array) -> Image.Image:
+    """Returns the image as a picture of Pillow."""
     if Image is None:
         raise DataError("this corruption needs Pillow, which is not installed: pip install 'adanpc[vision]'")
     pixels = np.rint(image * 255).astype(np.uint8)
     if image.shape[2] == 1:
-        pixels = pixels[..., 0]  # Pillow has no channel axis for gray
+        pixels = pixels[..., 0]  # gray pictures have no axis of channels in Pillow
     return Image.fromarray(pixels)
 
 
 def _to_array(picture: Image.Image) -> Array:
+    """Returns a picture of Pillow as an array (H, W, C) in [0, 1]."""
     pixels = np.asarray(picture) / 255
     return pixels.reshape(picture.height, picture.width, -1)

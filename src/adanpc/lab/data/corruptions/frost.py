@@ -1,4 +1,4 @@
-"""Frost on a window pane, drawn rather than photographed."""
+"""Frost on a window pane, drawn instead of photographed."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from adanpc.lab.data.corruptions.weather import plasma
 
 FROST_NOTICE = "frost is drawn: the six photographs of the published generator are not included"
 
-CRYSTAL = 56  # pixels from one crystal to the next, on a large image
-NEEDLE_WIDTH = 2.5  # pixels
+# Lengths are in pixels of a large image.
+CRYSTAL = 56  # from one crystal to the next
+NEEDLE_WIDTH = 2.5
 NEEDLE_LENGTH = 20
-GRAIN_WIDTH = 0.5  # pixels, the sigma of the Gaussian that smooths it
+GRAIN_WIDTH = 0.5  # the sigma of the Gaussian that smooths the grain
 GRAIN_SHARE = 0.275  # of the variance of the ice
-FERN_MEAN, FERN_STD = 0.45, 0.19  # of the ferns alone
+FERN_MEAN = 0.45  # of the ferns alone
+FERN_STD = 0.19
 
 
 class Pane(NamedTuple):
-    """How one pane of ice looks on average, in bytes.
+    """The average look of one pane of ice, in levels from 0 to 255.
 
     Args:
         color: red, green and blue.
-        contrast: the standard deviation of its gray.
+        contrast: the standard deviation of its brightness.
     """
 
     color: tuple[float, float, float]
     contrast: float
 
 
-# Measured on the five photographs that the published script chooses from, in crops of 32 x 32 at a fifth of their size.
+# Measured in crops of 32 x 32 of the five photographs that the published script chooses from, at a fifth of their size.
 PANES = (
     Pane((78, 149, 165), 14),
     Pane((199, 204, 213), 18),
@@ -45,13 +47,13 @@ PANES = (
 
 
 def frost(image: Array, rng: Generator, kept: float, strength: float, scale: float) -> Array:
-    """The image seen through a pane with ice crystals, ``scale`` times smaller than those on a large image."""
+    """Returns the image seen through a pane with ice crystals ``scale`` times smaller than those on a large image."""
     ice = pane_of_ice(image.shape[0], image.shape[1], scale, rng)
     return kept * image + strength * paint(ice, image)
 
 
 def pane_of_ice(height: int, width: int, scale: float, rng: Generator) -> Array:
-    """A part of a pane (height, width, 3) in [0, 1], one of five with the colors and contrasts of the photographs."""
+    """Returns a part of a random pane (height, width, 3) in [0, 1], with the color and contrast of a photograph."""
     pane = PANES[rng.integers(len(PANES))]
     texture = ice_texture(height, width, scale, rng)
     levels = np.array(pane.color) + pane.contrast * texture[..., None]
@@ -60,9 +62,9 @@ def pane_of_ice(height: int, width: int, scale: float, rng: Generator) -> Array:
 
 
 def ice_texture(height: int, width: int, scale: float, rng: Generator) -> Array:
-    """Ferns under a fine grain (height, width), of mean 0 and standard deviation 1 over many panes.
+    """Returns ferns under a fine grain (height, width), with mean 0 and standard deviation 1 over many panes.
 
-    Neighboring pixels are then as alike as in the photographs, large or reduced to a fifth.
+    Neighboring pixels are as similar as in the photographs, both at full size and at a fifth.
     """
     ferns = (crystals(height, width, scale, rng) - FERN_MEAN) / FERN_STD
     grain = smooth(rng.standard_normal((height, width)), GRAIN_WIDTH / scale)
@@ -72,16 +74,19 @@ def ice_texture(height: int, width: int, scale: float, rng: Generator) -> Array:
 
 
 def crystals(height: int, width: int, scale: float, rng: Generator) -> Array:
-    """Ferns of ice (height, width) in [0, 1].
+    """Returns ferns of ice (height, width) in [0, 1].
 
-    The pane is shared among crystals, each pixel going to the nearest. A crystal has a spine in a direction of its own
-    and needles at 60° to both sides of it: noise, drawn long. Plasma bends them and makes them thick or thin.
+    Each pixel of the pane belongs to the nearest crystal. A crystal has a spine in a random direction, and needles of
+    stretched noise at 60° on both sides of it. Plasma bends them and makes them thicker or thinner.
     """
-    bend_down, bend_right, thickness = (plasma(max(height, width), 1.6, rng)[:height, :width] for _ in range(3))
+    side = max(height, width)
+    bend_down = plasma(side, 1.6, rng)[:height, :width]
+    bend_right = plasma(side, 1.6, rng)[:height, :width]
+    thickness = plasma(side, 1.6, rng)[:height, :width]
     positions = np.indices((height, width)) * scale + np.stack([bend_down, bend_right]) * CRYSTAL
     place = _locate(positions, rng)
     off_spine = np.abs(place.across)
-    # Axes turned by 60°: across the needles, and along them.
+    # Coordinates on axes turned by 60°: across the needles, and along them.
     across_needle = (place.along * 3**0.5 - off_spine) / 2
     along_needle = (place.along + off_spine * 3**0.5) / 2
     fine = _noise(across_needle / NEEDLE_WIDTH, along_needle / NEEDLE_LENGTH, rng)
@@ -94,12 +99,12 @@ def crystals(height: int, width: int, scale: float, rng: Generator) -> Array:
 
 
 class _Place(NamedTuple):
-    """Where pixels are in their crystals, each (H, W).
+    """Where each pixel is in its crystal; all arrays are (H, W).
 
     Args:
-        along: how far along the spine.
-        across: how far off the spine.
-        seam: how far from the border with the next crystal.
+        along: the position along the spine.
+        across: the distance from the spine, with a sign for the side.
+        seam: a measure of the distance from the border with the next crystal.
     """
 
     along: Array
@@ -108,18 +113,18 @@ class _Place(NamedTuple):
 
 
 def _locate(positions: Array, rng: Generator) -> _Place:
-    """The place of each position (2, H, W) in the nearest of some random crystals."""
+    """Returns the place of each position (2, H, W) in the nearest of several random crystals."""
     low = positions.min(axis=(1, 2))
     high = positions.max(axis=(1, 2))
     count = max(4, round(np.prod(high - low) / CRYSTAL**2))
     centers = rng.uniform(low, high, (count, 2))
     down = positions[0] - centers[:, 0, None, None]
     right = positions[1] - centers[:, 1, None, None]
-    distances = np.square(down) + np.square(right)  # squared, (count, H, W)
-    nearest = distances.argmin(axis=0)  # (H, W)
-    distance = distances.min(axis=0)
-    np.put_along_axis(distances, nearest[None], np.inf, axis=0)
-    next_distance = distances.min(axis=0)
+    squares = np.square(down) + np.square(right)  # squared distances (count, H, W)
+    nearest = squares.argmin(axis=0)  # (H, W)
+    square = squares.min(axis=0)
+    np.put_along_axis(squares, nearest[None], np.inf, axis=0)  # the smallest of the others is the next crystal's
+    next_square = squares.min(axis=0)
     down, right = positions - centers[nearest].transpose(2, 0, 1)
     angles = rng.uniform(0, 2 * np.pi, count)
     cos = np.cos(angles)[nearest]
@@ -127,11 +132,11 @@ def _locate(positions: Array, rng: Generator) -> _Place:
     return _Place(
         along=right * cos + down * sin,
         across=down * cos - right * sin,
-        seam=np.sqrt(next_distance) - np.sqrt(distance),
+        seam=np.sqrt(next_square) - np.sqrt(square),
     )
 
 
 def _noise(y: Array, x: Array, rng: Generator) -> Array:
-    """Random heights in [0, 1] at whole coordinates, and between them in a straight line."""
+    """Returns random heights in [0, 1], drawn at whole coordinates and interpolated linearly between them."""
     heights: Array = map_coordinates(rng.random((64, 64)), [y, x], order=1, mode="grid-wrap")
     return heights

@@ -1,4 +1,4 @@
-"""Noise, drawn for every pixel and channel by itself."""
+"""Noise, drawn independently for every pixel and channel."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from adanpc.lab.data.corruptions.pixels import Array
 
 
 def gaussian_noise(image: Array, rng: Generator, std: float) -> Array:
-    """Normal noise of this standard deviation, added."""
+    """Adds normal noise of this standard deviation."""
     return image + rng.normal(scale=std, size=image.shape)
 
 
 def shot_noise(image: Array, rng: Generator, photons: float) -> Array:
-    """Counted photons; a white pixel sends ``photons`` on average, and the fewer there are, the noisier the image."""
+    """Replaces values by counts of photons. A white pixel sends ``photons`` on average; fewer mean more noise."""
     return rng.poisson(image * photons) / photons
 
 
 def impulse_noise(image: Array, rng: Generator, share: float) -> Array:
-    """Salt and pepper: this share of all values becomes 0 or 1, equally often."""
+    """Sets this share of all values to 0 or 1, equally often: salt and pepper."""
     hit = rng.random(image.shape) < share
     salt_or_pepper = rng.integers(2, size=image.shape)
     return np.where(hit, salt_or_pepper, image)
 
 
 def speckle_noise(image: Array, rng: Generator, std: float) -> Array:
-    """Normal noise in proportion to the pixel: black stays black."""
+    """Adds normal noise in proportion to the value, so black stays black."""
     return image + image * rng.normal(scale=std, size=image.shape)

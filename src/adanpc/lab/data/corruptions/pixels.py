@@ -1,4 +1,4 @@
-"""What all corruptions share: images (H, W, C) in [0, 1], whole bytes, and gray."""
+"""What corruptions share: images (H, W, C) in [0, 1], rounding to bytes, and gray."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 
 def cut(image: Array) -> Array:
-    """The image in whole bytes divided by 255, rounded down as in the published scripts.
+    """Returns the image in whole bytes divided by 255, rounded down as in the published scripts.
 
-    A millionth of a byte is added first, so that a rounding error does not cost a whole one.
+    A millionth of a level is added first, so that a rounding error does not cost a whole level.
     """
     levels: Array = np.floor(np.clip(image, 0, 1) * 255 + 1e-6)
     return levels / 255
 
 
 def gray(image: Array) -> Array:
-    """The luminance of each pixel (…, 1) of an image or a color (…, C)."""
+    """Returns the luminance (…, 1) of each pixel of an image, or of a color (…, C)."""
     if image.shape[-1] == 1:
         return image
     luminance: Array = image @ LUMINANCE
@@ -28,7 +28,7 @@ def gray(image: Array) -> Array:
 
 
 def paint(color: Array, image: Array) -> Array:
-    """The color, or colors (…, 3), in as many channels as the image has."""
+    """Returns a color, or colors (…, 3), with the number of channels of the image."""
     if image.shape[-1] == 3:
         return color
     return gray(color)

@@ -1,9 +1,9 @@
-"""The published constants of every corruption, five severities each.
+"""The published constants of every corruption, for five severities each.
 
-Source: D. Hendrycks and T. Dietterich, "Benchmarking neural network robustness to common corruptions and
+They are from D. Hendrycks and T. Dietterich, "Benchmarking neural network robustness to common corruptions and
 perturbations", ICLR 2019, as in make_cifar_c.py (``SMALL``) and make_imagenet_c.py (``LARGE``) of the repository
-hendrycks/robustness. Each row holds what one function takes after the image and the generator. Lengths are in
-pixels, except those of ``elastic_transform``, which are shares of the image's shorter side.
+hendrycks/robustness. Each row holds the arguments of one function after the image and the generator. Lengths are in
+pixels, except those of ``elastic_transform``, which are shares of the shorter side of the image.
 """
 
 from __future__ import annotations

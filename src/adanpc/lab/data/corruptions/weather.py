@@ -12,8 +12,8 @@ from adanpc.lab.data.corruptions.pixels import Array, cut, gray, paint
 
 WATER = np.array([175, 238, 238]) / 255
 MUD = np.array([63, 42, 20]) / 255
-LIGHT = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])  # from one corner
-FARTHEST = 20  # pixels from an outline, beyond which a drop is flat
+LIGHT = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])  # a kernel that lights a relief from one corner
+FARTHEST = 20  # pixels from its outline beyond which a drop is flat
 
 
 def snow(
@@ -27,21 +27,21 @@ def snow(
     sigma: float,
     kept: float,
 ) -> Array:
-    """Flakes blown along a steep line, twice, the second time turned around, over a whitened image."""
+    """Returns a whitened image under flakes that are blown along a steep line, and the same flakes turned around."""
     noise = rng.normal(mean, std, image.shape[:2])
     flakes = zoom(noise, size)
     flakes = cut(np.where(flakes < threshold, 0, flakes))
     angle = rng.uniform(-135, -45)
     blown = streak(flakes, radius, sigma, angle)[..., None]
     turned = blown[::-1, ::-1]
-    bright = gray(image) * 1.5 + 0.5
+    bright = gray(image) * 1.5 + 0.5  # the constants of the published scripts
     whitened = np.maximum(image, bright)
     ground = kept * image + (1 - kept) * whitened
     return ground + blown + turned
 
 
 def fog(image: Array, rng: Generator, density: float, decay: float) -> Array:
-    """Clouds of light added, then all of it darkened so that nothing exceeds the brightest pixel."""
+    """Returns the image with clouds of light added, darkened so that nothing exceeds the brightest pixel."""
     height, width = image.shape[:2]
     clouds = plasma(max(height, width), decay, rng)[:height, :width, None]
     brightest = image.max()
@@ -52,17 +52,18 @@ def fog(image: Array, rng: Generator, density: float, decay: float) -> Array:
 def spatter(
     image: Array, rng: Generator, mean: float, std: float, size: float, threshold: float, strength: float, mud: float
 ) -> Array:
-    """Drops of water that shine, or of mud that hide, where smoothed noise exceeds the threshold."""
+    """Returns the image with drops where smoothed noise exceeds the threshold: of water, which shines, or of mud."""
     liquid = smooth(rng.normal(mean, std, image.shape[:2]), size)
     if mud:
         return _cover_with_mud(image, liquid > threshold, strength)
     liquid = np.where(liquid < threshold, 0, liquid)
     shine = cut(liquid) * _relief(liquid > 0)
-    brightest = shine.max() or 1  # there may be no drop
+    brightest = shine.max() or 1  # 0 if there are no drops, and then any divisor will do
     return image + strength * (shine / brightest)[..., None] * paint(WATER, image)
 
 
 def _cover_with_mud(image: Array, wet: NDArray[np.bool_], blur: float) -> Array:
+    """Returns the image covered with mud where it is wet (H, W)."""
     cover = smooth(wet.astype(float), blur)[..., None]
     cover = np.where(cover < 0.8, 0, cover)
     muddy: Array = image * (1 - cover) + cover * paint(MUD, image)
@@ -70,18 +71,18 @@ def _cover_with_mud(image: Array, wet: NDArray[np.bool_], blur: float) -> Array:
 
 
 def plasma(side: int, decay: float, rng: Generator) -> Array:
-    """A fractal of clouds in [0, 1], its side the next power of two; opposite edges fit.
+    """Returns a fractal of clouds in [0, 1] that can be tiled; its side is the next power of two.
 
-    Squares, then diamonds: each new point is the mean of the four around it plus noise, whose width falls by decay²
-    from one scale to the next.
+    It uses the diamond-square algorithm: each new point is the mean of the four around it plus noise, whose width falls
+    by a factor of decay² from one scale to the next.
     """
-    side = 1 << (side - 1).bit_length()
+    side = 1 << (side - 1).bit_length()  # the next power of two
     heights = np.zeros((side, side))
     step = side
     width = 1.0
     while step > 1:
-        old = slice(None, None, step)  # the points that are there
-        new = slice(step // 2, None, step)  # those halfway between them
+        old = slice(None, None, step)  # the points that have heights
+        new = slice(step // 2, None, step)  # the points halfway between them
         corners = heights[old, old]
         # The center of each square, from its four corners.
         corner_pairs = corners + np.roll(corners, -1, axis=1)
@@ -92,7 +93,8 @@ def plasma(side: int, decay: float, rng: Generator) -> Array:
         heights[old, new] = (corner_pairs + centers + np.roll(centers, 1, axis=0)) / 4
         heights[old, new] += rng.uniform(-width, width, corners.shape)
         # The middle of each vertical edge, from its two corners and the centers to its left and right.
-        heights[new, old] = (corners + np.roll(corners, -1, axis=0) + centers + np.roll(centers, 1, axis=1)) / 4
+        vertical_pairs = corners + np.roll(corners, -1, axis=0)
+        heights[new, old] = (vertical_pairs + centers + np.roll(centers, 1, axis=1)) / 4
         heights[new, old] += rng.uniform(-width, width, corners.shape)
         step = step // 2
         width = width / decay**2
@@ -102,7 +104,7 @@ def plasma(side: int, decay: float, rng: Generator) -> Array:
 
 
 def _relief(wet: NDArray[np.bool_]) -> Array:
-    """How much light drops send back (H, W), 0 to 255, if it falls from one corner and their outlines are ridges."""
+    """Returns how much light drops reflect (H, W), 0 to 255, if it comes from a corner and outlines are ridges."""
     outline = wet & ~binary_erosion(wet, border_value=1)
     if not outline.any():
         return np.zeros(wet.shape)
@@ -114,8 +116,8 @@ def _relief(wet: NDArray[np.bool_]) -> Array:
 
 
 def _equalize(levels: NDArray[np.int64]) -> Array:
-    """The levels on a scale from 0 to 255 whose ranges hold about as many pixels each."""
-    pixels_up_to = np.bincount(levels.ravel()).cumsum()  # how many pixels have each level, or a lower one
+    """Returns the levels on a scale from 0 to 255 on which equal ranges hold about equal numbers of pixels."""
+    pixels_up_to = np.bincount(levels.ravel()).cumsum()  # how many pixels have each level or a lower one
     lowest = pixels_up_to[levels.min()]
     scale: Array = np.rint((pixels_up_to - lowest) * 255 / max(levels.size - lowest, 1))
     return scale[levels]

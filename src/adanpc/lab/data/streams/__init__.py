@@ -1,4 +1,4 @@
-"""How test samples arrive: in which order, in which batches, and where a method starts afresh."""
+"""How test samples arrive: in which order, in which batches, and where a method is reset."""
 
 from __future__ import annotations
 

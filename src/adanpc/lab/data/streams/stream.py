@@ -1,4 +1,4 @@
-"""What every stream is: an order of arrival, cut into batches."""
+"""The interface of every stream: an order of arrival, cut into batches."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ Labels = NDArray[np.int64]
 
 
 class Arrival(NamedTuple):
-    """The samples of one batch in order: the positions of their domains (B,), and their rows there (B,)."""
+    """The samples of one batch in order: the positions of their domains (B,), and their rows in them (B,)."""
 
     domains: Tensor
     rows: Tensor
 
 
 def fetch(domains: Sequence[Domain], arrival: Arrival) -> Tensor:
-    """The images of a batch (B, C, H, W), transformed by their domains."""
+    """Returns the images of a batch (B, C, H, W), transformed by their domains."""
     return _gather(arrival, lambda position, rows: domains[position].take(rows))
 
 
 def labels_of(domains: Sequence[Domain], arrival: Arrival) -> Tensor:
-    """The labels of a batch (B,), to score answers by; no method sees them."""
+    """Returns the labels of a batch (B,), which score the answers; no method sees them."""
     return _gather(arrival, lambda position, rows: domains[position].labels[rows])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream(ABC):
-    """An order of arrival: a value, whose ``describe`` is recorded with every result.
+    """An order of arrival, as a value; its ``describe`` is recorded with every result.
 
-    The order is a function of the seed, of the domains' names, sizes and sequence, and for some streams of their
-    labels; never of the size of batches.
+    The order depends on the seed, on the names, sizes and order of the domains, and in some streams on their labels. It
+    never depends on the batch size.
 
     Args:
-        seed: of everything that is drawn.
+        seed: decides all random numbers.
     """
 
-    name: ClassVar[str]  # as in ``STREAMS``
-    resets: ClassVar[bool] = False  # whether a method starts afresh at each domain
-    mixes: ClassVar[bool] = False  # whether a batch may hold samples of several domains
+    name: ClassVar[str]  # the name in ``STREAMS``
+    resets: ClassVar[bool] = False  # whether a method is reset before each domain
+    mixes: ClassVar[bool] = False  # whether a batch may have samples of several domains
 
     seed: int = 0
 
     @abstractmethod
     def order(self, domains: Sequence[Domain]) -> Tensor:
-        """The samples as they arrive (n, 2), int64: the position of the domain, and the row there; none twice."""
+        """Returns the samples in order (n, 2), int64: the position of the domain and the row in it; none twice."""
 
     def batches(self, domains: Sequence[Domain], size: int) -> Iterator[Arrival]:
-        """The order, cut after every ``size`` samples, and wherever the domain changes unless the stream mixes.
+        """Returns batches of ``size`` samples; unless the stream mixes, a batch also ends where the domain changes.
 
         The last batch before a change may be smaller; nothing is dropped.
         """
@@ -68,6 +68,7 @@ class Stream(ABC):
         return self._cut(self.order(domains), size)
 
     def _cut(self, order: Tensor, size: int) -> Iterator[Arrival]:
+        """Yields the batches of an order."""
         if len(order) == 0:
             return
         runs: Sequence[Tensor] = [order]
@@ -79,23 +80,25 @@ class Stream(ABC):
                 yield Arrival(domains=batch[:, 0], rows=batch[:, 1])
 
     def left_out(self, domains: Sequence[Domain]) -> tuple[int, ...]:
-        """How many samples of each domain never arrive."""
-        arrived = self.order(domains)[:, 0].bincount(minlength=len(domains)).tolist()
+        """Returns how many samples of each domain never arrive."""
+        positions = self.order(domains)[:, 0]
+        arrived = positions.bincount(minlength=len(domains)).tolist()
         return tuple(len(domain) - count for domain, count in zip(domains, arrived, strict=True))
 
     def describe(self) -> dict[str, Any]:
-        """The stream as JSON, with its name in ``STREAMS`` under "stream" and its arguments beside it."""
+        """Returns the stream as JSON: its name in ``STREAMS`` as "stream", and its arguments."""
         return {"stream": self.name, **asdict(self)}
 
     def _one_after_another(self, domains: Sequence[Domain], arrange: Callable[[Labels, Generator], Rows]) -> Tensor:
-        """One domain after another, each with its rows as ``arrange`` puts them.
+        """Returns an order of one domain after another, each with its rows in the order of ``arrange``.
 
         Args:
-            domains: in their sequence.
-            arrange: the rows of a domain in the order of their arrival, given its labels and a generator of its own.
+            domains: the domains in order.
+            arrange: returns the rows of a domain in order of arrival, given its labels and a generator of its own.
         """
         parts = [torch.empty(0, 2, dtype=torch.int64)]
         for position, domain in enumerate(domains):
+            # A generator for each domain, by name, so that the order in one does not depend on the others.
             rng = default_rng(seed_of("stream", self.seed, domain.name))
             rows = torch.from_numpy(arrange(domain.labels.cpu().numpy(), rng))
             positions = torch.full_like(rows, position)
@@ -104,18 +107,18 @@ class Stream(ABC):
 
 
 def shuffled(labels: Labels, rng: Generator) -> Rows:
-    """All rows in random order."""
+    """Returns all rows in random order."""
     return rng.permutation(len(labels))
 
 
 def _gather(arrival: Arrival, read: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """What is read of each sample, in the order of arrival.
+    """Returns what ``read`` returns for each sample, in the order of arrival.
 
     Args:
         arrival: the samples.
-        read: what a domain, given by its position, holds at some rows; called once for each domain.
+        read: returns the values of a domain, given by its position, at some rows; it is called once for each domain.
     """
-    places = []  # in the batch, of the samples of each domain
+    places = []  # for each domain, where its samples are in the batch
     values = []
     for position in arrival.domains.unique().tolist():
         place = (arrival.domains == position).nonzero()[:, 0]
@@ -124,4 +127,4 @@ def _gather(arrival: Arrival, read: Callable[[int, Tensor], Tensor]) -> Tensor:
     shapes = {tuple(value.shape[1:]) for value in values}
     if len(shapes) > 1:
         raise DataError(f"images of one batch differ in shape: {sorted(shapes)}; give the domains a common transform")
-    return torch.cat(values)[torch.cat(places).argsort()]
+    return torch.cat(values)[torch.cat(places).argsort()]  # from the order of domains back to that of arrival
