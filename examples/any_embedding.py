@@ -1,4 +1,4 @@
-"""Features from anywhere: plain arrays of text, audio or sensor embeddings need no model and no images."""
+"""Use features from anywhere: embeddings of text, audio or sensor readings, without a model and without images."""
 
 import numpy as np
 import torch

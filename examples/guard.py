@@ -1,7 +1,7 @@
-"""A stream on which adapting would do harm at first, and what the guard sees: draws guard.png.
+"""A stream on which adapting does harm at first, and what the guard sees: draws guard.png.
 
-All digits are shifted by one pixel. First nothing but ones arrives, and the mean of the stream is what makes them
-ones: without it they are anything. Then digits arrive mixed, the mean is what the shift has done, and adapting helps.
+All digits are shifted by one pixel. First only ones arrive: the mean of the stream is what makes them ones, and without
+it they could be anything. Then all digits arrive, mixed: the mean is the effect of the shift, and adapting helps.
 """
 
 import matplotlib
@@ -26,11 +26,12 @@ figure, (upper, lower) = plt.subplots(2, 1, figsize=(8, 6), sharex=True, layout=
 
 
 def draw_accuracy(name: str, right: torch.Tensor) -> None:
-    """Draws the accuracy in windows of 60 answers, and prints that of both parts of the stream."""
+    """Draws the accuracy over windows of 60 answers, and prints the accuracy in both parts of the stream."""
     windows = right.float().unfold(0, 60, 1).mean(1)
     upper.plot(torch.arange(60, len(right) + 1), 100 * windows, label=name)
-    both = [f"{100 * part.float().mean():.0f} %" for part in right.split([len(ones), len(right) - len(ones)])]
-    print(f"{name}: {both[0]} of the ones, then {both[1]} of all digits")
+    of_ones = 100 * right[: len(ones)].float().mean()
+    of_all = 100 * right[len(ones) :].float().mean()
+    print(f"{name}: {of_ones:.0f} % of the ones, then {of_all:.0f} % of all digits")
 
 
 for stream, name in (("mixed", "always adapted"), ("unknown", "guarded, the default")):
@@ -41,7 +42,7 @@ for stream, name in (("mixed", "always adapted"), ("unknown", "guarded, the defa
     signs = []
     for query in shifted[arriving].flatten(1):
         answer = classifier.step(query[None])
-        assert answer.frozen is not None  # it is the preset "safe"
+        assert answer.frozen is not None  # the preset "safe" always gives it
         answers.append(int(answer.labels))
         frozen.append(int(answer.frozen.argmax()))
         signs.append(classifier.signs())

@@ -1,4 +1,4 @@
-"""A training algorithm of your own: run this, or `adanpc train … --algorithm examples/own_algorithm.py:WorstDomain`."""
+"""Write a training algorithm: run this, or `adanpc train … --algorithm examples/own_algorithm.py:WorstDomain`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,13 +13,13 @@ from adanpc.testing import check_algorithm
 
 
 class WorstDomain(Algorithm):
-    """Adds the loss of the worst domain to the mean of all.
+    """Adds the loss of the worst domain to the mean loss of all domains.
 
     Args:
-        weight: of the worst domain.
+        weight: how much the loss of the worst domain counts.
     """
 
-    erm: ClassVar[Mapping[str, Any] | None] = {"weight": 0.0}  # makes it plain ERM; a check compares the two
+    erm: ClassVar[Mapping[str, Any] | None] = {"weight": 0.0}  # settings that make it plain ERM; a check compares both
 
     def __init__(self, model: SourceModel, domains: int, *, weight: float = 1.0, **adam: float) -> None:
         super().__init__(model, domains, **adam)  # lr and weight_decay
@@ -28,11 +28,12 @@ class WorstDomain(Algorithm):
     def loss(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
         each = losses(self.model, batches)  # (domains,)
         worst = each.max()
-        return each.mean() + self.weight * worst, {"worst": worst.detach()}  # what to descend, what to record
+        total = each.mean() + self.weight * worst
+        return total, {"worst": worst.detach()}  # the loss to descend, and numbers to record
 
 
 def draw(domain: int, rows: int) -> Batch:
-    """Two classes; one input tells them apart, the other does in domains 0 and 1 but misleads in domain 2."""
+    """Two classes. One input tells them apart in all domains, the other in domains 0 and 1; in domain 2 it misleads."""
     labels = torch.randint(2, (rows,))
     sign = 2.0 * labels - 1  # (B,)
     shortcut = -sign if domain == 2 else sign
@@ -41,7 +42,7 @@ def draw(domain: int, rows: int) -> Batch:
 
 
 if __name__ == "__main__":
-    check_algorithm(WorstDomain)  # it learns, resumes, is ERM with weight 0, …: everything that the library promises
+    check_algorithm(WorstDomain)  # it learns, resumes, equals ERM with weight 0, …: all that the library promises
 
     for kind in (ALGORITHMS["erm"], WorstDomain):
         torch.manual_seed(0)

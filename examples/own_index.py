@@ -1,4 +1,4 @@
-"""An index of your own for a bank: three tensors, and a search that compares every query with every row."""
+"""Write an index for a bank: three tensors, and a search that compares every query with every row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adanpc.testing import check_index
 
 
 class PlainIndex:
-    """Keeps what `adanpc.index.Index` promises, for float32. It is a value: a change returns another index."""
+    """Keeps every promise of `adanpc.index.Index`, for float32. It is a value: a change returns another index."""
 
     def __init__(self, dim: int, storage: str, device: torch.device) -> None:
         if storage != "float32":
@@ -71,9 +71,11 @@ class PlainIndex:
         return self.put(slots, self.ids(slots), self.state(slots), group)
 
     def search(self, queries: Tensor, k: int, *, group: int | None = None, exclude: Tensor | None = None) -> Found:
-        # Coordinates are multiples of 2**-24, so float64 adds their products up without rounding.
+        # Coordinates are multiples of 2**-24, so float64 adds up their products without rounding.
         similarity = queries.double() @ self._rows.double().T  # (B, slots)
-        hidden = self._groups == 0 if group is None else self._groups != group
+        hidden = self._groups == 0
+        if group is not None:
+            hidden = self._groups != group
         similarity = similarity.masked_fill(hidden, -torch.inf)
         if exclude is not None:
             excluded = (self._ids[:, None] == exclude[:, None, :]).any(2)  # (B, slots)
@@ -82,15 +84,15 @@ class PlainIndex:
         similarity, order = similarity[:, by_id].sort(dim=1, descending=True, stable=True)
         similarity = similarity[:, :k]
         slots = by_id[order[:, :k]]
-        nobody = similarity == -torch.inf
-        return Found(slots.masked_fill(nobody, -1), self._ids[slots].masked_fill(nobody, -1), similarity)
+        missing = similarity == -torch.inf  # where there are fewer than k rows
+        return Found(slots.masked_fill(missing, -1), self._ids[slots].masked_fill(missing, -1), similarity)
 
     def search_groups(self, queries: Tensor, wanted: Sequence[Wanted], *, exclude: Tensor | None = None) -> list[Found]:
         return [self.search(queries, k, group=group, exclude=exclude) for k, group in wanted]
 
 
 def _resized(column: Tensor, slots: int) -> Tensor:
-    """A copy of the column with zeros up to so many slots."""
+    """A copy of the column, filled up with zeros to this many slots."""
     larger = column.new_zeros(slots, *column.shape[1:])
     larger[: len(column)] = column
     return larger

@@ -1,4 +1,4 @@
-"""A test-time method of your own: run this file, or `adanpc adapt RUN --method examples/own_method.py:ClassPrior`."""
+"""Write a test-time method: run this file, or `adanpc adapt RUN --method examples/own_method.py:ClassPrior`."""
 
 import torch
 from torch import Tensor
@@ -9,13 +9,13 @@ from adanpc.testing import check_adapter
 
 
 class ClassPrior(Adapter):
-    """Multiplies the head's answers by how often each class was answered so far: for streams with other frequencies.
+    """Multiplies the head's answers by how often each class was answered so far, for streams with other class shares.
 
     Args:
-        memory: how many earlier samples the first guess, that all classes are equally frequent, counts for.
+        memory: how many samples the first guess, that all classes are equally frequent, counts for.
     """
 
-    sees = "features"  # as most methods without gradients; the default is images
+    sees = "features"  # like most methods without gradients; the default is images
     prior: Tensor
 
     def __init__(self, source: Source, *, memory: float = 50.0) -> None:
@@ -34,16 +34,16 @@ class ClassPrior(Adapter):
 
 
 if __name__ == "__main__":
-    check_adapter(ClassPrior)  # reset, state, predict, bad batches, …: everything that the library promises
+    check_adapter(ClassPrior)  # reset, state, predict, bad batches, …: all that the library promises
 
-    # Three classes that overlap, and a stream in which the first is ten times as frequent as the others.
+    # Three overlapping classes, and a stream in which the first is ten times as frequent as the others.
     torch.manual_seed(0)
     centers = torch.eye(3)
     labels = torch.multinomial(torch.tensor([10.0, 1.0, 1.0]), 600, replacement=True)
     stream = centers[labels] + 0.7 * torch.randn(600, 3)
 
     model = SourceModel(torch.nn.Identity(), dim=3, classes=3)
-    model.load_state_dict({"head.weight": 2 * centers, "head.bias": torch.zeros(3)})  # the best for equal frequencies
+    model.load_state_dict({"head.weight": 2 * centers, "head.bias": torch.zeros(3)})  # best for equal frequencies
     source = Source(model, features=centers, labels=torch.arange(3))
     adapter = ClassPrior(source)
 

@@ -1,4 +1,4 @@
-"""Wrap a trained PyTorch model, let it adapt to shifted data, save it. Runs in a few seconds."""
+"""Wrap a trained PyTorch model, let it adapt to shifted data, and save it. Runs in a few seconds."""
 
 import tempfile
 from pathlib import Path
@@ -12,10 +12,12 @@ import adanpc
 
 torch.manual_seed(0)
 digits = load_digits()
-images, labels = torch.tensor(digits.images, dtype=torch.float32)[:, None], torch.tensor(digits.target)
-source, target = slice(0, 1000), slice(1000, None)
+images = torch.tensor(digits.images, dtype=torch.float32)[:, None]
+labels = torch.tensor(digits.target)
+source = slice(0, 1000)
+target = slice(1000, None)
 
-# A classifier as you may have one: a network that ends in a linear layer.
+# A classifier like yours: a network that ends in a linear layer.
 model = nn.Sequential(
     nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(288, 64), nn.ReLU(), nn.Linear(64, 10)
 )
@@ -29,7 +31,7 @@ for _ in range(60):
 shifted = 0.5 * images[target] + 8.0
 before = (model(shifted).argmax(1) == labels[target]).float().mean()
 
-# Three lines: a bank of the training data, answers by its nearest rows, which the stream joins.
+# Three lines: a bank of the training data answers by its nearest rows, and the stream joins the bank.
 loader = DataLoader(TensorDataset(images[source], labels[source]), batch_size=128)
 wrapped = adanpc.wrap(model, loader, preprocessing="pixels 0 to 16")
 answer = wrapped.step(shifted)

@@ -1,4 +1,4 @@
-"""An expert questions an answer: see who voted, remove a wrong row, see the vote change, correct its label."""
+"""An expert questions an answer: see who voted, veto a wrong row, see the vote change, and correct its label."""
 
 import torch
 

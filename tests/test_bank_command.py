@@ -145,10 +145,10 @@ def test_a_bank_of_images(tmp_path: Path) -> None:
     found = said("info", tmp_path / "bank")
     assert found["bank"]["classes"] == ["cat", "dog"]
     assert found["recipe"]["layer"] == "input of head"
-    assert "name the --encoder that makes features of the images" in refusal(
+    assert "name the --encoder that turns the images in it into features" in refusal(
         "create", tmp_path / "other", "--from", tmp_path / "images"
     )
-    assert "the bank is made of images, so --which has no use: omit it" in refusal(
+    assert "the bank is made from images, so --which has no effect: omit it" in refusal(
         "create", tmp_path / "other", *images, "--which", "last"
     )
 
@@ -187,7 +187,7 @@ def test_a_bank_of_a_run_meets_the_model_of_that_run(data_dir: Path, tmp_path: P
             "rows.parquet was not saved: No such file or directory; check the",
         ),
         (("export", "bank", "nowhere/vote.onnx"), "vote.onnx was not saved: No such file or directory; check the path"),
-        (("create", "new", "--from", "rows.csv", "--weights", "w"), "made of embeddings, so --weights has no use"),
+        (("create", "new", "--from", "rows.csv", "--weights", "w"), "made from embeddings, so --weights has no effect"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(

@@ -103,7 +103,7 @@ def test_what_is_wrong_is_said_in_one_sentence(folder: Path, data_dir: Path, tmp
         ("adapt", folder, "--method", "adanpc", "--stream", "river"): "unknown stream 'river'; available: iid",
         ("adapt", folder, "--method", "t3a", "--set", "t3a.k=1"): "t3a has no setting 'k'; it has: keep",
         ("adapt", tmp_path, "--method", "adanpc"): "is not a run of adanpc train",
-        ("train",): "there is nothing to train on: pass --data, such as --data rotated-mnist, or continue a run",
+        ("train",): "there is no data to train on: pass --data, such as --data rotated-mnist, or --resume to",
         ("train", "--data", "nothing", "--target", "x"): "unknown data set 'nothing'; available: rotated-mnist",
         ("train", "--data", "folder", "--data-dir", data_dir, "--algorithm", "luck"): "unknown algorithm 'luck'",
         ("train", "--data", "folder", "--data-dir", data_dir, "--out", folder): "already holds a run",

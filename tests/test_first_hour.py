@@ -293,7 +293,7 @@ def test_what_was_not_saved_is_not_said_to_be(tmp_path: Path, data_dir: Path, mo
     monkeypatch.setattr(loop, "train", stopped)
     done = run(*training(data_dir, "--out", tmp_path / "run"))
     assert done.exit_code == 130
-    assert "Stopped without saving; continue from what was saved last with: adanpc train --resume" in done.stderr
+    assert "Stopped without saving; continue from the last save with: adanpc train --resume" in done.stderr
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +323,7 @@ def test_finished_work_is_not_repeated(folder: Path, data_dir: Path, monkeypatch
     again = run("adapt", folder, "--method", "knn", "--json")
     assert again.exit_code == 0, again.output
     assert again.stdout == first.stdout
-    assert "1 of 1 measured before" in again.stderr
+    assert "1 of 1 were measured before" in again.stderr
     for other in (("--seed", 1), ("--images", 5), ("--set", "knn.k=3"), ("--on", data_dir / "plain")):
         with pytest.raises(AssertionError):
             raise run("adapt", folder, "--method", "knn", *other).exception or ValueError
@@ -420,7 +420,7 @@ def test_a_model_from_a_file_meets_any_folder(data_dir: Path, tmp_path: Path, mo
         ("--model", "none.pth", *options): "there is no file of weights at none.pth",
         ("runs", "--model", "my.pth", *options): "a run has no effect together with --model",
         ("runs", "--source", "x"): "--source has no effect together with a run",
-        (): "there is nothing to adapt",
+        (): "there is no model to adapt",
     }
     for arguments, words in cases.items():
         done = run("adapt", *arguments, "--method", "source")

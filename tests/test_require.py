@@ -68,3 +68,15 @@ def test_every_error_class_has_a_code_of_its_own() -> None:
     classes = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, AdaNPCError)]
     codes = [made.code for made in classes]
     assert len(set(codes)) == len(classes)
+
+
+def test_an_unknown_name_is_answered_by_the_one_that_was_meant_and_by_some_of_the_others() -> None:
+    few = ("tent", "shot", "eta")
+    many = [f"method-{number}" for number in range(30)]
+    assert require.unknown("method", "tnet", few) == (
+        "unknown method 'tnet'; did you mean 'tent'? Available: tent, shot, eta"
+    )
+    assert require.unknown("method", "magic", few, also="module:Class") == (
+        "unknown method 'magic'; available: tent, shot, eta, or module:Class"
+    )
+    assert require.unknown("method", "x", many).endswith("available: " + ", ".join(many[:8]) + " and 22 more")

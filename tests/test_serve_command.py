@@ -134,11 +134,13 @@ def test_serve_with_tokens_lets_their_owners_in(folder: Path, tmp_path: Path) ->
 
 
 def test_serve_refuses_in_one_sentence(folder: Path, tmp_path: Path, made: sample.Sample) -> None:
-    assert "make a file by adanpc token add and give it as --tokens" in refusal("serve", folder, "--host", "0.0.0.0")
+    assert "create tokens with adanpc token add, and pass their file as --tokens" in refusal(
+        "serve", folder, "--host", "0.0.0.0"
+    )
     assert "cannot be read" in refusal("serve", folder, "--tokens", tmp_path / "none")
     assert "nowhere" in refusal("serve", tmp_path / "nowhere", "--port", 0)
     assert "both make features" in refusal("serve", folder, "--model", made.run, "--encoder", "convnet", "--port", 0)
-    assert "64 numbers, and the bank has 4" in refusal("serve", folder, "--model", made.run, "--port", 0)
+    assert "64 numbers, but the bank has 4" in refusal("serve", folder, "--model", made.run, "--port", 0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -149,7 +151,7 @@ def test_serve_refuses_in_one_sentence(folder: Path, tmp_path: Path, made: sampl
 
 
 def test_serve_by_the_name_of_an_encoder_that_does_not_fit(folder: Path) -> None:
-    assert "and the bank has 4: give another model" in refusal("serve", folder, "--encoder", "convnet", "--port", 0)
+    assert "but the bank has 4: choose another model" in refusal("serve", folder, "--encoder", "convnet", "--port", 0)
 
 
 def test_a_sample_is_served_with_something_to_look_at(made: sample.Sample) -> None:

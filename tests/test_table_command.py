@@ -56,14 +56,14 @@ def test_a_table_its_files_and_the_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("table", "nope"), "table must be one of ood, "),
+        (("table", "nope"), "unknown table 'nope'; available: ood, "),
         (("table", "ood-vlcs", "--scale", "least"), "vlcs is not at"),
         (("table", "theory", "--scale", "huge"), "--scale must be one of full, large"),
         (("table", "theory", "--budget", "soon"), "--budget must be a time such as 30m"),
         (("table", "theory", "--budget", "1h", "--scale", "least"), "give --budget or --scale, not both"),
         (
             ("table", "loss-rotated-mnist", "--scale", "least", "--only", "nobody"),
-            "has no row called 'nobody'; it has: erm, knn",
+            "loss-rotated-mnist: unknown row 'nobody'; available: erm, knn",
         ),
         (("table", "loss-rotated-mnist", "--scale", "least", "--only", "emr"), "; did you mean 'erm'?"),
         (("table", "theory", "--scale", "least", "--only", "1"), "it is always made as a whole: omit --only"),
@@ -150,6 +150,6 @@ def test_ctrl_c_loses_nothing_that_was_finished(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert "Stopped; the same command continues where it was." in said
+    assert "Stopped; the same command continues." in said
     ids = [entry["id"] for entry in entries(records)]
     assert len(ids) == len(set(ids)) >= 3

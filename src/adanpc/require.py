@@ -18,6 +18,8 @@ from adanpc.errors import AdaNPCError, ArgumentError, UnavailableError
 Name = TypeVar("Name", bound=str)
 Called = TypeVar("Called", bound=Callable[..., Any])
 LONGEST_NAME = 100  # longer strings are not compared with names: that would be slow, and nobody mistyped them
+MANY_NAMES = 20  # a message lists more names than these only in part
+FIRST_NAMES = 8  # of many names, those that a message lists
 
 
 def whole(name: str, value: Any, *, least: int | None = None, most: int | None = None) -> int:
@@ -78,6 +80,32 @@ def did_you_mean(value: Any, choices: Collection[str]) -> str:
     if not close:
         return ""
     return f"; did you mean {by_lower_case[close[0]]!r}?"
+
+
+def unknown(what: str, name: Any, choices: Collection[str], also: str = "") -> str:
+    """The error message for an unknown name: first the choice that was probably meant, then the choices.
+
+    Args:
+        what: what the name should be the name of, such as "method".
+        name: the unknown name.
+        choices: the names that are known.
+        also: how else it can be named, such as "module:Class".
+    """
+    known = listed(choices)
+    if also:
+        known = f"{known}, or {also}"
+    hint = did_you_mean(name, choices)
+    if hint:
+        return f"unknown {what} {name!r}{hint} Available: {known}"
+    return f"unknown {what} {name!r}; available: {known}"
+
+
+def listed(names: Collection[str]) -> str:
+    """The names, separated by commas; if there are many, the first few and the number of the others."""
+    if len(names) <= MANY_NAMES:
+        return ", ".join(names)
+    first = list(names)[:FIRST_NAMES]
+    return f"{', '.join(first)} and {len(names) - FIRST_NAMES} more"
 
 
 def known_arguments(what: str, given: Collection[str], known: Collection[str]) -> None:

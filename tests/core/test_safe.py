@@ -45,10 +45,10 @@ def samples(count: int, seed: int, shift: float = 0.0) -> tuple[Tensor, Tensor]:
     return centers[labels] + 0.7 * torch.randn(count, DIM, generator=generator) + shift * direction, labels
 
 
-def made(bank: dict[str, Any] | None = None, **options: Any) -> AdaNPC:
+def made(bank: dict[str, Any] | None = None, domains: int = 2, **options: Any) -> AdaNPC:
     classifier = AdaNPC(MemoryBank(DIM, CLASSES, soft=True, **(bank or {})), preset="safe", **options)
     features, labels = samples(60, 0)
-    classifier.learn(features, labels, domain=torch.arange(60) % 2)
+    classifier.learn(features, labels, domain=torch.arange(60) % domains)
     return classifier
 
 
@@ -92,6 +92,9 @@ class Loop:
         self.last_believed: int | None = None
         self.held = 0.0
         self.gain = 0.02
+        self.one_domain = len(classifier.bank.table("domain")["domain"].unique()) == 1
+        self.agreements: list[tuple[float, float]] = []
+        self.doubted = 0.0
         self.stream: list[tuple[Array, Array]] = []
 
     def step(self, feature: Array) -> tuple[Array, float, bool]:
@@ -126,7 +129,8 @@ class Loop:
             trust /= 1 + (nearer * (1 - closest) / (1 - similarity)) ** 16
         copied = len(nearest) >= 3 and 1 - nearest[2] <= 0.2 * (1 - from_source)
         joins = not self.screen or (novelty <= 0.9 and not copied)
-        gain = self.gain_by(moved, frozen, evidence, belief, from_source)
+        mixture = trust * belief + (1 - trust) * frozen
+        compared = self.compared(moved, frozen, evidence, belief, mixture, from_source)
         if joins:
             self.count += 1
             label = int(frozen.argmax())
@@ -136,14 +140,19 @@ class Loop:
             self.last = label
             self.mean = mean
             self.masses = self.masses + belief
-            if gain is not None:
+            if compared is not None:
+                of_frozen, of_belief, of_answer = compared
+                gain = of_belief - of_frozen
                 self.gain += max(1 / (self.count - 32 + 16), 1 / 200) * (gain - self.gain)
+                doubt = mixed if self.one_domain and frozen.argmax() != evidence.argmax() else 0.0
+                self.doubted += doubt
+                self.agreements.append(((1 - doubt) * of_frozen, (1 - doubt / 2) * of_answer))
             self.believe(int(belief.argmax()), rate, frozen_mixed)
             carried = belief ** (1 + (share * belief.max()) ** 1.5) if self.carry else belief
             self.stream.append((moved, carried / carried.sum()))
         else:
             self.lately, self.coherence = before
-        return trust * belief + (1 - trust) * frozen, trust, joins
+        return mixture**2.5 / (mixture**2.5).sum(), trust, joins
 
     def trusted(self, count: int) -> float:
         chance = float((self.lately**2).sum())
@@ -151,8 +160,10 @@ class Loop:
         trust = np.clip((beyond - 0.35) / 0.1, 0, 1) * np.clip(self.gain / 0.02, 0, 1)
         return float(trust) if count > 32 else 0.0
 
-    def gain_by(self, moved: Array, frozen: Array, evidence: Array, belief: Array, from_source: float) -> float | None:
-        """How much more of the nearest rows of the stream agree with the belief than with the frozen answer."""
+    def compared(
+        self, moved: Array, frozen: Array, evidence: Array, belief: Array, mixture: Array, from_source: float
+    ) -> tuple[float, float, float] | None:
+        """How far the nearest rows of the stream agree with the frozen answer, the belief, and the answer given."""
         if self.count < 32:
             return None
         near = sorted(((float(row @ moved), believed) for row, believed in self.stream), key=lambda pair: -pair[0])[:10]
@@ -164,7 +175,7 @@ class Loop:
             share = sum(math.exp(s / 0.1) / total for s, believed in near if believed.argmax() == answer)
             return share if answer == evidence.argmax() else share / 2
 
-        return agreement(int(belief.argmax())) - agreement(int(frozen.argmax()))
+        return agreement(int(frozen.argmax())), agreement(int(belief.argmax())), agreement(int(mixture.argmax()))
 
     def transformed(self, feature: Array) -> Array:
         z = unit(np.sign(feature) * np.abs(feature) ** self.power)
@@ -240,8 +251,9 @@ def disturbed(count: int, seed: int) -> Tensor:
     ],
     ids=str,
 )
-def test_answers_are_those_of_the_loop(options: dict[str, Any]) -> None:
-    classifier = made(**options)
+@pytest.mark.parametrize("domains", [1, 2])
+def test_answers_are_those_of_the_loop(options: dict[str, Any], domains: int) -> None:
+    classifier = made(domains=domains, **options)
     loop = Loop(classifier)
     features = disturbed(120, 1)
     answer = classifier.step(features)
@@ -252,6 +264,13 @@ def test_answers_are_those_of_the_loop(options: dict[str, Any]) -> None:
         assert float(answer.trust[query]) == pytest.approx(trust, abs=1e-3)
         assert (int(answer.joined[query]) >= 0) == joins
     assert loop.count < 120 or not loop.screen  # some were kept out
+    if domains > 1:
+        assert loop.doubted == 0
+    elif loop.mixed:
+        assert loop.doubted > 0
+    known = classifier.bank.contents.stream().agreements
+    of_frozen, of_given = np.mean(loop.agreements, axis=0)
+    assert (known.frozen, known.adapted) == pytest.approx((of_frozen, of_given), abs=1e-3)
 
 
 @pytest.mark.parametrize(

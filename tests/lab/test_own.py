@@ -111,14 +111,14 @@ def test_a_file_is_run_once_and_is_not_needed_again(here: Path) -> None:
 
 
 CASES = {
-    "emr": "unknown algorithm 'emr'; available: erm, .*, or module:Class; did you mean 'erm'?",
+    "emr": "unknown algorithm 'emr'; did you mean 'erm'? Available: erm, .*, or module:Class",
     "own_absent:Doubled": "there is no module 'own_absent' in .* or among installed packages",
     "absent.py:Doubled": "there is no file .*absent.py",
     "given.py:Double": "given.py has no class 'Double'; training algorithms in it: Doubled; did you mean 'Doubled'?",
     "given.py:number": "given.py:number is not a training algorithm: make it a subclass of .*algorithm.Algorithm",
     "given.py:Unfinished": "given.py:Unfinished is abstract: it must define loss",
     "broken.py:Doubled": "broken.py cannot be imported: ZeroDivisionError: division by zero",
-    "given.py:": "a training algorithm of your own is written module:Class or file.py:Class, got 'given.py:'",
+    "given.py:": "name a training algorithm of your own as module:Class or file.py:Class, got 'given.py:'",
     "a\0b.py:Doubled": ".* cannot be imported: ValueError: .*",
 }
 

@@ -136,11 +136,11 @@ def test_data_is_read(data_dir: Path) -> None:
 
 
 ENCODER_CASES = {
-    "convent": "unknown encoder 'convent'; .*convnet, .*, timm:NAME, or module:function; did you mean 'convnet'?",
+    "convent": "unknown encoder 'convent'; did you mean 'convnet'? Available: .*, timm:NAME, or module:function",
     "absent.py:make": "there is no file .*absent.py",
     "given.py:mke": "given.py has no 'mke'; did you mean 'make'?",
     "given.py:number": "given.py:number cannot be called: name the function that makes the encoder",
-    "given.py:": "your own encoder is written module:function or file.py:function, got 'given.py:'",
+    "given.py:": "name your own encoder as module:function or file.py:function, got 'given.py:'",
     "given.py:module": "given.py:module must return a SourceModel, got a Linear: use SourceModel.*",
     "given.py:fewer": "given.py:fewer was asked for 4 classes, and returned a model of 3",
     "given.py:normed": "given.py:normed must return a linear head and no norm.*",
@@ -165,7 +165,7 @@ def test_what_is_wrong_with_an_encoder_is_one_sentence(name: str) -> None:
 
 
 DATA_CASES = {
-    "pcas": "unknown data set 'pcas'; available: rotated-mnist, .*, or module:function; did you mean 'pacs'?",
+    "pcas": "unknown data set 'pcas'; did you mean 'pacs'? Available: rotated-mnist, .*, or module:function",
     "given.py:tone": "given.py has no 'tone'; did you mean 'tones'?",
     "given.py:nothing": "given.py:nothing is not at .*: its reader has found nothing there",
     "given.py:rows": "given.py:rows must return a DataSet, got a list",
@@ -338,12 +338,12 @@ def test_what_installed_packages_register_is_found_by_name(data_dir: Path) -> No
 @pytest.mark.usefixtures("installed")
 def test_what_is_wrong_with_a_package_is_one_sentence() -> None:
     with pytest.raises(
-        ValueError, match="broken, which an installed package leads to plug_in:absent, cannot be loaded"
+        ValueError, match="broken, registered by an installed package as plug_in:absent, cannot be loaded"
     ):
         find_method("broken")
     with pytest.raises(ValueError, match="number is not a test-time method"):
         find_method("number")
-    with pytest.raises(ValueError, match="available: .*uniform.* did you mean 'uniform'"):
+    with pytest.raises(ValueError, match="did you mean 'uniform'. Available: .* more, or module:Class"):
         find_method("unifrm")
 
 

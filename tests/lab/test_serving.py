@@ -57,7 +57,7 @@ def test_images_in_folders_are_found_by_the_order_in_which_they_are_read(data_di
 def test_a_model_that_did_not_make_the_bank_is_refused(sample: Sample) -> None:
     recipe = of_run(Run(sample.run)).recipe
     model = encoder_of_run(sample.run, "best")
-    with pytest.raises(AdaNPCError, match="makes features of 64 numbers, and the bank has 12"):
+    with pytest.raises(AdaNPCError, match="makes features of 64 numbers, but the bank has 12"):
         image_encoder(model, {}, 12)
     other = encoder_of_name("cifar-resnet-20", 6)
     with pytest.raises(RecipeError):
@@ -68,7 +68,7 @@ def test_an_image_that_the_model_cannot_take_is_the_callers_mistake() -> None:
     model = SourceModel(nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 5)), 5, 2).eval()
     encode = image_encoder(model, {}, 5)
     assert encode([np.zeros((4, 4, 3), np.uint8)]).shape == (1, 5)
-    with pytest.raises(InputError, match="takes no image of 7 x 9 pixels"):
+    with pytest.raises(InputError, match="does not accept images of 7 x 9 pixels"):
         encode([np.zeros((9, 7, 3), np.uint8)])
 
 

@@ -1,4 +1,4 @@
-"""The command line: one module for each command."""
+"""The command line: one module per command, or per group of related commands."""
 
 from adanpc.cli import adapt, bank, data, demo, info, serve, table, train
 from adanpc.cli.app import app, main

@@ -1,4 +1,4 @@
-"""``adanpc adapt``."""
+"""``adanpc adapt``: compare test-time methods on images that a model was not trained on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from adanpc.cli.app import REFUSED, app, one_sentence, print_json, settings
 from adanpc.cli.names import ENCODERS, METHODS, STREAMS, completing
 from adanpc.errors import AdaNPCError
-from adanpc.require import did_you_mean
+from adanpc.require import unknown
 
 if TYPE_CHECKING:
     from adanpc.lab.data.streams import Stream
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from adanpc.lab.train.run import Run
 
 ALL = "all"
-DEFAULT = "adanpc-safe"  # learns as a wrapped model does
-COLUMNS = 140  # the table needs them, whatever the terminal says
+DEFAULT = "adanpc-safe"  # learns in the same way as a wrapped model
+COLUMNS = 140  # the table needs this width, even if the terminal is narrower
 LEGEND = (
-    "Accuracy on each domain as its samples arrive; worst: in the worst tenth of windows of 100 answers; ECE: expected "
-    "calibration error; OOD: how well confidence tells the images from shuffled ones (AUROC); source: on held-out "
-    "source images after adapting (before); ms: a sample's share of its batch, without the encoder's time (enc) where "
-    "a method sees features; MB: memory beyond the model."
+    "Accuracy on each domain as its samples arrive; worst: over the worst tenth of windows of 100 answers; ECE: "
+    "expected calibration error; OOD: how well confidence separates the images from shuffled ones (AUROC); source: on "
+    "held-out source images after adapting (before); ms: per sample, without the encoder's time (enc) if the method "
+    "sees features; MB: memory beyond the model."
 )
 
 
@@ -40,8 +40,8 @@ def adapt(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="One or several, such as adanpc-safe t3a; all; or your own, as module:Class or file.py:Class. By "
-            "default adanpc-safe, which learns as the library does; adanpc is the paper's rule.",
+            help="One or several methods, such as adanpc-safe t3a; all; or your own, as module:Class or file.py:Class. "
+            "adanpc-safe learns as the library does; adanpc is the paper's rule. Default: adanpc-safe.",
             autocompletion=completing([*METHODS, ALL]),
         ),
     ] = None,
@@ -74,19 +74,22 @@ def adapt(
         str, typer.Option(help="How samples arrive: " + ", ".join(STREAMS) + ".", autocompletion=completing(STREAMS))
     ] = "successive",
     visits: Annotated[
-        int | None, typer.Option(min=1, help="How often each domain comes in the stream recurring. Default: 5.")
+        int | None, typer.Option(min=1, help="How often each domain comes back in the stream recurring. Default: 5.")
     ] = None,
-    batch_size: Annotated[list[int] | None, typer.Option(min=1, help="One or several. Default: 32.")] = None,
+    batch_size: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="How many samples arrive together; one or several sizes. Default: 32."),
+    ] = None,
     images: Annotated[int | None, typer.Option(min=1, help="The most images to use from each target domain.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of a method, as method.name=value; may be repeated.")
     ] = None,
     algorithm: Annotated[
         str | None,
-        typer.Option(help="The run's algorithm if it is your own: a run never decides which code is executed."),
+        typer.Option(help="The run's algorithm, if it is your own; its code is executed only if you name it."),
     ] = None,
     data: Annotated[
-        str, typer.Option(help="The run's data set if it is your own, as module:function or file.py:function.")
+        str, typer.Option(help="The run's data set, if it is your own, as module:function or file.py:function.")
     ] = "",
     which: Annotated[str, typer.Option(help="Which model of the run to use: best or last.")] = "best",
     seed: Annotated[int, typer.Option(min=0, help="Random seed for the order of arrival and for the methods.")] = 0,
@@ -101,7 +104,7 @@ def adapt(
     Each sample is answered as it arrives; labels are used only to score the answers. A fifth of each target domain is
     held back for selecting settings, as in training. Results that were measured before are reused.
     """
-    stopped = "Stopped; run the same command again to continue after the methods that are finished."
+    stopped = "Stopped; run the same command again to continue with the methods that are not finished."
     with one_sentence(stopped, disk_full="run the same command again"):
         from adanpc.lab.train.process_group import known_device
 
@@ -109,7 +112,7 @@ def adapt(
         if ALL in names:
             names = list(METHODS)
         sizes = batch_size or [32]
-        # All that was typed is checked before any image is encoded, which may take minutes.
+        # Everything that was typed is checked before images are encoded, which may take minutes.
         own_settings = _settings_by_method(set_ or [], names)
         order = _stream(stream, seed, visits)
         place = known_device(device)
@@ -146,13 +149,13 @@ def adapt(
 
 
 def _settings_by_method(given: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns the settings of each method, from texts method.name=value, once all methods are known to take them."""
+    """Returns the settings of each method from texts method.name=value, after checking that the methods take them."""
     from adanpc.lab.adapt import find
     from adanpc.lab.settings import check_settings
 
     by_method: dict[str, dict[str, Any]] = {}
     for key, value in settings(given).items():
-        method, _, name = key.rpartition(".")  # the last dot: that of file.py:Class comes before
+        method, _, name = key.rpartition(".")  # at the last dot, because file.py:Class has one, too
         if method not in names:
             raise AdaNPCError(f"--set takes method.name=value with one of {', '.join(names)}, got {key}={value}")
         by_method.setdefault(method, {})[name] = value
@@ -162,11 +165,11 @@ def _settings_by_method(given: Sequence[str], names: Sequence[str]) -> dict[str,
 
 
 def _stream(name: str, seed: int, visits: int | None) -> Stream:
+    """The stream of this name."""
     from adanpc.lab.data import streams
 
     if name not in streams.STREAMS:
-        hint = did_you_mean(name, STREAMS)
-        raise AdaNPCError(f"unknown stream {name!r}; available: {', '.join(STREAMS)}{hint}")
+        raise AdaNPCError(unknown("stream", name, STREAMS))
     if visits is None:
         return streams.STREAMS[name](seed=seed)
     if name != streams.Recurring.name:
@@ -183,11 +186,11 @@ def _refuse_together(with_what: str, **others: object) -> None:
 
 
 def _opened(folder: Path | None, algorithm: str | None, encoder: str, data: str) -> Run:
-    """The run, with the code of one's own that it needs named."""
+    """The run; the algorithm, encoder and data set are those that the user names because they are the user's own."""
     from adanpc.lab.train.run import Run
 
     if folder is None:
-        raise AdaNPCError("there is nothing to adapt: pass the folder of a run, or a file of weights as --model")
+        raise AdaNPCError("there is no model to adapt: pass the folder of a run, or a file of weights as --model")
     return Run(folder, algorithm, encoder=encoder or None, data=data or None)
 
 
@@ -199,7 +202,7 @@ def _with_run(
     device: str,
     skip_unreadable: bool,
 ) -> Evaluation:
-    """The model of a run, and its targets or other images."""
+    """The evaluation of a run's model on its targets, or on other images."""
     from adanpc.lab.data import read_images
     from adanpc.lab.sweep.evaluation import of_run
 
@@ -220,7 +223,7 @@ def _with_weights(
     device: str,
     skip_unreadable: bool,
 ) -> Evaluation:
-    """The network in a file of weights, and images of one's own."""
+    """The evaluation of the network in a file of weights on the user's own images."""
     from adanpc.lab.data import read_images
     from adanpc.lab.networks import find_encoder
     from adanpc.lab.sweep.evaluation import of_weights
@@ -245,7 +248,7 @@ def _tell(notice: str) -> None:
 
 
 def _answers(evaluation: Evaluation, questions: Sequence[dict[str, Any]], order: Stream) -> list[dict[str, Any]]:
-    """One record for each question: from the file if it is there, else measured and added to it."""
+    """One record per question: read from the file if it is there, else measured and added to the file."""
     from adanpc.lab.sweep.adaptation import adapt as measure
 
     scene = None
@@ -265,16 +268,16 @@ def _answers(evaluation: Evaluation, questions: Sequence[dict[str, Any]], order:
             )
         except AdaNPCError as error:
             if len(questions) == 1:
-                raise  # there is nothing to compare: the sentence alone says it best
+                raise  # with nothing to compare, the error alone is clearer than a table
             measured = {"error": str(error)}
         records.append(evaluation.note(question, measured))
     if reused:
-        typer.echo(f"{reused} of {len(questions)} measured before: taken from {evaluation.records}.", err=True)
+        typer.echo(f"{reused} of {len(questions)} were measured before; read from {evaluation.records}.", err=True)
     return records
 
 
 def _show(records: Sequence[dict[str, Any]], domains: Sequence[str], images: int | None) -> None:
-    """Prints the table, what its columns are, and why methods were refused."""
+    """Prints the table, the meaning of its columns, and why methods were refused."""
     console = Console(highlight=False)
     console.width = max(console.width, COLUMNS)
     console.print(_table(records, domains))
@@ -293,23 +296,22 @@ def _table(records: Sequence[dict[str, Any]], domains: Sequence[str]) -> Table:
     for heading in ("batch", *domains, "mean", "worst", "ECE", "OOD", "source", "ms p50", "p99", "enc", "MB"):
         table.add_column(heading, justify="right", no_wrap=True)
     for record in records:
-        method = record["method"].rpartition(":")[2]  # of a method of one's own, the class
+        _, _, method = record["method"].rpartition(":")  # only the class, if it is the user's own
         table.add_row(method, str(record["batch_size"]), *_cells(record, domains))
     return table
 
 
 def _cells(record: dict[str, Any], domains: Sequence[str]) -> list[str]:
-    """Returns the cells of a row after the method and the batch size."""
+    """Returns the cells of a row, after those of the method and the batch size."""
     if "error" in record:
         return ["–"] * (len(domains) + 9)
-    accuracies = [f"{record['domains'][name]:.1f}" if name in record["domains"] else "–" for name in domains]
     before = record["source"]["before"]
-    after = list(record["source"]["after"].values())
+    *_, after = record["source"]["after"].values()  # after the last domain
     return [
-        *accuracies,
+        *[_percent(record["domains"].get(name)) for name in domains],
         f"{record['average']:.1f}",
         *[_percent(record.get(field)) for field in ("worst_tenth", "calibration_error", "ood_auroc")],
-        f"{after[-1]:.1f} ({before:.1f})",
+        f"{after:.1f} ({before:.1f})",
         f"{record['ms']['p50']:.2f}",
         f"{record['ms']['p99']:.2f}",
         f"{record['encoder_ms']:.2f}",
@@ -318,5 +320,5 @@ def _cells(record: dict[str, Any], domains: Sequence[str]) -> list[str]:
 
 
 def _percent(number: float | None) -> str:
-    """A number, or a dash if there is none, as in records of earlier versions."""
+    """The number as text, or a dash if there is none, as in records of earlier versions."""
     return "–" if number is None else f"{number:.1f}"

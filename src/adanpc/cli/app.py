@@ -1,4 +1,4 @@
-"""The command line's frame: what all commands share."""
+"""What all commands share: the application, errors in one line, and how options are read."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import typer
 from adanpc.errors import AdaNPCError
 from adanpc.version import __version__
 
-STOPPED = 130  # what shells expect after Ctrl-C
-REFUSED = 2
+STOPPED = 130  # the exit code that shells expect after Ctrl-C
+REFUSED = 2  # the exit code of every error, as of a wrong option
 REPEATED = ("--method", "--batch-size", "--target", "--set", "--only")
-ARGUMENTS = (  # of the library that are flags here
+ARGUMENTS = (  # arguments of the library that are flags here
     "algorithm",
     "budget",
     "data",
@@ -48,9 +48,9 @@ def main() -> None:
 
 
 def spread(arguments: Sequence[str]) -> list[str]:
-    """``--method a b`` as ``--method a --method b``, and so for every option that may be repeated."""
+    """Turns ``--method a b`` into ``--method a --method b``, and likewise for every option that may be repeated."""
     result: list[str] = []
-    option = ""
+    option = ""  # the repeatable option whose values are being read
     for argument in arguments:
         if argument.startswith("-"):
             option = argument if argument in REPEATED else ""
@@ -77,11 +77,11 @@ def adanpc(
 
 @contextmanager
 def one_sentence(stopped: str = "Stopped.", disk_full: str = "") -> Iterator[None]:
-    """Ends the program with one line instead of a traceback where the cause lies outside of it.
+    """Ends the program with one line, instead of a traceback, if the cause is outside the program.
 
     Args:
-        stopped: what is shown after Ctrl-C.
-        disk_full: what to do after space was made on a full disk; the end of a sentence.
+        stopped: the message after Ctrl-C.
+        disk_full: what to do once there is space again on a full disk; it ends the sentence of the message.
     """
     try:
         yield
@@ -89,7 +89,7 @@ def one_sentence(stopped: str = "Stopped.", disk_full: str = "") -> Iterator[Non
         typer.echo(stopped, err=True)
         raise typer.Exit(STOPPED) from None
     except BrokenPipeError:
-        raise
+        raise  # the reader has gone, as in `adanpc … | head`: nobody is left to tell
     except OSError as error:
         message = printable(_without_number(error))
         if error.errno == ENOSPC and disk_full:
@@ -103,7 +103,7 @@ def one_sentence(stopped: str = "Stopped.", disk_full: str = "") -> Iterator[Non
 
 
 def _without_number(error: OSError) -> str:
-    """What went wrong and with which file, without the number that says the same."""
+    """What went wrong and with which file, without the error number, which adds nothing."""
     if not error.strerror:
         return str(error)
     if error.filename is None:
@@ -112,7 +112,7 @@ def _without_number(error: OSError) -> str:
 
 
 def print_json(document: Any) -> None:
-    """Prints a result for other programs, in plain ASCII; what JSON has no numbers for, such as NaN, is null."""
+    """Prints a result for other programs, as JSON in plain ASCII; NaN and infinities, which JSON lacks, become null."""
     typer.echo(json.dumps(_without_nan(document), indent=1))
 
 
@@ -127,15 +127,15 @@ def _without_nan(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """The text in one line, without characters that would steer a terminal: names of files may contain any."""
+    """The text on one line, without characters that could control the terminal: names of files may contain any."""
     shown = [letter if letter.isprintable() else " " for letter in text]
     return " ".join("".join(shown).split())
 
 
 def with_flags(message: str) -> str:
-    """A message of the library, which speaks of arguments, for a user who types flags.
+    """A message of the library, which speaks of arguments, reworded for a user who types flags.
 
-    The library puts the name of an argument in backquotes, or begins a message with it: ``scale must be one of …``.
+    The library puts the name of an argument in backquotes, or begins the message with it: ``scale must be one of …``.
     """
     message = re.sub(r"`(\w+)`", lambda match: _flag(match[1]), message)
     name = message.partition(" must ")[0]
@@ -149,7 +149,7 @@ def _flag(name: str) -> str:
 
 
 def settings(given: Sequence[str]) -> dict[str, Any]:
-    """Settings from texts name=value; a value is a number, true, false or null if it reads as one, else a text."""
+    """The settings in texts name=value; a value that is not valid JSON, such as 0.1, true or null, is a string."""
     result = {}
     for text in given:
         name, equals, value = text.partition("=")

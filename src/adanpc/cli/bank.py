@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from adanpc.core import AdaNPC, Change
     from adanpc.store import DurableBank
 
-SHOWN = 20  # entries of a log that are listed
-COLUMNS = 100  # the table of the log needs them, whatever the terminal says
+SHOWN = 20  # entries of a log that are listed by default
+COLUMNS = 100  # the table of the log needs this width, even if the terminal is narrower
 
 bank = typer.Typer(no_args_is_help=True, help="Create and manage durable banks: folders in which no change is lost.")
 app.add_typer(bank, name="bank")
 
 Folder = Annotated[Path, typer.Argument(help="The folder of a durable bank.")]
 Ids = Annotated[list[int], typer.Argument(help="The ids of rows.")]
-Who = Annotated[str, typer.Option(help="Who makes the change; by default the user's name.")]
-Why = Annotated[str, typer.Option(help="For what reason.")]
+Who = Annotated[str, typer.Option(help="Who makes the change. Default: the name of the current user.")]
+Why = Annotated[str, typer.Option(help="The reason for the change.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -45,27 +45,37 @@ def create(
         typer.Option(
             "--from",
             help="A saved bank (.safetensors); embeddings (.csv, .parquet, .npy); the folder of a run; or, with "
-            "--encoder, a folder of images <class>/<image> or <domain>/<class>/<image>, or a list of them.",
+            "--encoder, a folder of images <class>/<image> or <domain>/<class>/<image>, or a file that lists images.",
         ),
     ],
-    labels: Annotated[Path | None, typer.Option(help="The labels of a .npy file, as another one.")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="The labels for embeddings in a .npy file, as another .npy file.")
+    ] = None,
     encoder: Annotated[
-        str, typer.Option(help="For images: such as resnet-18 or timm:NAME.", autocompletion=completing(ENCODERS))
+        str,
+        typer.Option(
+            help="The network that turns images into features, such as resnet-18 or timm:NAME.",
+            autocompletion=completing(ENCODERS),
+        ),
     ] = "",
-    weights: Annotated[Path | None, typer.Option(help="The weights of the --encoder, as a file.")] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Or its published weights.")] = False,
-    which: Annotated[str, typer.Option(help="The best or the last model of a run.")] = "best",
+    weights: Annotated[Path | None, typer.Option(help="A file of weights for the --encoder.")] = None,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Use the published weights of the --encoder.")
+    ] = False,
+    which: Annotated[str, typer.Option(help="Which model of the run to use: best or last.")] = "best",
     preset: Annotated[
-        str, typer.Option(help="How it learns: safe or paper.", autocompletion=completing(PRESETS))
+        str, typer.Option(help="How the bank learns: safe or paper.", autocompletion=completing(PRESETS))
     ] = "safe",
     storage: Annotated[
         str,
         typer.Option(
-            help="Of the rows: float32, float16, int8 or progressive; auto is float32, and int8 from 20,000 rows on, "
-            "which many queries at a time search fastest."
+            help="How rows are stored: float32, float16, int8 or progressive; auto uses float32, and int8 from 20,000 "
+            "rows on, which is the fastest for many queries at a time."
         ),
     ] = "auto",
-    capacity: Annotated[int | None, typer.Option(min=1, help="The most rows that may join; by default any.")] = None,
+    capacity: Annotated[
+        int | None, typer.Option(min=1, help="The most rows that may join the bank. Default: no limit.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the preset, as name=value; may be repeated.")
     ] = None,
@@ -111,7 +121,7 @@ def _refuse_unused(context: typer.Context, what: str, names: Sequence[str]) -> N
         name = parameter.name or ""
         given = context.get_parameter_source(name)
         if name in names and given is not None and given.name == "COMMANDLINE":
-            raise AdaNPCError(f"the bank is made of {what}, so {parameter.opts[0]} has no use: omit it")
+            raise AdaNPCError(f"the bank is made from {what}, so {parameter.opts[0]} has no effect: omit it")
 
 
 def _of_images(
@@ -131,7 +141,7 @@ def _of_run(source: Path, which: str, options: dict[str, Any]) -> tuple[AdaNPC, 
     from adanpc.lab.train.run import SPEC, Run
 
     if not (source / SPEC).exists():
-        raise AdaNPCError(f"{source} is not a run: name the `encoder` that makes features of the images in it")
+        raise AdaNPCError(f"{source} is not a run: name the `encoder` that turns the images in it into features")
     wrapped = of_run(Run(source), which, **options)
     return wrapped.classifier, wrapped.recipe
 
@@ -189,11 +199,11 @@ def _show_info(document: dict[str, Any]) -> None:
 @bank.command()
 def log(
     folder: Folder,
-    after: Annotated[int | None, typer.Option(min=0, help="List what came after this position.")] = None,
-    last: Annotated[int, typer.Option(min=1, help="Else list so many of the newest.")] = SHOWN,
+    after: Annotated[int | None, typer.Option(min=0, help="List all changes after this position.")] = None,
+    last: Annotated[int, typer.Option(min=1, help="Without --after: how many of the newest to list.")] = SHOWN,
     json: Json = False,
 ) -> None:
-    """List changes: what happened, who did it, why and when."""
+    """List the changes of a bank: what happened, who did it, why and when."""
     with one_sentence():
         from adanpc.store import SqliteLog
 
@@ -214,7 +224,7 @@ def log(
 
 
 def _summary(change: Change) -> dict[str, Any]:
-    """A change in a line: all that it says but for tensors, of which their shapes are told."""
+    """The fields of a change, with the shapes of tensors instead of their values."""
     from torch import Tensor
 
     kept: dict[str, Any] = {"kind": type(change).__name__.lower()}
@@ -240,7 +250,7 @@ def _show_log(entries: Sequence[dict[str, Any]]) -> None:
 
 
 def _time(seconds: float | None) -> str:
-    """A time as people read it; what no calendar has is shown as it is."""
+    """A time in a form that people can read; a number outside the calendar is shown as it is."""
     if seconds is None:
         return ""
     try:
@@ -250,7 +260,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _rows(entry: dict[str, Any]) -> str:
-    """Which rows a change is about, in a few characters."""
+    """The rows that a change is about, in a few words."""
     if "ids" in entry:
         shown = ", ".join(str(row) for row in entry["ids"][:5])
         more = len(entry["ids"]) - 5
@@ -299,7 +309,7 @@ def restore(folder: Folder, ids: Ids, who: Who = "", why: Why = "", json: Json =
 def relabel(
     folder: Folder,
     ids: Ids,
-    label: Annotated[str, typer.Option(help="The class that they belong to: its name or its number.")],
+    label: Annotated[str, typer.Option(help="The class that the rows belong to: its name or its number.")],
     who: Who = "",
     why: Why = "",
     json: Json = False,
@@ -329,7 +339,7 @@ def rollback(
     why: Why = "",
     json: Json = False,
 ) -> None:
-    """Return to an earlier position; that is one more change, so nothing is lost."""
+    """Return to an earlier position; this is itself a change, so nothing is lost."""
     _change(folder, lambda opened: opened.rollback(to, who=_name(who), why=why), json)
 
 
@@ -337,12 +347,14 @@ def rollback(
 def import_(
     folder: Folder,
     file: Annotated[Path, typer.Argument(help="Labeled embeddings: .csv, .parquet or .npy.")],
-    labels: Annotated[Path | None, typer.Option(help="The labels of a .npy file, as another one.")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="The labels for embeddings in a .npy file, as another .npy file.")
+    ] = None,
     who: Who = "",
     why: Why = "",
     json: Json = False,
 ) -> None:
-    """Add labeled rows as an expert's, which are never evicted."""
+    """Add labeled rows as an expert's rows, which are never evicted."""
 
     def add(opened: DurableBank) -> object:
         from adanpc.core import Append, Origin
@@ -373,7 +385,7 @@ def export(
     file: Annotated[
         Path,
         typer.Argument(
-            help="What to write: .safetensors, the bank as one file; .parquet, its rows; .onnx, its vote without "
+            help="The file to write: .safetensors, the whole bank; .parquet, its rows; or .onnx, its vote without "
             "adaptation."
         ),
     ],
@@ -408,18 +420,18 @@ def export(
 @bank.command()
 def compact(
     folder: Folder,
-    keep: Annotated[int, typer.Option(min=1, help="Snapshots that are kept, the newest.")] = 2,
+    keep: Annotated[int, typer.Option(min=1, help="How many of the newest snapshots to keep.")] = 2,
     json: Json = False,
 ) -> None:
     """Drop all changes before the oldest snapshot that is kept; you cannot roll back beyond it.
 
-    With --keep 1 nothing is left of rows that were deleted.
+    With --keep 1, nothing is left of rows that were deleted.
     """
     _change(folder, lambda opened: opened.compact(keep=keep), json)
 
 
 def _name(given: str) -> str:
-    """Who makes a change; in a container, a user may have no name."""
+    """Who makes a change: the given name, or that of the user, who may have none in a container."""
     if given:
         return given
     try:
@@ -429,7 +441,7 @@ def _name(given: str) -> str:
 
 
 def _change(folder: Path, action: Callable[[DurableBank], object], json: bool) -> None:
-    """Opens a bank, does something to it, and tells where it is then."""
+    """Opens a bank, changes it, and prints its new position."""
     with one_sentence():
         from adanpc.store import DurableBank
 

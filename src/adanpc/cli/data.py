@@ -1,4 +1,4 @@
-"""``adanpc data``."""
+"""``adanpc data``: show and check a data set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def data(
         ),
     ],
     data_dir: Annotated[Path, typer.Option(help="The folder that holds the data set.")] = Path("data"),
-    check: Annotated[bool, typer.Option(help="Also decode every image, and list those that cannot be read.")] = False,
+    check: Annotated[bool, typer.Option(help="Also decode every image and list those that cannot be read.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Random seed for the angles of digits and for corruptions.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -78,7 +78,7 @@ def _table(data_set: DataSet) -> Table:
     table.add_column("images", justify="right")
     table.add_column("classes", justify="right")
     for domain in data_set.domains:
-        domain_name = Text(printable(domain.name))  # brackets in the name of a folder are no markup
+        domain_name = Text(printable(domain.name))  # a Text, because rich reads brackets in a string as markup
         classes = f"{len(domain.labels.unique())} of {len(data_set.classes)}"
         table.add_row(domain_name, f"{len(domain):,}", classes)
     return table

@@ -1,4 +1,4 @@
-"""``adanpc demo``."""
+"""``adanpc demo``: adapt to rotated digits, and show a table and a figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adanpc.cli.names import DEMO_EPOCHS, DEMO_SEED
 if TYPE_CHECKING:
     from adanpc.lab.demo import Result
 
-MIN_COLUMNS = 80  # the table needs them, whatever the terminal says
+MIN_COLUMNS = 80  # the table needs this width, even if the terminal is narrower
 
 
 @app.command()
@@ -27,10 +27,10 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed.")] = DEMO_SEED,
     epochs: Annotated[int, typer.Option(min=1, help="Number of epochs to train the network.")] = DEMO_EPOCHS,
 ) -> None:
-    """Train on upright digits, then adapt to digits that are rotated further and further: about 90 seconds.
+    """Train on upright digits, then adapt to digits that are rotated further and further, in about 90 seconds.
 
-    A table and a figure compare a linear head, a frozen k-NN vote, the paper's rule and AdaNPC, which is the library's
-    default, on each rotation, and show what is still known of the upright digits afterward.
+    A table and a figure compare four methods on each rotation: a linear head, a frozen k-NN vote, the paper's rule, and
+    AdaNPC with the library's defaults. They also show how well upright digits are still recognized afterward.
     """
     with one_sentence():
         from adanpc.lab.data.digits import rotated_digits
@@ -59,16 +59,16 @@ def _show(result: Result, seconds: float) -> None:
 
 
 def _table(result: Result) -> Table:
-    """Accuracies: one row for each method, one column for each domain and for the source afterwards."""
+    """A table of accuracies: a row per method, a column per domain, and columns for the source afterward."""
     from adanpc.lab.demo import METHODS
 
     domains = [f"{stage.domain}°" for stage in result.stages]
     first = domains[0]
     last = domains[-1]
     caption = (
-        f"{first} … {last}: each domain as it is met ({first}: held-out digits); mean: of the rotated ones. "
-        f"Source: after {last}, on the training digits, on the same when a digit's own row may not vote, and on "
-        "held-out digits. Only the paper's rule and AdaNPC learn, so the other two rows are also the source before."
+        f"{first} … {last}: each domain as it arrives ({first}: held-out digits); mean: over the rotated ones. "
+        f"Source: after {last}, on the training digits, on the same digits without the vote of their own row, and on "
+        "held-out digits. Only the last two methods learn; the source numbers of the first two are also those before."
     )
     table = Table(
         title="Accuracy (%)",

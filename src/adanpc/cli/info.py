@@ -1,4 +1,4 @@
-"""``adanpc info``."""
+"""``adanpc info``: versions, kernels and cores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def info(json: Annotated[bool, typer.Option("--json", help="Print JSON instead o
 
 
 def _document() -> dict[str, Any]:
-    """All that is shown, by name."""
+    """Everything that is shown, by name."""
     import torch
 
     from adanpc.index import kernels
@@ -54,7 +54,7 @@ def _document() -> dict[str, Any]:
 
 
 def _line(value: Any) -> str:
-    """A value in one line."""
+    """The value on one line."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_line(part)}" for name, part in value.items())
     if isinstance(value, list):

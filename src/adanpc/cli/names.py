@@ -1,6 +1,6 @@
 """Names that the command line completes and shows in its help.
 
-They are repeated here because the modules that define them import torch, which takes seconds, and TAB must
+They are repeated here because the modules that define them import torch, which takes seconds, and completion must
 answer at once. A test compares them with the registries.
 """
 
@@ -48,7 +48,7 @@ DEMO_EPOCHS = 20
 
 
 def completing(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """What typer asks for the values of an option: those names that begin with what is typed."""
+    """A completion function for typer: it returns the names that begin with what has been typed."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in names if name.startswith(incomplete)]

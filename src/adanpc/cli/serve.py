@@ -1,4 +1,4 @@
-"""``adanpc serve``: a durable bank over HTTP; ``adanpc sample``: one to look at; ``adanpc token``: who may use it."""
+"""``adanpc serve``: a durable bank over HTTP; ``adanpc sample``: one to try; ``adanpc token``: who may use it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from adanpc.store import DurableBank
 
 PORT = 8080
-ROLES = ("predict", "expert", "admin")  # those of adanpc.serve.tokens, which takes long to import
+ROLES = ("predict", "expert", "admin")  # as in adanpc.serve.tokens, which is slow to import
 
-token = typer.Typer(no_args_is_help=True, help="Manage the tokens that say who may use a service.")
+token = typer.Typer(no_args_is_help=True, help="Manage the tokens that decide who may use a service.")
 app.add_typer(token, name="token")
 
-TokenFile = Annotated[Path, typer.Argument(help="A file of tokens; it holds their hashes.")]
-TokenName = Annotated[str, typer.Argument(help="Whose token it is; changes are signed with this name.")]
+TokenFile = Annotated[Path, typer.Argument(help="The file that holds the hashes of the tokens.")]
+TokenName = Annotated[str, typer.Argument(help="The owner of the token; changes are signed with this name.")]
 
 
 @app.command()
@@ -50,7 +50,7 @@ def serve(
     thumbnails: Annotated[
         bool, typer.Option("--thumbnails", help="Keep thumbnails of the images that join the bank.")
     ] = False,
-    host: Annotated[str, typer.Option(help="The address to listen on; any but loopback needs --tokens.")] = (
+    host: Annotated[str, typer.Option(help="The address to listen on; all except loopback need --tokens.")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")] = PORT,
@@ -78,7 +78,8 @@ def serve(
             known = Tokens(tokens)
         elif host not in LOOPBACK:
             raise AdaNPCError(
-                f"whoever reaches {host} could change the bank: make a file by adanpc token add and give it as --tokens"
+                f"anyone who can reach {host} could change the bank: create tokens with adanpc token add, and pass "
+                "their file as --tokens"
             )
         limits = Limits(
             body=max_body,
@@ -108,15 +109,15 @@ def serve(
 
 @app.command()
 def sample(
-    folder: Annotated[Path, typer.Argument(help="Where the sample is made, and found the next time.")] = Path(
+    folder: Annotated[Path, typer.Argument(help="Where the sample is made; later calls use it again.")] = Path(
         "adanpc-sample"
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")] = PORT,
 ) -> None:
-    """Serve a sample to look at: drawn pictures of six things, in a style that the model has not seen.
+    """Serve a sample to try: drawn pictures of six things, in a style that the model has not seen.
 
-    The first time it draws the pictures, trains a small network and asks the service about a stream of them, in about a
-    minute. Ctrl-C ends it; what was changed is there the next time.
+    The first call draws the pictures, trains a small network and sends the service a stream of pictures, in about a
+    minute. Ctrl-C stops the service; the next call continues with the same bank.
     """
     with one_sentence():
         _check_libraries()
@@ -128,7 +129,7 @@ def sample(
         made = make(folder)
 
         def complete(bank: DurableBank) -> dict[str, Any]:
-            """The options of the service, once pictures are on their way to it."""
+            """The options of the service for this bank."""
             network = encoder_of_run(made.run, "best")
             return {
                 "encoder": image_encoder(network, bank.recipe, bank.contents.settings.dim),
@@ -138,7 +139,7 @@ def sample(
             }
 
         def follow(address: str, bank: DurableBank) -> None:
-            """Asks in the background: the service begins to answer when this has returned."""
+            """Sends pictures in the background, because the service begins to answer only after this has returned."""
             is_new = len(bank.contents) == made.source_rows
             Thread(target=ask, args=(address, made, is_new), daemon=True).start()
 
@@ -160,14 +161,14 @@ def _answer(
     complete: Callable[[DurableBank], dict[str, Any]],
     follow: Callable[[str, DurableBank], None] | None = None,
 ) -> None:
-    """Opens a bank, says where it is served, and answers until a signal ends that.
+    """Opens a bank, prints where it is served, and answers requests until a signal stops it.
 
     Args:
-        folder: of the bank.
-        host: to listen at.
-        port: to listen at.
-        complete: gives the options of ``create`` for a bank.
-        follow: is called with the address.
+        folder: the folder of the bank.
+        host: the host to listen on.
+        port: the port to listen on.
+        complete: gives the options of ``create`` for the bank.
+        follow: called with the address and the bank before the service begins to answer.
     """
     from adanpc.serve import create, listening, run
     from adanpc.store import DurableBank
@@ -187,13 +188,13 @@ def _answer(
 def _encoder(
     bank: DurableBank, model: Path | None, which: str, name: str, weights: Path | None, pretrained: bool
 ) -> Encoder:
-    """What makes features of images, once it is known to be what made those of the bank."""
+    """The encoder that turns images into features, after checking that it made the features of the bank."""
     from adanpc.lab.networks import find_encoder
     from adanpc.lab.serving import encoder_of_name, encoder_of_run, image_encoder
 
     known = bank.contents.settings
     if model is not None and name:
-        raise AdaNPCError("--model and --encoder both make features: give one of them")
+        raise AdaNPCError("--model and --encoder both make features: pass only one of them")
     if model is not None:
         network = encoder_of_run(model, which)
     else:
@@ -209,12 +210,12 @@ def add(
     role: Annotated[
         str,
         typer.Option(
-            help="What it allows: predict; expert, who also changes the bank; or admin.",
+            help="What the token allows: predict; expert, which also allows changes to the bank; or admin.",
             autocompletion=completing(ROLES),
         ),
     ] = "predict",
 ) -> None:
-    """Make a token and print it, this once: the file keeps its hash."""
+    """Create a token and print it. It cannot be shown again, because the file keeps only its hash."""
     with one_sentence():
         from adanpc.serve.tokens import add_token
 
@@ -223,7 +224,7 @@ def add(
 
 @token.command("list")
 def list_tokens(file: TokenFile, json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List whose tokens there are, and what they allow."""
+    """List the owners of the tokens, and what the tokens allow."""
     with one_sentence():
         from adanpc.serve.tokens import read_tokens
 
@@ -237,7 +238,7 @@ def list_tokens(file: TokenFile, json: Annotated[bool, typer.Option("--json", he
 
 @token.command("remove")
 def remove(file: TokenFile, name: TokenName) -> None:
-    """Remove a token: a running service refuses it from then on."""
+    """Remove a token; a running service refuses it from then on."""
     with one_sentence():
         from adanpc.serve.tokens import remove_token
 

@@ -1,4 +1,4 @@
-"""``adanpc table`` and ``adanpc report``."""
+"""``adanpc table``: reproduce a table of the paper; ``adanpc report``: all of them on one page."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from adanpc.lab.tables.choice import Estimate
 
 OUT = Path("runs/tables")
-UNLIMITED = Console(width=1000)  # tables are never cut: a terminal that is narrower wraps them
-LONG = 3600.0  # seconds; whoever has named no size is asked before work that takes longer
+UNLIMITED = Console(width=1000)  # tables are never cut; a narrow terminal wraps them
+LONG = 3600.0  # seconds; if the user has not chosen a size, work that takes longer must be confirmed
 
 
 @app.command()
@@ -56,7 +56,7 @@ def table(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="Methods of your own as further rows of adaptation tables, as module:Class or file.py:Class; may be "
+            help="Your own methods, as further rows of adaptation tables: module:Class or file.py:Class; may be "
             "repeated."
         ),
     ] = None,
@@ -76,10 +76,11 @@ def table(
 ) -> None:
     """Reproduce a table or figure of the paper, with our numbers beside the paper's.
 
-    Ctrl-C loses nothing that was finished: the same command continues. Without --budget or --scale it has the paper's
-    size, which takes weeks on two cores; the estimate is printed first, and work of more than an hour is confirmed.
+    Without --budget or --scale the table has the paper's size, which takes weeks on two cores. An estimate is printed
+    first, and work of more than an hour must be confirmed. Ctrl-C loses nothing that is finished: the same command
+    continues.
     """
-    with one_sentence("Stopped; the same command continues where it was.", disk_full="run the same command again"):
+    with one_sentence("Stopped; the same command continues.", disk_full="run the same command again"):
         from adanpc.lab.show.report import write
         from adanpc.lab.tables import make
 
@@ -131,7 +132,7 @@ def report(
         str, typer.Option(help="The encoder that tables were made with, if it is your own, as module:function.")
     ] = "",
     method: Annotated[
-        list[str] | None, typer.Option(help="Methods of your own that tables have, as module:Class or file.py:Class.")
+        list[str] | None, typer.Option(help="Your own methods that tables have, as module:Class or file.py:Class.")
     ] = None,
 ) -> None:
     """Write one self-contained page with every table and figure that a folder holds."""
@@ -151,7 +152,7 @@ def report(
 
 
 def _ask(name: str, estimate: Estimate) -> None:
-    """Asks whether to begin; ends the program if not, or if nobody can be asked."""
+    """Asks whether to start; ends the program if the answer is no, or if nobody can answer."""
     from adanpc.lab.tables.scale import length
 
     if not sys.stdin.isatty():
@@ -159,12 +160,12 @@ def _ask(name: str, estimate: Estimate) -> None:
             f"{name} at the paper's size takes about {length(estimate.seconds)}: choose a `scale` or a `budget`, or "
             "pass --yes to start anyway"
         )
-    if not typer.confirm("That is the paper's size; --scale and --budget choose another. Start?", err=True):
+    if not typer.confirm("This is the paper's size; --scale and --budget choose another. Start?", err=True):
         raise typer.Exit(REFUSED)
 
 
 def list_tables(*, as_json: bool = False) -> None:
-    """Prints one line for each table."""
+    """Prints one line per table."""
     from adanpc.lab.tables import TABLES
 
     if as_json:
@@ -177,7 +178,7 @@ def list_tables(*, as_json: bool = False) -> None:
 
 
 def show(exhibit: Exhibit) -> None:
-    """Prints the tables and notes of an exhibit; its charts and galleries are for files."""
+    """Prints the tables and notes of an exhibit; charts and galleries are only written to files."""
     from adanpc.lab.show import render
     from adanpc.lab.show.exhibit import Sheet
 
@@ -195,7 +196,7 @@ def show(exhibit: Exhibit) -> None:
 
 
 def _grid(sheet: Sheet) -> Grid:
-    """A sheet for a terminal. Everything is a Text: rich would take brackets in a string for markup."""
+    """A sheet for the terminal. Everything is a Text, because rich reads brackets in a string as markup."""
     from adanpc.lab.show import render
 
     title = Text(printable(render.heading(sheet)), style="table.title")

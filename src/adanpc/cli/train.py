@@ -1,4 +1,4 @@
-"""``adanpc train``."""
+"""``adanpc train``: train a source model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from adanpc.lab.train.assemble import Prepared
     from adanpc.lab.train.run import Run
 
-RESUMING = (
+RESUMING = (  # options that may be given with --resume
     "resume",
     "algorithm",
     "encoder",
@@ -28,7 +28,7 @@ RESUMING = (
     "workers",
     "tensorboard",
     "json",
-)  # what may be given with --resume
+)
 
 
 @app.command()
@@ -60,7 +60,7 @@ def train(
         ),
     ] = "",
     data_dir: Annotated[Path, typer.Option(help="The folder that holds the data set.")] = Path("data"),
-    out: Annotated[Path | None, typer.Option(help="The run's folder. Default: a new one below runs/.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of the run. Default: a new one in runs/.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = STEPS,
     batch_size: Annotated[
         int, typer.Option(min=0, help="Samples per domain in each step; 0 uses the usual number.")
@@ -77,7 +77,7 @@ def train(
     ] = None,
     pretrained: Annotated[bool | None, typer.Option(help="Start from published weights.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A file of weights to start from.")] = None,
-    norm: Annotated[bool, typer.Option(help="Put a BatchNorm between encoder and head.")] = False,
+    norm: Annotated[bool, typer.Option(help="Put a BatchNorm layer between encoder and head.")] = False,
     dropout: Annotated[float, typer.Option(min=0, max=1, help="Dropout rate of the features.")] = 0.0,
     frozen_batchnorm: Annotated[bool, typer.Option(help="Keep the BatchNorm statistics of the encoder fixed.")] = False,
     straight_resize: Annotated[
@@ -99,17 +99,17 @@ def train(
     tensorboard: Annotated[bool, typer.Option(help="Also write scalars for TensorBoard.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Train a source model on all domains but the targets.
+    """Train a source model on all domains except the targets.
 
-    Ctrl-C saves; --resume continues as if nothing had happened. Under torchrun several processes train one model:
-    torchrun --nproc-per-node 2 -m adanpc train …
+    Ctrl-C saves the run; --resume continues it as if nothing had happened. Under torchrun several processes train one
+    model: torchrun --nproc-per-node 2 -m adanpc train …
     """
     with one_sentence():
         if resume is not None:
             _refuse_other_options(context)
         elif not data:
             raise AdaNPCError(
-                "there is nothing to train on: pass --data, such as --data rotated-mnist, or continue a run by --resume"
+                "there is no data to train on: pass --data, such as --data rotated-mnist, or --resume to continue a run"
             )
         from adanpc.lab.train.assemble import prepare
         from adanpc.lab.train.loop import SavedInterrupt
@@ -144,7 +144,7 @@ def train(
                     augment=augment,
                 )
                 check_vacant(folder)
-                # Everything is read and built before there is a folder: what cannot be trained leaves none behind.
+                # Everything is read and built before the folder is created, so that a failure leaves none behind.
                 prepared = prepare(spec, data_dir, group.device, skip_unreadable=skip_unreadable)
                 Run.create(folder, prepared.spec, prepared.description)
                 if prepared.data.notice:
@@ -152,7 +152,7 @@ def train(
             group.wait()  # until process 0 has created the run
             run = Run(folder, algorithm, encoder=encoder or None, data=data or None)
             command = _command_to_resume(run)
-            stopped = f"Stopped without saving; continue from what was saved last with: {command}"
+            stopped = f"Stopped without saving; continue from the last save with: {command}"
             with one_sentence(stopped, disk_full=f"continue with: {command}"):
                 try:
                     record = train_run(run, group, prepared=prepared, workers=workers, tensorboard=tensorboard)
@@ -165,7 +165,7 @@ def train(
 
 
 def _refuse_other_options(context: typer.Context) -> None:
-    """Refuses options that a run which is continued would ignore."""
+    """Refuses options that would be ignored, because a resumed run has its own settings."""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
@@ -179,10 +179,10 @@ def _refuse_other_options(context: typer.Context) -> None:
 
 
 def _default_folder(data: str, algorithm: str, targets: Sequence[str], seed: int, trial: int, steps: int) -> Path:
-    """Returns where a run is kept unless --out says otherwise."""
+    """Returns the folder of a run if --out does not name one."""
     from adanpc.lab.own import split_name
 
-    # Of your own, the class or function alone: a path cannot be part of the folder's name.
+    # Of the user's own code only the class or function: a path cannot be part of the folder's name.
     _, algorithm = split_name(algorithm)
     _, data = split_name(data)
     parts = [data, algorithm, *targets, str(seed)]
@@ -194,6 +194,7 @@ def _default_folder(data: str, algorithm: str, targets: Sequence[str], seed: int
 
 
 def _command_to_resume(run: Run) -> str:
+    """The command that continues a run, with the user's own code named again."""
     from adanpc.lab.networks.encoders import is_own_encoder
     from adanpc.lab.own import is_own
 
@@ -217,7 +218,7 @@ def _show(run: Run, record: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _table(run: Run, record: dict[str, Any]) -> Table:
-    by_head = "held_out_by_head" in record  # beside the vote that the run is judged by
+    by_head = "held_out_by_head" in record  # the run is judged by a vote, and the head is shown beside it
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, title="Accuracy (%)", title_justify="left")
     table.add_column("domain")
     table.add_column("")
@@ -240,7 +241,7 @@ def _table(run: Run, record: dict[str, Any]) -> Table:
 
 
 def _percent(accuracies: dict[str, float], name: str) -> str:
-    """The accuracy of a domain, or nothing if it was not measured."""
+    """The accuracy on a domain as text, or an empty string if it was not measured."""
     if name not in accuracies:
         return ""
     return f"{accuracies[name]:.1f}"

@@ -10,7 +10,10 @@ by rows of other domains, and have neighbors in their own domain, as the queries
 
 Near 1 this is one minus exponent times the disagreement. The estimate holds for the frozen and for the adapted answer.
 What it cannot see is a stream whose queries all moved together to where another class is, since they agree with each
-other. Full centering undoes such a move, so the estimate is better if classes are known to arrive mixed.
+other. Where classes arrive mixed, full centering undoes such a move, and how many answers it changes says how far the
+move was. A frozen answer that it changes then counts as one that agrees with nothing, and the adapted answer in its
+place counts half. With several source domains this is not needed: their rows are answered by other domains, so the
+errors of a shift are in the calibration already.
 
 All state is a few numbers, and a query makes the next ones of them, so that it replays and does not depend on how a
 stream is cut.
@@ -81,6 +84,11 @@ class Calibration:
     def exponent(self) -> float:
         """How many errors stand behind one disagreement, at least 1: the transform has seen the rows that are asked."""
         return max(1.0, (self.errors + PRIOR) / (self.disagreement + PRIOR))
+
+    @property
+    def has_seen_shifts(self) -> bool:
+        """Whether rows were answered by other domains, so that errors that come of a shift are in the calibration."""
+        return self.own_error <= ERROR_OF_SEVERAL_DOMAINS
 
     @property
     def alarm_level(self) -> float:

@@ -36,7 +36,6 @@ from adanpc.core.safe import (
     frozen_answers,
     frozen_queries,
     joining,
-    knows_mixed,
     mixed_at_least,
     novelty_of,
     prediction_of,
@@ -102,7 +101,7 @@ class _Turns:
         self.frozen_labels = self.frozen.probs.argmax(1).tolist()
         self.frozen_probs = to_main_memory(self.frozen.probs)
         self.novelty: list[float] = []  # of each query that was answered
-        self.guess = [True] * len(transformed)  # who will join
+        self.guess = [self._looks_known(distance) for distance in self.frozen.distance]  # who will join
 
     def answer_all(self) -> None:
         """Answers all queries."""
@@ -130,12 +129,11 @@ class _Turns:
         frames = []
         arrivals = self.known.arrivals
         mixed = mixed_at_least(self.settings, self.known)
-        settled = not self.settings.carry or knows_mixed(self.settings, self.known.verdicts)
         block = arrivals.count // BLOCK
         transform = self.contents.transform()
         for query in left:
-            # In the next block, beliefs that are not known yet may look mixed. It matters if frozen answers do not.
-            if not settled and arrivals.count // BLOCK > block and arrivals.mixed() < 1:
+            # Whether classes arrive mixed is looked at again when a block ends, by beliefs that are not known yet.
+            if arrivals.count // BLOCK > block:
                 break
             frame = frame_of(transform, to_main_memory(self.transformed[query]), arrivals, mixed)
             frames.append(frame)
@@ -208,6 +206,12 @@ class _Turns:
             if left >= 0:
                 self.gone.append(left)
         return True
+
+    def _looks_known(self, distance: float) -> bool:
+        """Whether a query at this distance from the source rows, where it came, seems not to be foreign."""
+        if not self.settings.screen:
+            return True
+        return self.contents.transform().novelty(1 - distance) <= FOREIGN
 
     def _novelty(self, query: int, evidence: Evidence) -> float:
         return novelty_of(self.contents.transform(), self.frozen.distance[query], evidence)

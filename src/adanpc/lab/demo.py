@@ -1,4 +1,4 @@
-"""Successive adaptation on rotated digits: what the bank learns on the way, and whether it forgets the source."""
+"""Successive adaptation on rotated digits: what the bank learns along the way, and whether it forgets the source."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Curve(NamedTuple):
     color: str
 
 
-# Colors of Okabe and Ito: the color-blind can tell them apart, too.
+# Colors of Okabe and Ito, which color-blind readers can tell apart.
 DOMAIN_STYLES = {HEAD: "s--", FROZEN: "^-", PAPER: "D-", ADAPTED: "o-"}
 DOMAIN_COLORS = {HEAD: "#555555", FROZEN: "#E69F00", PAPER: "#CC79A7", ADAPTED: "#0072B2"}
 SOURCE_CURVES = (
@@ -64,9 +64,9 @@ LEGEND: dict[str, Any] = {"fontsize": 9, "framealpha": 1, "edgecolor": "none"}
 class Settings:
     """How the network is trained and how the bank votes.
 
-    k, temperature and min_confidence are of the frozen vote and of the paper's rule; they are the defaults of
-    ``AdaNPC`` and were not tuned, and k is also the paper's for Rotated MNIST. Epochs and batch were chosen among three
-    pairs by accuracy on held-out source digits and by time.
+    ``k``, ``temperature`` and ``min_confidence`` apply to the frozen vote and to the paper's rule. They are the
+    defaults of ``AdaNPC`` and were not tuned; ``k`` is also the paper's value for Rotated MNIST. ``epochs`` and
+    ``batch`` were chosen from three pairs by accuracy on held-out source digits and by time.
     """
 
     seed: int = 0
@@ -86,9 +86,9 @@ class Settings:
 class OnSource:
     """Accuracies of one method on the source domain, in percent."""
 
-    training: float  # on the training digits; in a bank, each of them finds its own row
-    without_own_row: float  # on the same digits, but their own row may not vote
-    held_out: float  # on digits that were not trained on and are in no bank
+    training: float  # on the training digits, each of which finds its own row in the bank
+    without_own_row: float  # on the same digits, when a digit's own row may not vote
+    held_out: float  # on digits that were not trained on and that are in no bank
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class Stage:
     """What was measured at one domain, by method, in percent."""
 
     domain: str
-    accuracy: dict[str, float]  # each digit is answered before it may join; at the source, on the held-out digits
+    accuracy: dict[str, float]  # each digit is answered before it may join; for the source, on held-out digits
     on_source: dict[str, OnSource]  # after this domain
-    rows: dict[str, int]  # in the bank of each method that learns, after this domain
+    rows: dict[str, int]  # rows in the bank of each method that learns, after this domain
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Result:
 
 
 class Contest:
-    """The four methods on the same features, all with the same labeled source rows (n, D)."""
+    """The four methods that are compared, on the same features and with the same labeled source rows (n, D)."""
 
     def __init__(self, head: nn.Module, features: Tensor, labels: Tensor, settings: Settings) -> None:
         self.head = head
@@ -125,7 +125,7 @@ class Contest:
         self.adapted.learn(features, labels)
 
     def predict(self, features: Tensor, own_rows: Tensor | None = None) -> dict[str, Tensor]:
-        """Each method's labels (B,); nothing is learned, and ``own_rows`` (B, 1) may not vote."""
+        """Each method's labels (B,). Nothing is learned, and the rows with the ids ``own_rows`` (B, 1) may not vote."""
         return {
             HEAD: self.head(features).argmax(1),
             FROZEN: self.frozen.predict(features, exclude=own_rows).labels,
@@ -134,7 +134,7 @@ class Contest:
         }
 
     def adapt(self, features: Tensor) -> dict[str, Tensor]:
-        """Each method's labels (B,); the last two learn from their own answers, one after another."""
+        """Each method's labels (B,); the last two methods learn from their own answers, one query after another."""
         return {
             HEAD: self.head(features).argmax(1),
             FROZEN: self.frozen.predict(features).labels,
@@ -143,12 +143,12 @@ class Contest:
         }
 
     def rows(self) -> dict[str, int]:
-        """How many rows the bank of each method that learns has."""
+        """The number of rows in the bank of each method that learns."""
         return {PAPER: len(self.paper.bank), ADAPTED: len(self.adapted.bank)}
 
 
 def _voting(features: Tensor, labels: Tensor, settings: Settings) -> AdaNPC:
-    """A classifier by the paper's rule whose bank holds the source rows."""
+    """A classifier with the paper's rule whose bank holds the source rows."""
     classifier = AdaNPC(
         MemoryBank(features.shape[1], CLASSES),
         k=settings.k,
@@ -162,8 +162,8 @@ def _voting(features: Tensor, labels: Tensor, settings: Settings) -> AdaNPC:
 def successive(domains: Sequence[Domain], settings: Settings | None = None) -> Result:
     """Trains on the first domain alone, then adapts to the others in order with one bank that is never reset.
 
-    The labels of targets are used for counting only. The same domains and settings give the same result, whatever the
-    number of cores; another processor or version of torch may round differently.
+    The labels of targets are used only to count right answers. The same domains and settings give the same result,
+    whatever the number of cores; another processor or another version of torch may round differently.
     """
     settings = settings or Settings()
     if len(domains) < 2:
@@ -194,7 +194,7 @@ def successive(domains: Sequence[Domain], settings: Settings | None = None) -> R
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums in one order on every machine: the number of cores would otherwise change the trained network."""
+    """Limits torch to one thread: sums then have one order, and the number of cores cannot change the network."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -205,9 +205,9 @@ def one_thread() -> Iterator[None]:
 
 @one_thread()
 def fit(training: Domain, settings: Settings) -> tuple[ConvNet, nn.Linear]:
-    """An encoder and a linear head, trained together by cross-entropy and then frozen.
+    """An encoder and a linear head, trained together with cross-entropy and then frozen.
 
-    The global random state is left as it was.
+    The global random state does not change.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
@@ -227,7 +227,7 @@ def fit(training: Domain, settings: Settings) -> tuple[ConvNet, nn.Linear]:
 
 
 def _batches(count: int, settings: Settings) -> Iterator[Tensor]:
-    """The positions of the digits of each step; every epoch has a new order."""
+    """The positions of the digits in each step; every epoch has a new order."""
     generator = torch.Generator().manual_seed(settings.seed)
     for _ in range(settings.epochs):
         order = torch.randperm(count, generator=generator)
@@ -236,18 +236,22 @@ def _batches(count: int, settings: Settings) -> Iterator[Tensor]:
 
 @one_thread()
 def encode(encoder: ConvNet, domain: Domain) -> Tensor:
-    """Features (n, D) of the images of a domain."""
+    """The features (n, D) of the images of a domain."""
     parts = torch.arange(len(domain)).split(IMAGES_AT_ONCE)
     return torch.cat([encoder(domain.take(rows)) for rows in parts])
 
 
 def accuracies(answers: dict[str, Tensor], labels: Tensor) -> dict[str, float]:
     """The share of right answers of each method, in percent."""
-    return {method: 100 * (answer == labels).double().mean().item() for method, answer in answers.items()}
+    shares = {}
+    for method, answer in answers.items():
+        right = answer == labels
+        shares[method] = 100 * right.double().mean().item()
+    return shares
 
 
 def check_plot(path: Path) -> None:
-    """Refuses a path that ``draw`` could not write, before the work is done in vain."""
+    """Refuses a path that ``draw`` could not write, so that no work is done in vain."""
     if Figure is None:
         raise AdaNPCError("the figure is drawn by matplotlib, which is not installed: pip install 'adanpc[demo]'")
     if path.suffix not in SUFFIXES:
@@ -260,7 +264,7 @@ def check_plot(path: Path) -> None:
 
 
 def draw(result: Result, path: Path) -> None:
-    """Writes a figure: on the left the accuracy on each domain, on the right that on the source after each domain."""
+    """Writes a figure: on the left the accuracy on each domain, on the right the accuracy on the source after each."""
     check_plot(path)
     figure = Figure(figsize=(10, 4.2), dpi=100, layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -294,7 +298,7 @@ def _domain_names(result: Result) -> list[str]:
 
 
 def _decorate(axes: Axes, title: str, x_label: str, bottom: int) -> None:
-    """Adds title, labels and grid; the axis of accuracies begins at ``bottom`` and ends just above 100 %."""
+    """Adds title, labels and grid; the y-axis begins at ``bottom`` and ends just above 100 %."""
     top = 100 + (100 - bottom) / 25
     axes.set(xlabel=x_label, ylabel="accuracy (%)", ylim=(bottom, top))
     axes.set_title(title, loc="left", fontsize=11)

@@ -1,4 +1,4 @@
-"""What a number was measured with: machine, versions, command, commit."""
+"""The environment of a measurement: machine, versions, command and commit."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 
 import torch
 
-NOTED = ("adanpc", "numpy", "torch", "torchvision", "timm", "numkong", "scikit-learn", "pillow")
+NOTED = ("adanpc", "numpy", "torch", "torchvision", "timm", "numkong", "scikit-learn", "pillow")  # can change numbers
 CPU_INFO = Path("/proc/cpuinfo")  # on Linux
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # of a commit, SHA-1 or SHA-256
 REF = re.compile(r"refs/[\w./@+-]+")  # the name of a branch
-LARGEST = 16 * 2**20  # bytes of a file in a git folder; packed-refs of the largest repositories are smaller
+LARGEST = 16 * 2**20  # bytes that are read from a git folder; packed-refs of the largest repositories are smaller
 
 
 def machine() -> str:
-    """One line: processor, cores, threads, memory, versions."""
+    """The machine in one line: processor, cores, threads, memory, versions."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {memory:.0f} GiB, "
@@ -30,7 +30,7 @@ def machine() -> str:
 
 
 def _processor() -> str:
-    """The name of the processor, as detailed as the platform tells it."""
+    """The name of the processor, in as much detail as the platform gives."""
     if CPU_INFO.exists():
         for line in CPU_INFO.read_text().splitlines():
             if line.startswith("model name"):
@@ -39,7 +39,7 @@ def _processor() -> str:
 
 
 def environment() -> dict[str, object]:
-    """All that is needed to repeat a run, beside its own settings."""
+    """Everything that is needed to repeat a run, apart from its own settings."""
     return {
         "machine": machine(),
         "accelerators": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
@@ -49,15 +49,15 @@ def environment() -> dict[str, object]:
     }
 
 
-@cache  # the files of all packages are read for it, and a sweep asks for each of its runs
+@cache  # it reads the files of all installed packages, and a sweep needs it for each of its runs
 def _versions() -> tuple[tuple[str, str], ...]:
-    """The packages that matter to numbers, each with its version."""
+    """The packages in ``NOTED`` that are installed, each with its version."""
     installed = {package.metadata["Name"].lower(): package.version for package in distributions()}
     return tuple((name, installed[name]) for name in NOTED if name in installed)
 
 
 def command() -> str:
-    """The command line of this process, as it could be typed again."""
+    """The command line of this process, quoted so that it can be typed again."""
     program = Path(sys.argv[0]).name
     if program == "__main__.py":
         program = "adanpc"
@@ -67,9 +67,9 @@ def command() -> str:
 def commit() -> str:
     """The commit that is checked out in the working folder; empty outside of a repository.
 
-    It is read from git's files as plain text, and git is never run: the configuration of a repository may name
-    programs for git to start (``core.fsmonitor``, filters), and the folder may come from anyone. Whether files were
-    changed since the commit is therefore not known.
+    It is read from git's files as plain text. Git itself is never run: the configuration of a repository may name
+    programs for git to start (``core.fsmonitor``, filters), and the folder may come from anyone. So it is not known
+    whether files have changed since the commit.
     """
     for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / ".git").exists():
@@ -78,7 +78,7 @@ def commit() -> str:
 
 
 def _checked_out(git: Path) -> str:
-    """The commit of a ``.git`` folder, or of the file of that name that a worktree has instead."""
+    """The commit of a ``.git`` folder, or of the ``.git`` file that a worktree has instead."""
     if git.is_file():
         pointer = _text(git.parent, git.name).strip()
         if not pointer.startswith("gitdir: "):
@@ -95,7 +95,7 @@ def _checked_out(git: Path) -> str:
 
 
 def _commit_of(git: Path, branch: str) -> str:
-    """The commit that a branch is at, from its own file or from the file of many branches."""
+    """The commit of a branch, from the branch's own file or from ``packed-refs``."""
     loose = _text(git, branch).strip()
     if HASH.fullmatch(loose):
         return loose
@@ -107,12 +107,12 @@ def _commit_of(git: Path, branch: str) -> str:
 
 
 def _text(folder: Path, name: str) -> str:
-    """A small file of a folder; empty if there is none, or if a link leads out of the folder."""
+    """The text of a small file in a folder; empty if there is none, or if a link leads out of the folder."""
     try:
         path = (folder / name).resolve()
         inside = path.is_relative_to(folder.resolve())
         if not inside or not path.is_file() or path.stat().st_size > LARGEST:
             return ""
         return path.read_text(errors="replace")
-    except (OSError, ValueError):  # it may not be read, or its name is none
+    except (OSError, ValueError):  # it may be unreadable, or its name invalid
         return ""

@@ -1,8 +1,8 @@
-"""Code of your own, by where it is defined (``my_module:MyClass`` or ``path/to/file.py:MyClass``) or by entry point.
+"""Find users' own classes and functions: ``my_module:MyClass``, ``path/to/file.py:MyClass``, or by entry point.
 
 Finding a class or a function runs the code of its module. So only names that the user has typed may be looked up here,
 never names that were read from a file. A name without a colon is looked up among the entry points of installed
-packages, which the user has chosen to install: those may stand in files, too.
+packages. Such a name may come from a file, because the user has chosen to install the package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from adanpc.errors import AdaNPCError
 from adanpc.require import did_you_mean
 
-# What installed packages may register things as, in their own pyproject.toml.
+# The groups of entry points in which installed packages may register their own, in their pyproject.toml.
 METHODS = "adanpc.methods"
 ALGORITHMS = "adanpc.algorithms"
 ENCODERS = "adanpc.encoders"
@@ -30,47 +30,47 @@ DATA_SETS = "adanpc.data"
 
 
 class UntrustedCodeError(AdaNPCError):
-    """The name of an encoder or data set of your own that a file has brought up, and that nobody has named here."""
+    """A file names an encoder or data set of someone's own, which nobody has named in this process."""
 
     code = "untrusted-code"
 
 
-_modules_of_files: dict[Path, ModuleType] = {}  # a file is run once, so that its classes stay the same
+_modules_of_files: dict[Path, ModuleType] = {}  # a file is executed only once, so that its classes stay the same
 
 
 def is_own(name: str) -> bool:
-    """Returns whether a name says where a class is defined; names that are registered have no colon."""
+    """Returns whether a name says where a class is defined; registered names have no colon."""
     return ":" in name
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Returns the module or file, and the class, that a name consists of."""
+    """Returns the two parts of a name: the module or file, and the class."""
     place, _, class_name = name.rpartition(":")  # the last colon: a path on Windows may have another
     return place, class_name
 
 
 def absolute_name(name: str) -> str:
-    """Returns the name with the absolute path of its file, so that it means the same in every current folder."""
+    """Returns the name with the absolute path of its file, so that it means the same in every working folder."""
     place, class_name = split_name(name)
     if place.endswith(".py"):
-        # Unlike Path.resolve, this does not look at the disk, and takes any text: the name may come from a stranger.
+        # Unlike Path.resolve, this neither looks at the disk nor refuses any text: the name may come from a stranger.
         place = os.path.abspath(place)
     return f"{place}:{class_name}"
 
 
 def own_class(name: str, base: type[Any], what: str, error: type[AdaNPCError]) -> type[Any]:
-    """Returns the class that a name leads to, a subclass of ``base`` that is not abstract.
+    """Returns the class of a name: a subclass of ``base`` that is not abstract.
 
     Args:
         name: ``my_module:MyClass`` from any module that Python can import from the current folder, or
             ``path/to/file.py:MyClass``. Its code is run.
-        base: what the class must be derived from.
-        what: such a class is called in messages: "test-time method".
-        error: raised with one sentence if there is no such class.
+        base: the class that it must be derived from.
+        what: what such a class is called in messages, such as "test-time method".
+        error: the class of the error that is raised if there is no such class.
     """
     place, class_name = split_name(name)
     if not place or not class_name:
-        raise error(f"a {what} of your own is written module:Class or file.py:Class, got {name!r}")
+        raise error(f"name a {what} of your own as module:Class or file.py:Class, got {name!r}")
     module = _module(place, error)
     kind: Any = getattr(module, class_name, None)
     if kind is None:
@@ -85,8 +85,8 @@ def registered_class(group: str, name: str, base: type[Any], what: str, error: t
     """Returns the class that an installed package has registered under a name, or None if there is none.
 
     Args:
-        group: of entry points, such as ``METHODS``.
-        name: that the package has chosen.
+        group: a group of entry points, such as ``METHODS``.
+        name: the name that the package has chosen.
         base, what, error: see ``own_class``.
     """
     if name not in _registered(group):
@@ -100,7 +100,7 @@ def registered_names(group: str) -> tuple[str, ...]:
 
 
 def _checked_class(name: str, kind: Any, base: type[Any], what: str, error: type[AdaNPCError]) -> type[Any]:
-    """Returns what a name has led to, if it can be used."""
+    """Returns the class if it can be used, or raises the error."""
     is_derived = isinstance(kind, type) and issubclass(kind, base)
     if not is_derived:
         raise error(f"{name} is not a {what}: make it a subclass of {base.__module__}.{base.__name__}")
@@ -112,13 +112,13 @@ def _checked_class(name: str, kind: Any, base: type[Any], what: str, error: type
 
 
 class OwnFunctions:
-    """Functions of your own of one kind, by name: those that this process has been told to use, and registered ones.
+    """Users' own functions of one kind: those that were named in this process, and those of installed packages.
 
     Args:
-        group: of entry points.
-        what: such a function is called in messages: "encoder".
-        error: raised with one sentence if there is no such function.
-        finder: how one is named in Python, for a message.
+        group: a group of entry points.
+        what: what such a function is called in messages, such as "encoder".
+        error: the class of the error that is raised if there is no such function.
+        finder: the function by which users name one in Python, for messages.
     """
 
     def __init__(self, group: str, what: str, error: type[AdaNPCError], finder: str) -> None:
@@ -126,14 +126,13 @@ class OwnFunctions:
         self.what = what
         self.error = error
         self.finder = finder
-        self.named: dict[str, Callable[..., Any]] = {}  # by absolute names
+        self.named: dict[str, Callable[..., Any]] = {}  # by absolute name
 
     def find(self, name: str) -> Callable[..., Any]:
-        """Returns the function that a name leads to, and executes its module; from then on the name is known."""
+        """Returns the function of a name, and executes its module; from then on the name is known in this process."""
         place, function_name = split_name(name)
         if not place or not function_name:
-            written = "module:function or file.py:function"
-            raise self.error(f"your own {self.what} is written {written}, got {name!r}")
+            raise self.error(f"name your own {self.what} as module:function or file.py:function, got {name!r}")
         module = _module(place, self.error)
         if not hasattr(module, function_name):
             usable = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -143,15 +142,15 @@ class OwnFunctions:
         return function
 
     def known(self, name: str) -> Callable[..., Any] | None:
-        """Returns the function of a name that may come from a file, and runs no code that only the file has named.
+        """Returns the function of a name that may come from a file; no code is executed only because a file names it.
 
-        None if the name says nothing about where a function is defined, and no installed package has registered it.
+        Returns None if the name does not say where a function is defined and no installed package has registered it.
         """
         if is_own(name):
             if absolute_name(name) not in self.named:
                 raise UntrustedCodeError(
-                    f"the {self.what} {name!r} is not part of adanpc, and a file does not decide which code is "
-                    f"executed: if you trust it, call {self.finder}({name!r}) first"
+                    f"the {self.what} {name!r} is not part of adanpc, and code is never executed because a file names "
+                    f"it: if you trust it, call {self.finder}({name!r}) first"
                 )
             return self.named[absolute_name(name)]
         if name not in _registered(self.group):
@@ -172,13 +171,15 @@ def _registered(group: str) -> dict[str, EntryPoint]:
 
 
 def _loaded(group: str, name: str, error: type[AdaNPCError]) -> Any:
-    """Returns what an entry point leads to; whatever goes wrong while its module runs becomes one sentence."""
+    """Returns the object of an entry point; whatever goes wrong while its module runs becomes one sentence."""
     entry = _registered(group)[name]
     try:
         return entry.load()
-    except Exception as cause:  # a package of others may raise anything
+    except Exception as cause:  # the code of a package may raise anything
         reason = f"{type(cause).__name__}: {cause}"
-        raise error(f"{name}, which an installed package leads to {entry.value}, cannot be loaded: {reason}") from cause
+        raise error(
+            f"{name}, registered by an installed package as {entry.value}, cannot be loaded: {reason}"
+        ) from cause
 
 
 def _is_usable(value: object, base: type[Any]) -> bool:
@@ -186,7 +187,7 @@ def _is_usable(value: object, base: type[Any]) -> bool:
 
 
 def _module(place: str, error: type[AdaNPCError]) -> ModuleType:
-    """Returns the module of a name or of a file; whatever goes wrong while it runs becomes one sentence."""
+    """Returns the module with this name or in this file; whatever goes wrong while it runs becomes one sentence."""
     try:
         if place.endswith(".py"):
             return _module_of_file(Path(place).resolve(), error)
@@ -194,12 +195,13 @@ def _module(place: str, error: type[AdaNPCError]) -> ModuleType:
         return import_module(place)
     except ModuleNotFoundError as cause:
         missing = cause.name or ""
+        # It may be the module itself that is missing, or a package that it is in, or one that it imports.
         if place == missing or place.startswith(f"{missing}."):
             raise error(f"there is no module {place!r} in {Path.cwd()} or among installed packages") from cause
         raise error(f"{place} cannot be imported: {cause}") from cause
     except error:
         raise
-    except Exception as cause:  # a module of one's own may raise anything
+    except Exception as cause:  # a user's module may raise anything
         raise error(f"{place} cannot be imported: {type(cause).__name__}: {cause}") from cause
 
 
@@ -212,15 +214,15 @@ def _module_of_file(path: Path, error: type[AdaNPCError]) -> ModuleType:
     spec = spec_from_file_location(f"adanpc_own_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise error(f"{path} cannot be imported as a Python module")
-    _make_importable(path.parent)  # a script finds the modules beside it, and so does this one
+    _make_importable(path.parent)  # so that it finds the modules beside it, as a script does
     module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
+    sys.modules[spec.name] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
     _modules_of_files[path] = module
     return module
 
 
 def _make_importable(folder: Path) -> None:
-    """Lets Python import modules from a folder, after all others: a file random.py must not replace Python's own."""
+    """Lets Python import modules from a folder, as the last resort: a file random.py must not replace Python's own."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

@@ -1,4 +1,4 @@
-"""A sample to look at: drawn pictures, a small network trained on three styles, and a bank that meets a fourth."""
+"""A sample service to try: drawn pictures, a small network trained on three styles, and a bank for a fourth style."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from adanpc.store import DurableBank
 
 TARGET = "cartoon"  # the style that is not trained on
 SEED = 0
-STATE = "adanpc-sample"  # a file that says how far the sample in a folder is
+STATE = "adanpc-sample"  # a file with the number of source rows in the bank, or that the sample is unfinished
 UNFINISHED = "unfinished"
-LATER = 10  # pictures of each thing that a service is asked about when it starts again
+LATER = 10  # pictures of each thing that are sent to a service that starts again
 
-# Pictures that lie in the folder of another class: something for an expert to find.
+# The thing, the wrong class whose folder it is put into, and the style: something for an expert to find.
 MISPLACED = (("fish", "boat", "sketch"), ("cup", "house", "photo"), ("tree", "flower", "art_painting"))
 
 
@@ -36,9 +36,9 @@ class Sample:
     Args:
         bank: the folder of the durable bank.
         run: the folder of the run whose network makes the features.
-        stream: the files of the pictures that are to be asked, in their order.
-        later: files of other pictures in that style.
-        source_rows: of the bank, before it was asked anything.
+        stream: the files of the pictures to send, in order.
+        later: the files of other pictures in that style.
+        source_rows: the number of rows in the bank before it answered anything.
     """
 
     bank: Path
@@ -49,19 +49,19 @@ class Sample:
 
 
 def make(folder: Path, *, count: int = 36, steps: int = 60) -> Sample:
-    """The sample in a folder; it is made if it is not there, in about half a minute.
+    """The sample in a folder; if there is none, it is made, which takes about half a minute.
 
     Args:
-        folder: for pictures, run and bank; new, empty, or that of a sample.
+        folder: for pictures, run and bank; it must be new, empty, or the folder of a sample.
         count: pictures of each thing in each style.
-        steps: of the training.
+        steps: training steps.
     """
-    folder = folder.absolute()  # a run remembers where its pictures are
+    folder = folder.absolute()  # a run remembers where its pictures are, whatever the working folder
     state = folder / STATE
     pictures = folder / "pictures"
     bank = folder / "bank"
     if not state.exists() or state.read_text() == UNFINISHED:
-        _begin(folder)
+        _empty(folder)
         _draw(folder, count)
         run = _train(folder / "run", pictures, steps)
         with DurableBank.create(bank, of_run(run)) as opened:
@@ -72,8 +72,8 @@ def make(folder: Path, *, count: int = 36, steps: int = 60) -> Sample:
     return Sample(bank, folder / "run", stream, later, int(state.read_text()))
 
 
-def _begin(folder: Path) -> None:
-    """An empty folder, also where somebody stopped the making of a sample."""
+def _empty(folder: Path) -> None:
+    """Creates the folder, or removes from it a sample that was left unfinished; refuses a folder of something else."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / STATE).exists() and any(folder.iterdir()):
         raise AdaNPCError(f"{folder} holds something else: choose another folder for the sample")
@@ -90,6 +90,7 @@ def _shuffled(folder: Path) -> list[Path]:
 
 
 def _draw(folder: Path, count: int) -> None:
+    """Draws all pictures, some of them into the folder of a wrong class."""
     for style in track(tuple(STYLES), "drawing"):
         write_drawn(folder / "pictures" / style, style, range(count))
     for thing, wrong, style in MISPLACED:
@@ -117,21 +118,24 @@ def _train(folder: Path, pictures: Path, steps: int) -> Run:
 
 
 def ask(address: str, sample: Sample, is_new: bool) -> None:
-    """Asks a service about pictures, one after another, until all were asked or it has ended.
+    """Sends pictures to a service, one after another, until all are answered or the service has stopped.
 
     Args:
-        address: of the service, such as http://127.0.0.1:8080.
-        sample: whose bank it answers for.
-        is_new: asks the whole stream, and the bank learns; otherwise about the later pictures, and it does not.
+        address: the address of the service, such as http://127.0.0.1:8080.
+        sample: the sample whose bank is served.
+        is_new: send the whole stream, from which the bank learns; otherwise the later pictures, without learning.
     """
-    asked = sample.stream if is_new else sample.later
-    adapt = "true" if is_new else "false"
+    asked = sample.later
+    adapt = "false"
+    if is_new:
+        asked = sample.stream
+        adapt = "true"
     connection = HTTPConnection(urlsplit(address).netloc, timeout=600)
     try:
         for file in asked:
             connection.request("POST", f"/v1/predict?adapt={adapt}", file.read_bytes(), {"Content-Type": "image/png"})
             connection.getresponse().read()
     except (OSError, HTTPException):
-        return  # the service has ended
+        return  # the service has stopped
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""What a service of images needs: the encoder that made a bank's features, and the images behind its source rows."""
+"""What a service for images needs: the encoder that made a bank's features, and the images of its source rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from adanpc.models.inputs import InputError
 from adanpc.models.recipe import check_recipe, describe
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
-GRAY = (0.299, 0.587, 0.114)  # what red, green and blue count in a gray image
+GRAY = (0.299, 0.587, 0.114)  # the weights of red, green and blue in a gray image, as in ITU-R BT.601
 
 
 def encoder_of_run(folder: Path, which: str) -> SourceModel:
@@ -33,22 +33,23 @@ def encoder_of_run(folder: Path, which: str) -> SourceModel:
 
 def encoder_of_name(name: str, classes: int, *, weights: Path | None = None, pretrained: bool = False) -> SourceModel:
     """An encoder as ``bank create`` builds it for images."""
-    return build(name, classes, channels=CHANNELS, weights=weights, pretrained=pretrained).eval()
+    model = build(name, classes, channels=CHANNELS, weights=weights, pretrained=pretrained)
+    return model.eval()
 
 
 def image_encoder(model: SourceModel, recipe: Mapping[str, str], dim: int) -> Callable[[Sequence[Pixels]], Tensor]:
-    """A function from images to features (B, D), if these are made as those of a bank were.
+    """A function from images to features (B, D); refuses a model that does not make features like those of the bank.
 
     Args:
-        model: that makes the features.
-        recipe: of the bank; empty if it was made of embeddings, of which nobody knows where they come from.
-        dim: of the bank.
+        model: the model that makes the features.
+        recipe: the recipe of the bank; empty if the bank was made from embeddings, whose model is unknown.
+        dim: the number of dimensions of the bank.
     """
     if recipe:
         check_recipe(recipe, model, LAYER, describe(model.preprocessing), strict=True)
     if model.dim != dim:
         raise AdaNPCError(
-            f"the model makes features of {model.dim} numbers, and the bank has {dim}: give another model"
+            f"the model makes features of {model.dim} numbers, but the bank has {dim}: choose another model"
         )
     channels = _channels(model)
 
@@ -59,16 +60,16 @@ def image_encoder(model: SourceModel, recipe: Mapping[str, str], dim: int) -> Ca
                 return model.features(torch.stack(inputs).to(model.device)).float().cpu()
         except RuntimeError as error:
             sizes = sorted({f"{pixels.shape[1]} x {pixels.shape[0]}" for pixels in images})
-            raise InputError(f"the model takes no image of {', '.join(sizes)} pixels: {error}") from error
+            raise InputError(f"the model does not accept images of {', '.join(sizes)} pixels: {error}") from error
 
     return encode
 
 
 def image_finder(source: Path) -> Callable[[int], Pixels | None]:
-    """A function from the key of a source row to its image (H, W, 3).
+    """A function from the key of a source row to its image (H, W, 3), or to None if there is none.
 
     Args:
-        source: what the bank was created from: images, or a run.
+        source: the images or the run that the bank was created from.
     """
     domains = _source_domains(source)
 
@@ -97,7 +98,7 @@ def _pixels(domain: Domain, row: int) -> Pixels:
 
 
 def _channels(model: SourceModel) -> int:
-    """How many channels the first convolution takes."""
+    """The number of input channels of the first convolution."""
     for parameter in model.encoder.parameters():
         if parameter.ndim == 4:
             return parameter.shape[1]
@@ -105,7 +106,7 @@ def _channels(model: SourceModel) -> int:
 
 
 def _as_floats(pixels: Pixels, channels: int) -> Tensor:
-    """An image (C, H, W) in [0, 1]; gray if the model takes one channel."""
+    """The image as (C, H, W) in [0, 1]; gray if the model takes one channel."""
     image = torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
     if channels == 1:
         return (image * torch.tensor(GRAY)[:, None, None]).sum(0, keepdim=True)

@@ -1,4 +1,4 @@
-"""Checks of settings that are typed by users, against the signatures of the classes that take them."""
+"""Check settings that users type against the signatures of the classes that take them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "true or false",
 def check_settings(
     name: str, takers: Collection[Callable[..., Any]], given: Mapping[str, Any], ignored: Collection[str]
 ) -> None:
-    """Refuses settings that no class takes, and values that are not of the annotated type.
+    """Refuses settings that no class takes, and values that do not have the annotated type.
 
     Args:
-        name: of what is set, for the messages.
-        takers: classes whose constructors take the settings; where several have one, the first decides its type.
+        name: the name of what the settings are for, for messages.
+        takers: classes whose constructors take the settings; if several take one, the first decides its type.
         given: settings by name.
         ignored: parameters of the constructors that are not settings.
     """
@@ -49,7 +49,7 @@ def _annotated_types(takers: Collection[Callable[..., Any]], ignored: Collection
     return types
 
 
-@cache  # a plan of a table checks the settings of thousands of runs, which a few classes take
+@cache  # planning a table checks the settings of thousands of runs, but only a few classes take them
 def _parameters(taker: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
     """Returns every parameter of a constructor with its annotation."""
     try:
@@ -67,7 +67,7 @@ def _members(annotation: Any) -> set[Any]:
 
 
 def _fits(value: Any, kind: type) -> bool:
-    """Returns whether a value is of a type; true and false are not numbers here, and whole numbers are numbers."""
+    """Returns whether a value has a type. True and false are not numbers here, and a whole number is also a float."""
     if isinstance(value, bool):
         return kind is bool
     if kind is float:

@@ -19,7 +19,7 @@ from adanpc import require
 from adanpc.core import AdaNPC, Contents, Origin
 from adanpc.core.centering import BOUND, Centering
 from adanpc.core.contents import Pool
-from adanpc.core.safe import SOURCE_ROWS, SOURCE_TEMPERATURE, SafeSettings
+from adanpc.core.safe import SHARPNESS_OF_ANSWERS, SOURCE_ROWS, SOURCE_TEMPERATURE, SafeSettings
 from adanpc.core.table import ACTIVE
 from adanpc.core.transform import Transform
 from adanpc.core.vote import FLOOR, PER_CLASS
@@ -86,7 +86,8 @@ def write_onnx(classifier: AdaNPC, path: Path) -> None:
     if isinstance(settings, SafeSettings):
         queries = _moved_to_origin(graph, features, contents.statistics.transform)
         pools: list[Pool] = [Pool(SOURCE_ROWS, source=True)]
-        rule, temperature = "classwise", SOURCE_TEMPERATURE
+        rule = "classwise"
+        temperature = SOURCE_TEMPERATURE / SHARPNESS_OF_ANSWERS
         per_class = contents.transform().per_class
     else:
         queries = _centered(graph, features, contents, settings.centering)

@@ -101,7 +101,7 @@ def test_every_method_names_its_paper(name: str) -> None:
 
 
 CASES = {
-    "tnet": "unknown method 'tnet'; available: source, .*, or module:Class; did you mean 'tent'?",
+    "tnet": "unknown method 'tnet'; did you mean 'tent'? Available: source, .*, or module:Class",
     "wholly-unlike": "unknown method 'wholly-unlike'; .*, or module:Class",
     "registry_absent:Scaled": "there is no module 'registry_absent' in .* or among installed packages",
     "registry_absent.inner:Scaled": "there is no module 'registry_absent.inner' in .* or among installed packages",
@@ -114,8 +114,8 @@ CASES = {
     "broken.py:Scaled": "broken.py cannot be imported: ZeroDivisionError: division by zero",
     "needy.py:Scaled": "needy.py cannot be imported: No module named 'registry_missing'",
     "garbled.py:Scaled": "garbled.py cannot be imported: SyntaxError: .*",
-    ":Scaled": "a test-time method of your own is written module:Class or file.py:Class, got ':Scaled'",
-    "given.py:": "a test-time method of your own is written module:Class or file.py:Class, got 'given.py:'",
+    ":Scaled": "name a test-time method of your own as module:Class or file.py:Class, got ':Scaled'",
+    "given.py:": "name a test-time method of your own as module:Class or file.py:Class, got 'given.py:'",
 }
 
 

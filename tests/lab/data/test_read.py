@@ -73,7 +73,7 @@ def test_every_reader_gives_sound_domains(name: str, tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_gets_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"unknown data set 'PACS'; available: {', '.join(NAMES)}"):
+    with pytest.raises(DataError, match=f"unknown data set 'PACS'; did you mean 'pacs'. Available: {', '.join(NAMES)}"):
         read("PACS", tmp_path)
 
 

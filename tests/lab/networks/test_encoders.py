@@ -140,7 +140,8 @@ def test_the_seed_decides_random_weights() -> None:
 
 def test_an_unknown_name_is_told_the_known_ones() -> None:
     with pytest.raises(
-        AdaNPCError, match="unknown encoder 'resnet18'; available: convnet, .*efficientnet-lite2, timm:NAME, or "
+        AdaNPCError,
+        match="unknown encoder 'resnet18'; did you mean 'resnet-18'. Available: convnet, .*-lite2, timm:NAME, or ",
     ):
         build("resnet18", 7)
 

@@ -77,7 +77,7 @@ def test_a_foreign_row_has_a_part_only_if_its_weight_is_not_zero() -> None:
 def test_novelty_is_compared_pair_by_pair() -> None:
     watch = Watch()
     watch.novelty.append(torch.tensor([0.99, 0.5, 0.5, 0.98, 0.1]))
-    told = watch.told_apart(torch.tensor([True, False, True, False, False]))
+    told = watch.separation(torch.tensor([True, False, True, False, False]))
     assert told is not None
     # 0.99 is above all three native values; 0.5 equals one, is below one, and is above one.
     assert told["auroc"] == pytest.approx(100 * (3 + 0.5 + 0 + 1) / 6)

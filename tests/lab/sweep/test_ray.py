@@ -84,7 +84,7 @@ def test_without_work_no_cluster_is_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:99999", "somewhere"])
 def test_a_wrong_address_is_refused(tmp_path: Path, address: str) -> None:
     address = address.format(unused())
-    with pytest.raises(AdaNPCError, match=f"^there is no Ray cluster to use at '{address}' .*: start one with ray"):
+    with pytest.raises(AdaNPCError, match=f"^there is no Ray cluster at '{address}' .*: start one with ray"):
         sweep([Chore("a")], Workspace(tmp_path, tmp_path), Records(tmp_path), ray=address)
     assert not (tmp_path / FILE).exists()
 

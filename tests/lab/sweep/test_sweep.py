@@ -160,7 +160,7 @@ def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
 
 def test_a_process_that_is_killed_ends_the_others_and_loses_nothing(workspace: Workspace) -> None:
     with pytest.raises(
-        AdaNPCError, match="^a process was killed, perhaps for lack of memory; what was finished is rec"
+        AdaNPCError, match="^a worker process was killed, perhaps for lack of memory; finished tasks are rec"
     ):
         run([Chore("a"), Chore("b", fate="killed"), Chore("c", LONG)], workspace, workers=2)
     assert multiprocessing.active_children() == []

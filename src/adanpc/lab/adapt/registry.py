@@ -31,7 +31,7 @@ from adanpc.lab.adapt.views import MEMO, TTAug
 from adanpc.lab.adapt.zero_shot import ZeroShot
 from adanpc.lab.own import METHODS as ENTRY_POINTS
 from adanpc.lab.own import absolute_name, is_own, own_class, registered_class, registered_names
-from adanpc.require import did_you_mean
+from adanpc.require import unknown
 
 ADAPTERS: dict[str, type[Adapter]] = {
     "source": Linear,
@@ -119,8 +119,7 @@ def find(name: str) -> type[Adapter]:
     registered = registered_class(ENTRY_POINTS, name, Adapter, "test-time method", MethodError)
     if registered is None:
         names = (*ADAPTERS, *registered_names(ENTRY_POINTS))
-        hint = did_you_mean(name, names)
-        raise MethodError(f"unknown method {name!r}; available: {', '.join(names)}, or module:Class{hint}")
+        raise MethodError(unknown("method", name, names, also="module:Class"))
     return registered
 
 

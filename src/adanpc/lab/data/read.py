@@ -17,7 +17,7 @@ from adanpc.lab.data.manifest import manifest, refuse_missing
 from adanpc.lab.data.mnist import rotated_mnist
 from adanpc.lab.own import DATA_SETS as ENTRY_POINTS
 from adanpc.lab.own import OwnFunctions, is_own, registered_names
-from adanpc.require import did_you_mean
+from adanpc.require import unknown
 
 DOMAIN_BED = "DomainBed's download script (https://github.com/facebookresearch/DomainBed) arranges it this way"
 
@@ -145,8 +145,7 @@ def _reader(name: str) -> Reader:
     read_own = OWN.known(name)
     if read_own is None:
         names = (*READERS, *registered_names(ENTRY_POINTS))
-        hint = did_you_mean(name, names)
-        raise DataError(f"unknown data set {name!r}; available: {', '.join(names)}, or module:function{hint}")
+        raise DataError(unknown("data set", name, names, also="module:function"))
     return Reader(read_own, OWN_REMEDY)
 
 

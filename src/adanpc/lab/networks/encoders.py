@@ -18,7 +18,7 @@ from adanpc.lab.networks.weights import State, WeightsError, fill, read
 from adanpc.lab.networks.wideresnet import WideResNet
 from adanpc.lab.own import ENCODERS as ENTRY_POINTS
 from adanpc.lab.own import OwnFunctions, is_own, registered_names
-from adanpc.require import did_you_mean
+from adanpc.require import unknown
 
 TIMM = "timm:"
 SOURCE_MODEL_PREFIXES = ("encoder.", "norm.", "head.")  # how the names in the state of a source model start
@@ -134,9 +134,7 @@ def _builder(name: str) -> Builder:
     make = OWN.known(name)
     if make is None:
         names = (*ENCODERS, *registered_names(ENTRY_POINTS))
-        available = ", ".join(names)
-        hint = did_you_mean(name, names)
-        raise EncoderError(f"unknown encoder {name!r}; available: {available}, {TIMM}NAME, or module:function{hint}")
+        raise EncoderError(unknown("encoder", name, (*names, f"{TIMM}NAME"), also="module:function"))
     return partial(_own_encoder, name, make)
 
 

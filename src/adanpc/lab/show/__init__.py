@@ -1,1 +1,1 @@
-"""What is shown, as values, and how it is written: text, pictures, pages."""
+"""Results as plain values, and how they are written: as text, pictures and web pages."""

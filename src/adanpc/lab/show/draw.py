@@ -1,4 +1,4 @@
-"""Charts and galleries as pictures, drawn by matplotlib; the same part always gives the same bytes."""
+"""Draw charts and galleries with matplotlib; the same part always gives the same bytes."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ SAVE_OPTIONS: dict[Form, dict[str, Any]] = {
     "svg": {"metadata": dict.fromkeys(("Date", "Creator", "Format", "Type"))},
 }
 PNG_DPI = STYLE["savefig.dpi"]
-PNG_COLORS = 256  # as many as a palette can have; the colors of lines and of the paper stay exact
+PNG_COLORS = 256  # as many as a palette can have; the colors of lines and of the background stay exact
 
-# Okabe and Ito: the color-blind can tell them apart, too. Their yellow is left out, since it vanishes on white,
-# and their black is lightened, so that black whiskers show on it.
+# The palette of Okabe and Ito, which color-blind readers can tell apart. Its yellow is left out, since it vanishes on
+# white, and its black is lightened, so that black whiskers are visible on it.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#555555")
 GRAY = "#9a9a9a"
-MARKERS = "os^Dv<>P"  # one more than colors, so that a color and a marker rarely meet again
+MARKERS = "os^Dv<>P"  # one more than there are colors, so that a pair of color and marker rarely repeats
 LINES = ("-", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 HATCHES = ("", "xxx", "...", "ooo")
 LEGEND: dict[str, Any] = {"fontsize": 9, "frameon": False, "handlelength": 3.2}
-MOST_BELOW = 6  # series that the legend names below the axes; more than these stand in a column beside them
-MOST_TICKS = 8  # values of a logarithmic axis that are all written out
+MOST_BELOW = 6  # the most series in a legend below the axes; a longer legend is a column beside them
+MOST_TICKS = 8  # the most values of a logarithmic axis that all get a tick
 
 # The layout of a gallery, in inches.
 CELL = 1.15  # the side of a picture
@@ -70,10 +70,10 @@ ABOVE_PICTURES = 0.3  # from the line across to the pictures, with a verdict of 
 
 
 def forms(part: Chart | Gallery) -> tuple[Form, ...]:
-    """The forms that a part is written in: the picture that a page shows first, then the one that can be enlarged.
+    """The file formats of a part: first the one that a page shows, then the one that can be enlarged.
 
     Photographs are much smaller as JPEG. Everything else has few colors: lines and letters, but also gray digits,
-    which stay exact as PNG and take less room than as JPEG.
+    which stay exact as PNG and take less space than as JPEG.
     """
     if isinstance(part, Gallery) and _is_colored(part):
         return ("jpg", "svg")
@@ -91,7 +91,7 @@ def figure(part: Chart | Gallery) -> Figure:
 
 
 def image(part: Chart | Gallery, form: Form) -> bytes:
-    """The part as the content of a file of that form."""
+    """The part as the content of a file in that format."""
     drawing = figure(part)
     file = BytesIO()
     with style.context(["default", STYLE]):
@@ -102,7 +102,7 @@ def image(part: Chart | Gallery, form: Form) -> bytes:
 
 
 def save(part: Chart | Gallery, path: Path) -> None:
-    """Writes the part in the form that the path ends in, whole or not at all."""
+    """Writes the part in the format that the suffix of the path names; the file is complete or not there at all."""
     form = path.suffix.removeprefix(".")
     if form not in FORMS:
         endings = ", ".join(f".{form}" for form in FORMS)
@@ -116,7 +116,7 @@ def save(part: Chart | Gallery, path: Path) -> None:
 
 
 def named(series: Series) -> str:
-    """The label of a series; the label of a bound says that it is one."""
+    """The label of a series, which says so if the series is a bound."""
     if series.bound and "bound" not in series.label.lower():
         return f"{series.label} (bound)".strip()
     return series.label
@@ -142,9 +142,9 @@ def _with_palette(png: BytesIO) -> bytes:
 
 
 def _text(text: str, width: int = 200, max_lines: int | None = None) -> str:
-    """The text wrapped to so many letters, as matplotlib is to draw it.
+    """The text wrapped to lines of ``width`` letters, escaped for matplotlib.
 
-    A letter that the font lacks becomes a box, which matplotlib would draw, too, but with a warning.
+    A letter that the font lacks becomes a box. Matplotlib would draw a box, too, but with a warning.
     """
     known = _letters()
     letters = [letter if ord(letter) in known else "□" for letter in line(text)]
@@ -152,13 +152,14 @@ def _text(text: str, width: int = 200, max_lines: int | None = None) -> str:
     return "\n".join(lines).replace("$", r"\$")  # a bare dollar would start a formula
 
 
-@cache  # a gallery has a hundred captions, and the font has six thousand letters
+@cache  # the font has six thousand letters, and a gallery has a hundred captions that need them
 def _letters() -> frozenset[int]:
     """The code points that the font can draw."""
     return frozenset(get_font(findfont(FONT)).get_charmap())
 
 
 def _chart(chart: Chart) -> Figure:
+    """Lines or bars with axes, a title and a legend."""
     names = _names(chart)
     drawing = Figure(figsize=_size(chart, len(names)), layout="constrained")
     axes = drawing.subplots()
@@ -170,7 +171,7 @@ def _chart(chart: Chart) -> Figure:
         else:
             places = np.array(series.x, dtype=float)
         if chart.kind == "bar":
-            from_middle = number - (len(chart.series) - 1) / 2
+            from_middle = number - (len(chart.series) - 1) / 2  # in bars; a group of bars is centered on its name
             _bars(axes, series, places + from_middle * bar_width, bar_width, slots[number])
         else:
             _line(axes, series, places, slots[number])
@@ -182,7 +183,7 @@ def _chart(chart: Chart) -> Figure:
 
 
 def _add_legend(drawing: Figure, axes: Axes) -> None:
-    """Names the series outside the axes, where the legend hides nothing."""
+    """Adds a legend outside the axes, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     if not labels:
         return
@@ -194,7 +195,7 @@ def _add_legend(drawing: Figure, axes: Axes) -> None:
 
 
 def _size(chart: Chart, names: int) -> tuple[float, float]:
-    """Width and height in inches: wide enough for the bars, high enough for the legend."""
+    """The width and height in inches: wide enough for the bars, high enough for the legend."""
     places = names
     if chart.kind == "bar":
         places = names * len(chart.series)
@@ -208,7 +209,7 @@ def _size(chart: Chart, names: int) -> tuple[float, float]:
 
 
 def _names(chart: Chart) -> list[str]:
-    """The names below the axis in order of appearance; none if it is an axis of numbers."""
+    """The names along the x-axis in order of appearance; empty if it is an axis of numbers."""
     every_x = [x for series in chart.series for x in series.x]
     if chart.kind == "line" and not any(isinstance(x, str) for x in every_x):
         return []
@@ -220,7 +221,7 @@ def _name(x: float | str) -> str:
 
 
 def _slots(every_series: Sequence[Series]) -> list[int]:
-    """A number for the look of each series; a bound shares the number of the series that it bounds."""
+    """A number for each series that decides its color and marker; a bound shares it with the series that it bounds."""
     slot_of: dict[str, int] = {}
     for series in every_series:
         if not series.bound:
@@ -229,6 +230,7 @@ def _slots(every_series: Sequence[Series]) -> list[int]:
     for series in every_series:
         key = series.label
         if series.bound:
+            # The label of a bound contains that of its series; the longest match is the right one.
             bounded = [label for label in slot_of if label and label in series.label]
             key = max(bounded, key=len, default=series.label)
         slots.append(slot_of.setdefault(key, len(slot_of)))
@@ -270,7 +272,7 @@ def _line(axes: Axes, series: Series, places: np.ndarray[Any, Any], slot: int) -
 
 
 def _bars(axes: Axes, series: Series, places: np.ndarray[Any, Any], width: float, slot: int) -> None:
-    """One bar of each group, with whiskers where there are errors."""
+    """One bar in each group, with whiskers where there are errors."""
     hatch = "////" if series.bound else HATCHES[slot // len(PALETTE) % len(HATCHES)]
     axes.bar(
         places,
@@ -306,7 +308,7 @@ def _write_names(axes: Axes, names: Sequence[str], width: float) -> None:
 
 
 def _scale(axes: Axes, chart: Chart, names: Sequence[str]) -> None:
-    """Makes axes logarithmic where the chart wants it and has a positive number to show."""
+    """Makes axes logarithmic where the chart asks for it and has a positive number to show."""
     positive_x = [x for series in chart.series for x in series.x if not isinstance(x, str) and x > 0]
     if chart.log_x and positive_x and not names:
         axes.set_xscale("log")
@@ -318,7 +320,7 @@ def _scale(axes: Axes, chart: Chart, names: Sequence[str]) -> None:
 
 
 def _log_ticks(axis: Axis, values: Sequence[float]) -> None:
-    """Plain numbers: at the values themselves if they are few and well apart, otherwise at powers of ten."""
+    """Sets ticks with plain numbers: at the values if they are few and well apart, otherwise at powers of ten."""
     steps = np.diff(np.log(values))
     if 2 < len(values) <= MOST_TICKS and steps.min() > 0.07 * steps.sum():
         axis.set_major_locator(FixedLocator(values))
@@ -326,7 +328,7 @@ def _log_ticks(axis: Axis, values: Sequence[float]) -> None:
     plain = FuncFormatter(_plain_number)
     axis.set_major_formatter(plain)
     if values[-1] < 10 * values[0]:
-        axis.set_minor_formatter(plain)  # one power of ten alone would not show a scale
+        axis.set_minor_formatter(plain)  # within one power of ten there would be no or only one major tick
     else:
         axis.set_minor_formatter(NullFormatter())
 
@@ -350,7 +352,7 @@ def _decorate(axes: Axes, chart: Chart) -> None:
 
 
 def _gallery(gallery: Gallery) -> Figure:
-    """One question below the other, laid out in inches on one pair of axes that is as large as the figure."""
+    """One question below another, laid out in inches on axes that fill the figure."""
     columns = 1 + max((len(question.neighbors) for question in gallery.questions), default=0)
     width = max(columns, 4) * (CELL + GAP) + 3 * GAP
     title = _text(gallery.title, int(11 * width))
@@ -358,14 +360,14 @@ def _gallery(gallery: Gallery) -> Figure:
     if title:
         title_height += TITLE_LINE * (title.count("\n") + 1)
     heights = [_height(question, width) for question in gallery.questions]
-    tops = np.cumsum([title_height, *heights])  # the last is the bottom of the figure
-    drawing = Figure(figsize=(width, tops[-1]))
+    *tops, bottom = np.cumsum([title_height, *heights])
+    drawing = Figure(figsize=(width, bottom))
     axes = drawing.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.text(GAP, 0.1, title, va="top", fontsize=11)
-    for question, top in zip(gallery.questions, tops[:-1], strict=True):
+    for question, top in zip(gallery.questions, tops, strict=True):
         _question(axes, question, top, width)
-    axes.set(xlim=(0, width), ylim=(tops[-1], 0))
+    axes.set(xlim=(0, width), ylim=(bottom, 0))  # y grows downward, as on a page
     return drawing
 
 
@@ -381,7 +383,7 @@ def _above_pictures(verdict: str) -> float:
 
 
 def _question(axes: Axes, question: Question, top: float, width: float) -> None:
-    """A line across, the verdict, the query at the left and its neighbors to the right of it."""
+    """Draws a line across, the verdict, the query at the left, and its neighbors to the right of it."""
     verdict = _verdict(question, width)
     axes.plot((GAP, width - GAP), (top, top), color="#cccccc", linewidth=0.8)
     axes.text(GAP, top + 0.07, verdict, va="top", fontsize=9, fontweight="bold")
@@ -395,9 +397,9 @@ def _question(axes: Axes, question: Question, top: float, width: float) -> None:
 
 
 def _picture(axes: Axes, picture: Picture, left: float, top: float) -> None:
-    """The image in the middle of its cell, with the caption below."""
+    """Draws the image in the middle of its cell, with the caption below."""
     pixels = np.array(picture.image.shape[:2])
-    height, width = pixels * CELL / max(pixels)
+    height, width = pixels * CELL / max(pixels)  # in inches; the longer side fills the cell
     x = left + (CELL - width) / 2
     y = top + (CELL - height) / 2
     extent = (x, x + width, y + height, y)

@@ -1,4 +1,4 @@
-"""What an experiment shows: tables, charts and galleries as plain values, before anything is printed or drawn."""
+"""The results of an experiment as plain values: tables, charts and galleries, before anything is printed or drawn."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def value(measurements: Sequence[float]) -> Value | None:
 
 @dataclass(frozen=True)
 class Cell:
-    """Our number and the paper's, side by side; either may be missing, and the text then says why ours is."""
+    """Our number and the paper's, side by side; either may be missing. The text says why ours is."""
 
     ours: Value | None = None
     paper: Value | None = None
@@ -54,7 +54,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table: every row has a label and one cell for each column.
+    """A table: every row has a label and one cell per column.
 
     Args:
         title: what is shown, in one line.
@@ -83,13 +83,13 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart, or the bars of one color; errors are drawn as a band or as whiskers, a bound dashed."""
+    """One line of a chart, or the bars of one color."""
 
     label: str
     x: tuple[float | str, ...]
     y: tuple[float, ...]
-    errors: tuple[float, ...] | None = None
-    bound: bool = False
+    errors: tuple[float, ...] | None = None  # drawn as a band around a line, or as whiskers of bars
+    bound: bool = False  # drawn dashed or hatched: it is calculated, not measured
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -154,13 +154,13 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """Everything that one table or figure of the paper becomes.
+    """Our version of one table or figure of the paper.
 
     Args:
         name: the name that the command takes, such as ``ood-rotated-mnist``.
         title: the title in words.
         paper_place: where the paper shows it, such as "Table 1".
-        about: what was run, in sentences that a newcomer understands; says "reduced" if it was.
+        about: what was run, in sentences that a newcomer understands; says so if the scale is reduced.
         parts: sheets, charts and galleries, in order.
         notes: what to know before using the numbers: contradictions, and what is missing.
     """
@@ -173,7 +173,7 @@ class Exhibit:
     notes: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """The words and numbers as JSON has them; of galleries the titles alone."""
+        """All words and numbers as JSON; galleries only by their titles."""
         return {
             "name": self.name,
             "title": self.title,

@@ -1,4 +1,4 @@
-"""Sheets as text: Markdown, LaTeX, CSV, and the plain strings that every other form is made of."""
+"""Write sheets as text: Markdown, LaTeX, CSV, and the plain strings that every other form is made of."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TEXT_COMMANDS = {
 }
 LATEX = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
-    **{mark: f"{{{mark}}}" for mark in "[]*"},  # after the end of a row or a rule they would be read as its options
+    **{mark: f"{{{mark}}}" for mark in "[]*"},  # after the end of a row or a rule, LaTeX would read them as its options
     **{mark: f"$\\{command}$" for mark, command in MATH_COMMANDS.items()},
     **{mark: f"\\text{command}{{}}" for mark, command in TEXT_COMMANDS.items()},
     "°": r"$^\circ$",
@@ -68,11 +68,11 @@ LATEX = {
 
 
 class Shown(NamedTuple):
-    """A cell in words.
+    """A cell as text.
 
     Args:
-        ours: our number with its error, or what stands in its place.
-        paper: the paper's number in brackets, or nothing.
+        ours: our number with its error, or what is shown instead of it.
+        paper: the paper's number in brackets, or an empty string.
         best: whether ours is the best of its column.
     """
 
@@ -82,15 +82,15 @@ class Shown(NamedTuple):
 
 
 def line(text: str) -> str:
-    """The text in one line, without characters that cannot be printed."""
+    """The text on one line, without unprintable characters."""
     printable = [letter if letter.isprintable() else " " for letter in text]
     return " ".join("".join(printable).split())
 
 
 def shown(sheet: Sheet) -> list[list[Shown]]:
-    """Every cell in words, row by row.
+    """Every cell as text, row by row.
 
-    The best is found among the rounded numbers that are shown, so that two numbers that look equal are a tie.
+    The best number is chosen among the rounded ones that are shown, so that two numbers that look equal are a tie.
     """
     best_means = [_best_mean(sheet, column) for column in range(len(sheet.columns))]
     rows = []
@@ -106,7 +106,10 @@ def shown(sheet: Sheet) -> list[list[Shown]]:
 
 def cells(sheet: Sheet) -> list[list[str]]:
     """Every cell as a plain string, row by row, such as ``96.4 ± 0.2 [98.5]``."""
-    return [[f"{cell.ours} {cell.paper}".strip() for cell in row] for row in shown(sheet)]
+    rows = []
+    for row in shown(sheet):
+        rows.append([f"{cell.ours} {cell.paper}".strip() for cell in row])
+    return rows
 
 
 def heading(sheet: Sheet) -> str:
@@ -117,14 +120,16 @@ def heading(sheet: Sheet) -> str:
 
 
 def legend(sheet: Sheet) -> list[str]:
-    """What the signs of this sheet mean, without signs that it does not show."""
+    """What the signs in this sheet mean; only signs that it shows."""
     every_cell = [cell for row in shown(sheet) for cell in row]
     entries = []
     if any(cell.best for cell in every_cell):
         entries.append("bold: the best of ours in its column")
     counts = _counts_of_errors(sheet)
     if counts:
-        span = f"{min(counts)}–{max(counts)}" if len(counts) > 1 else f"{min(counts)}"
+        span = f"{min(counts)}"
+        if len(counts) > 1:
+            span += f"–{max(counts)}"
         entries.append(f"±: standard error over {span} measurements")
     if any(cell.paper for cell in every_cell):
         entries.append("[ ]: the paper's")
@@ -150,14 +155,14 @@ def markdown(sheet: Sheet) -> str:
 
 
 def marked(text: str) -> str:
-    """The text in one line of Markdown that shows it as it is."""
+    """The text on one line, escaped so that Markdown shows it literally."""
     escaped = line(text).translate(MARKDOWN)
     # "1." or "-" at the start would begin a list, and "---" would be a rule.
     return re.sub(r"^(\d*)([-+.)])(?=[\s-]|$)", r"\1\\\2", escaped)
 
 
 def latex(sheet: Sheet) -> str:
-    """A ``table`` for the packages booktabs and xcolor, in letters that every LaTeX knows.
+    """A ``table`` that needs the packages booktabs and xcolor, in letters that every LaTeX knows.
 
     Accents are kept on Latin letters; a letter of another script becomes a question mark.
     """
@@ -183,12 +188,12 @@ def latex(sheet: Sheet) -> str:
 
 
 def csv(sheet: Sheet) -> str:
-    """One line for each cell, under the names of ``COLUMNS``: numbers in full, nothing where there is none."""
+    """One line per cell with the columns ``COLUMNS``: numbers with all their digits, or nothing if there is none."""
     return separated(COLUMNS, records(sheet))
 
 
 def separated(names: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """Comma-separated values under their names."""
+    """The lines as comma-separated values, below a line with the names of the columns."""
     text = StringIO()
     table = writer(text, lineterminator="\n")
     table.writerow(names)
@@ -206,7 +211,7 @@ def records(sheet: Sheet) -> list[tuple[object, ...]]:
 
 
 def _numbers(cell: Cell) -> tuple[float | None, ...]:
-    """Our mean, error and count, and the paper's mean and error; None where there is none."""
+    """Our mean, error and count, and the paper's mean and error; None for those that are missing."""
     ours: tuple[float | None, ...] = (None, None, None)
     if cell.ours:
         ours = (cell.ours.mean, cell.ours.error, cell.ours.count)
@@ -221,7 +226,7 @@ def _number(sheet: Sheet, number: float) -> str:
 
 
 def _value(sheet: Sheet, value: Value | None) -> str:
-    """The number and its error; nothing if there is no number."""
+    """The number and its error as text; empty if there is no number."""
     if value is None or isnan(value.mean):
         return ""
     mean = _number(sheet, value.mean)
@@ -231,7 +236,7 @@ def _value(sheet: Sheet, value: Value | None) -> str:
 
 
 def _counts_of_errors(sheet: Sheet) -> set[int]:
-    """How many measurements stand behind the errors that the sheet shows."""
+    """The numbers of measurements behind the errors that the sheet shows."""
     counts = set()
     for _, row in sheet.rows:
         for cell in row:
@@ -241,7 +246,7 @@ def _counts_of_errors(sheet: Sheet) -> set[int]:
 
 
 def _ours(sheet: Sheet, cell: Cell) -> str:
-    """Our number; without one the text that says why, and without that a dash."""
+    """Our number, or else the text that says why there is none, or else a dash."""
     if cell.ours is None:
         return line(cell.text) or MISSING
     return _value(sheet, cell.ours) or MISSING
@@ -260,7 +265,7 @@ def _rounded_mean(sheet: Sheet, cell: Cell) -> float | None:
 
 
 def _best_mean(sheet: Sheet, column: int) -> float | None:
-    """The best of our means in a column as it is shown, or None if none is to be emphasized."""
+    """The best of our means in a column, as it is shown; None if none is emphasized."""
     if not sheet.best:
         return None
     means = [_rounded_mean(sheet, row[column]) for _, row in sheet.rows]
@@ -290,11 +295,11 @@ def _tex(text: str) -> str:
 
 
 def _tex_letter(letter: str) -> str:
-    """A letter for LaTeX; an accent stays if the letter below it is Latin."""
+    """A letter for LaTeX; accents stay on Latin letters."""
     if letter in LATEX or letter.isascii():
         return LATEX.get(letter, letter)
     parts = normalize("NFKD", letter)
-    if "À" <= letter <= "ÿ" and len(parts) == 2:
+    if "À" <= letter <= "ÿ" and len(parts) == 2:  # one Latin letter and one accent
         return letter
     known = [LATEX.get(part, part) for part in parts if part.isascii()]
     return "".join(known) or "?"

@@ -1,4 +1,4 @@
-"""Exhibits as files, and as one page that needs nothing but itself."""
+"""Write exhibits as files, and as one web page that needs no other file."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ figure { margin: 1.5rem 0; } figcaption { font-weight: 600; margin-bottom: .4rem
 @media print { .scroll { max-height: none; overflow: visible; } figure { break-inside: avoid; } }
 """
 READING = (
-    ("96.4 ± 0.2", "our measurement: the mean and its standard error over several measurements; alone, there was one"),
+    ("96.4 ± 0.2", "our mean and its standard error over several measurements; without ± there was only one"),
     ("[98.5]", "what the paper prints in the same place"),
-    ("dashed lines", "bounds, calculated and not measured"),
+    ("dashed lines", "bounds, which are calculated and not measured"),
     ("bold", "the best of ours in its column, ties included; differences within ± may be chance"),
-    ("–", "not measured, or not measurable; where there is a reason, it stands there instead"),
+    ("–", "not measured, or not measurable; if there is a reason, it is shown instead"),
     ("caution", "a box in this color says what to keep in mind about the numbers above it"),
 )
 
 
 def write(exhibit: Exhibit, folder: Path) -> list[Path]:
-    """Writes the exhibit's files, each whole or not at all, and returns their paths.
+    """Writes the exhibit's files and returns their paths; each file is complete or not there at all.
 
-    Numbers come first, then pictures, then the Markdown that shows them, so that numbers are there even if nothing
-    can be drawn. Without sheets there is no LaTeX and no CSV.
+    Numbers are written first, then pictures, then the Markdown that shows them, so that the numbers are there even if
+    nothing can be drawn. Without sheets there is no LaTeX and no CSV.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
@@ -113,8 +113,8 @@ def page(exhibits: Sequence[Exhibit], environment: Mapping[str, str], title: str
     The page has no script, and no style, font or picture is loaded from elsewhere.
 
     Args:
-        exhibits: what is shown, in order.
-        environment: what the numbers were measured with, by name.
+        exhibits: in the order in which they are shown.
+        environment: what the numbers were measured with, such as the machine and the versions, by name.
         title: the title of the page.
     """
     return _joined(
@@ -136,7 +136,7 @@ def _section_id(number: int) -> str:
 
 
 def _contents(exhibits: Sequence[Exhibit]) -> str:
-    """Links to all exhibits; nothing if there are none."""
+    """Links to all exhibits; empty if there are none."""
     if not exhibits:
         return ""
     entries = [
@@ -165,7 +165,7 @@ def _environment(environment: Mapping[str, str]) -> str:
 
 
 def _section(exhibit: Exhibit, name: str) -> str:
-    """An exhibit: where it comes from, its parts, and what to beware of."""
+    """The section of an exhibit: where it is in the paper, how it was run, its parts, and its notes."""
     about = "".join(f"<p>{_html(paragraph)}</p>" for paragraph in _paragraphs(exhibit.about))
     caution = ""
     if exhibit.notes:
@@ -206,7 +206,7 @@ def _sheet(sheet: Sheet, name: str) -> str:
 
 
 def _picture(part: Chart | Gallery, name: str) -> str:
-    """A chart as SVG, a gallery as an image; the caption has the title already, so the picture goes without."""
+    """A chart as SVG, or a gallery as an image, without its title, which is in the caption."""
     untitled = replace(part, title="")
     description = _html(_described(part))
     if isinstance(untitled, Chart):
@@ -220,12 +220,12 @@ def _picture(part: Chart | Gallery, name: str) -> str:
 
 
 def _table(name: str, columns: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]], kind: str = "numbers") -> str:
-    """A table that scrolls by itself.
+    """A table that scrolls separately from the page.
 
     Args:
         name: the id of the element that labels the table.
-        columns: the headings, of the labels first.
-        rows: label and cells, the cells in HTML.
+        columns: the headings, beginning with that of the labels.
+        rows: labels as plain text, each with its cells in HTML.
         kind: the class of the table, ``numbers`` or ``text``.
     """
     corner, *headings = (_html(column) for column in columns)
@@ -245,7 +245,7 @@ def _table(name: str, columns: Iterable[str], rows: Iterable[tuple[str, Iterable
 
 
 def _cell(cell: Shown, has_paper: bool) -> str:
-    """Ours and the paper's; in a table that has any of the paper's, an empty box stands where one is missing."""
+    """Our number and the paper's. If the table has any of the paper's, every cell has a box for it, to align them."""
     ours = _html(cell.ours)
     if cell.best:
         ours = f"<strong>{ours}</strong>"
@@ -255,7 +255,7 @@ def _cell(cell: Shown, has_paper: bool) -> str:
 
 
 def _inline(svg: str, prefix: str, description: str) -> str:
-    """An SVG as an element of a page: every id in it gets the prefix, since ids must be unique in a page."""
+    """An SVG as an element of a page; every id in it gets the prefix, because ids must be unique on a page."""
     element = svg[svg.index("<svg") :]
     element = re.sub(r"<!--.*?-->\s*", "", element, flags=re.DOTALL)
     element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", element)
@@ -263,7 +263,7 @@ def _inline(svg: str, prefix: str, description: str) -> str:
 
 
 def _described(part: Chart | Gallery) -> str:
-    """What a picture shows, for readers who cannot see it."""
+    """A description of a picture for readers who cannot see it."""
     if isinstance(part, Gallery):
         return f"{part.title}: {len(part.questions)} queries, each beside its neighbors"
     labels = ", ".join(draw.named(series) for series in part.series)
@@ -275,7 +275,7 @@ def _drawn_parts(exhibit: Exhibit) -> list[Chart | Gallery]:
 
 
 def _csv(sheets: Iterable[Sheet]) -> str:
-    """All sheets in one table, whose first column names the sheet."""
+    """All sheets in one table, whose first column is the title of the sheet."""
     lines = [(line(sheet.title), *record) for sheet in sheets for record in render.records(sheet)]
     return render.separated(("sheet", *render.COLUMNS), lines)
 
@@ -289,7 +289,7 @@ def _write_text(path: Path, text: str) -> Path:
 
 
 def _html(text: str) -> str:
-    """The text in one line, with nothing that HTML would read as markup."""
+    """The text on one line, escaped so that HTML shows it literally."""
     return escape(line(text))
 
 
@@ -298,10 +298,10 @@ def _soft(text: str) -> str:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """The paragraphs of a text, which empty lines separate."""
+    """The paragraphs of a text, which are separated by empty lines."""
     return [paragraph for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
 
 
 def _joined(*blocks: str) -> str:
-    """The blocks below each other, without those that are empty."""
+    """The blocks one below another, without empty ones."""
     return "\n".join(block for block in blocks if block) + "\n"

@@ -1,1 +1,1 @@
-"""Pieces of work, their records, and how they are spread over cores and machines."""
+"""Tasks, the records that they leave behind, and how they are spread over cores and machines."""

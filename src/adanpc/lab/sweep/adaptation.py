@@ -1,4 +1,4 @@
-"""Test-time methods on the stream of a trained run: one record for each method and batch size."""
+"""Run a test-time method on a stream and measure how it did: one record for each method and batch size."""
 
 from __future__ import annotations
 
@@ -21,32 +21,35 @@ from adanpc.lab.sweep.scene import Scene
 from adanpc.lab.sweep.selection import density, diversity
 from adanpc.progress import track
 
-TIMED = 5  # batches by which the encoder is timed
+TIMED = 5  # batches on which the encoder is timed
 
 
 def adapt(
     scene: Scene, method: str, stream: Stream, size: int, settings: Mapping[str, Any] | None = None, seed: int = 0
 ) -> dict[str, Any]:
-    """One method on one stream: the record.
+    """The record of running one method on one stream.
 
-    Accuracies are in percent. ``domains`` counts each answer as it was given, before anything was learned from later
-    samples; labels are used for counting alone. ``source`` is the accuracy on held-out images, averaged over source
-    domains, before the stream and after each domain; they are answered but not learned from. ``worst_tenth`` and
-    ``calibration_error`` are those of ``quality``. ``ood_auroc`` is how well confidence tells held-out images of the
-    targets from the same images with their patches in random order, after the stream; None if there are none.
-    ``joined`` counts the rows that joined a bank, and those of them
-    with a wrong label; ``frozen`` is the accuracy of the same method if it learned nothing; None where there is no
-    bank, or no such answer. ``prototypes`` says that no source sample was known, only one row for each class.
-    ``scores`` are what settings can be selected by, see ``selection.RULES``. Milliseconds are a sample's share of its
-    batch.
+    Accuracies are in percent. Labels are used only to score answers, never to adapt. The fields that need explaining:
+
+    * ``domains``: the accuracy on each domain. Each answer is scored as it was given, before later samples arrived.
+    * ``source``: the accuracy on held-out source images before the stream and after each domain, averaged over source
+      domains. The method answers these images but does not learn from them.
+    * ``worst_tenth`` and ``calibration_error``: see the functions of the same names in ``quality``.
+    * ``ood_auroc``: how well confidence, after the stream, separates held-out target images from the same images with
+      their patches shuffled. None if no target images are held out.
+    * ``joined``: how many rows joined the bank, and how many of them with a wrong label. None without a bank.
+    * ``frozen``: the accuracy that the method would have had without learning. None if it does not report that.
+    * ``prototypes``: true if no source sample was available and the bank began with one row per class.
+    * ``scores``: what settings can be selected by, see ``selection.RULES``.
+    * ``ms``: milliseconds per sample. Each sample counts an equal share of the time of its batch.
 
     Args:
         scene: model, targets and source.
-        method: by name, see ``adanpc.lab.adapt.find``.
+        method: the name of a method, see ``adanpc.lab.adapt.find``.
         stream: the order of arrival.
         size: samples in a batch.
-        settings: the method's hyper-parameters; by default its own defaults.
-        seed: of what the method draws.
+        settings: hyper-parameters that replace the method's defaults.
+        seed: seeds the random draws of the method.
     """
     settings = dict(settings or {})
     method_class = find(method)
@@ -56,15 +59,19 @@ def adapt(
     recalled = [scene.seen(domain, adapter.sees) for domain in scene.recalled]
     torch.manual_seed(seed_of(seed, method, size))
     before = recall(adapter, recalled, size)
-    walk = follow(adapter, targets, stream, size, method, lambda: recall(adapter, recalled, size))
+    trace = answer_stream(adapter, targets, stream, size, method, lambda: recall(adapter, recalled, size))
     accuracy = {}
-    for domain, marks in zip(targets, walk.right, strict=True):
+    for domain, marks in zip(targets, trace.right, strict=True):
         if marks:
             accuracy[domain.name] = 100 * sum(marks) / len(marks)
-    times = torch.tensor(walk.times)
-    probs = torch.cat(walk.probs)
-    labels = torch.cat([labels_of(targets, arrival) for arrival in walk.arrivals])
+    times = torch.tensor(trace.times)
+    probs = torch.cat(trace.probs)
+    labels = torch.cat([labels_of(targets, arrival) for arrival in trace.arrivals])
     right = probs.argmax(1) == labels
+    # A method that sees images runs the encoder itself, so its own time already includes it.
+    encoder_time = 0.0
+    if adapter.sees != "images":
+        encoder_time = _encoder_ms(scene, size)
     return {
         "method": method,
         "settings": settings,
@@ -74,21 +81,24 @@ def adapt(
         "average": sum(accuracy.values()) / len(accuracy),
         "worst_tenth": worst_tenth(right),
         "calibration_error": calibration_error(probs, right),
-        "ood_auroc": _ood_auroc(scene, adapter, size, len(walk.times)),
-        "joined": _joined_counts(walk, labels),
-        "frozen": _frozen_accuracy(walk, labels),
-        "source": {"before": before, "after": walk.recalled, "images": sum(map(len, recalled))},
+        "ood_auroc": _ood_auroc(scene, adapter, size, len(trace.times)),
+        "joined": _joined_counts(trace, labels),
+        "frozen": _frozen_accuracy(trace, labels),
+        "source": {"before": before, "after": trace.recalled, "images": sum(map(len, recalled))},
         "ms": {"p50": times.quantile(0.5).item(), "p99": times.quantile(0.99).item()},
-        "encoder_ms": 0.0 if adapter.sees == "images" else _encoder_ms(scene, size),
+        "encoder_ms": encoder_time,
         "extra_bytes": extra_bytes(adapter),
-        "samples": len(walk.times),
+        "samples": len(trace.times),
         "prototypes": scene.source.prototypes,
-        "scores": _scores(scene, adapter, walk, size),
+        "scores": _scores(scene, adapter, trace, size),
     }
 
 
 def _ood_auroc(scene: Scene, adapter: Adapter, size: int, met: int) -> float | None:
-    """How well the confidence of a method tells images of the targets from strangers; no more than it has met."""
+    """How well a method's confidence separates target images from shuffled ones; None if there are none to compare.
+
+    At most ``met`` images of each kind are used: as many as the stream had samples.
+    """
     if scene.strangers is None:
         return None
     confidences = []
@@ -105,97 +115,100 @@ def _ood_auroc(scene: Scene, adapter: Adapter, size: int, met: int) -> float | N
     return auroc(native, foreign)
 
 
-def _joined_counts(walk: Walk, labels: Tensor) -> dict[str, int] | None:
-    """How many samples joined the bank, and how many of them with another label than theirs (n,)."""
-    if not walk.joined:
+def _joined_counts(trace: Trace, labels: Tensor) -> dict[str, int] | None:
+    """How many samples joined the bank, and how many of those with a label other than their true one (n,)."""
+    if not trace.joined:
         return None
-    joined = torch.cat(walk.joined)
+    joined = torch.cat(trace.joined)
     has_joined = joined >= 0
-    return {"rows": int(has_joined.sum()), "wrong": int((has_joined & (joined != labels)).sum())}
+    is_wrong = has_joined & (joined != labels)
+    return {"rows": int(has_joined.sum()), "wrong": int(is_wrong.sum())}
 
 
-def _frozen_accuracy(walk: Walk, labels: Tensor) -> float | None:
-    """The accuracy of the answers without anything learned, in percent; labels are those of all samples (n,)."""
-    if not walk.frozen:
+def _frozen_accuracy(trace: Trace, labels: Tensor) -> float | None:
+    """The accuracy, in percent, of the answers without adaptation, given the true labels (n,) of all samples."""
+    if not trace.frozen:
         return None
-    return 100 * (torch.cat(walk.frozen) == labels).double().mean().item()
+    return 100 * (torch.cat(trace.frozen) == labels).double().mean().item()
 
 
 def joined_labels(bank: MemoryBank, answer: Prediction) -> Tensor:
-    """The label (B,) of the row that each sample of an answer became just now; -1 if it joined no bank."""
+    """The label (B,) with which each sample of an answer has just joined the bank; -1 if it did not join."""
     table = bank.table("id", "label")
     places = torch.searchsorted(table["id"], answer.joined).clamp(max=len(table["id"]) - 1)
-    held = table["id"][places] == answer.joined  # a method may have removed it again
+    held = table["id"][places] == answer.joined  # a method may have removed the row again
     return torch.where(held, table["label"][places], -1).cpu()
 
 
-def _scores(scene: Scene, adapter: Adapter, walk: Walk, size: int) -> dict[str, float | None]:
-    """What settings can be selected by, after the stream; see ``selection.RULES``."""
+def _scores(scene: Scene, adapter: Adapter, trace: Trace, size: int) -> dict[str, float | None]:
+    """The scores by which settings can be selected after the stream; see ``selection.RULES``."""
     held = [scene.seen(domain, adapter.sees) for domain in scene.held]
-    probs = torch.cat(walk.probs)
+    on_held_out_target = None
+    if held:
+        on_held_out_target = recall(adapter, held, size)
+    probs = torch.cat(trace.probs)
     return {
-        "source": list(walk.recalled.values())[-1],
-        "target": recall(adapter, held, size) if held else None,
+        "source": list(trace.recalled.values())[-1],
+        "target": on_held_out_target,
         "snd": density(probs),
         "diversity": diversity(probs),
-        "agreement": agreement(scene, walk),
+        "agreement": agreement(scene, trace),
     }
 
 
 @dataclass(frozen=True)
-class Walk:
-    """What was seen along a stream."""
+class Trace:
+    """What was measured along a stream, in order of arrival."""
 
-    right: list[list[bool]]  # for each domain, which answers were right, in order
-    times: list[float] = field(default_factory=list)  # milliseconds of each sample: its share of its batch
+    right: list[list[bool]]  # for each domain, whether each answer was right
+    times: list[float] = field(default_factory=list)  # milliseconds per sample: its share of its batch
     recalled: dict[str, float] = field(default_factory=dict)  # accuracy on the source after each domain, or at the end
     arrivals: list[Arrival] = field(default_factory=list)  # the batches that were answered
-    probs: list[Tensor] = field(default_factory=list)  # and their answers
-    frozen: list[Tensor] = field(
-        default_factory=list
-    )  # (B,) the answers without anything learned, where they are given
-    joined: list[Tensor] = field(default_factory=list)  # as ``joined_labels`` has it, of methods with a bank
+    probs: list[Tensor] = field(default_factory=list)  # (B, C) the answer to each of them
+    frozen: list[Tensor] = field(default_factory=list)  # (B,) answers without adaptation, if the method reports them
+    joined: list[Tensor] = field(default_factory=list)  # see ``joined_labels``; empty for methods without a bank
 
 
-def follow(
+def answer_stream(
     adapter: Adapter, targets: Sequence[Domain], stream: Stream, size: int, name: str, recall: Callable[[], float]
-) -> Walk:
-    """Answers a stream batch by batch, and comes back to the source whenever a domain has come for the last time.
+) -> Trace:
+    """Answers a stream batch by batch, and tests on the source each time a domain is over.
 
-    The last samples of a domain stay unanswered if they are fewer than a method can use.
+    If the last batch of a domain is smaller than the method can handle, it is left unanswered.
 
     Args:
         adapter: the method.
         targets: the domains of the stream, as the method sees them.
         stream: the order of arrival.
         size: samples in a batch.
-        name: of the method, for the progress bar.
-        recall: the accuracy on the source right now.
+        name: the method's name, for the progress bar.
+        recall: measures the current accuracy on the source.
     """
-    walk = Walk([[] for _ in targets])
+    trace = Trace([[] for _ in targets])
     arrivals = list(stream.batches(targets, size))
     places = [int(arrival.domains[0]) for arrival in arrivals]
-    last_batch = {place: number for number, place in enumerate(places)}  # of each domain
+    last_batch = {place: number for number, place in enumerate(places)}  # domain to the last batch with it
     progress = track(arrivals, f"{name}, batches of {size}")
     for number, arrival in enumerate(progress):
         place = places[number]
         enters = number == 0 or places[number - 1] != place
         ends = number + 1 == len(arrivals)
-        leaves = last_batch[place] == number  # for good: a domain may come back
+        leaves = last_batch[place] == number  # a domain may come back, so only its last batch counts
         if stream.resets and enters:
             adapter.reset()
-        _answer(adapter, targets, arrival, size, walk)
-        marks = walk.right[place]
-        progress.note(f"{targets[place].name}: {100 * sum(marks) / max(len(marks), 1):.1f} %")
+        _answer_batch(adapter, targets, arrival, size, trace)
+        marks = trace.right[place]
+        accuracy = 100 * sum(marks) / max(len(marks), 1)
+        progress.note(f"{targets[place].name}: {accuracy:.1f} %")
         if stream.mixes and ends:
-            walk.recalled["mixed"] = recall()
+            trace.recalled["mixed"] = recall()
         elif not stream.mixes and leaves:
-            walk.recalled[targets[place].name] = recall()
-    return walk
+            trace.recalled[targets[place].name] = recall()
+    return trace
 
 
-def _answer(adapter: Adapter, targets: Sequence[Domain], arrival: Arrival, size: int, walk: Walk) -> None:
-    """One batch: what was right, and how long it took."""
+def _answer_batch(adapter: Adapter, targets: Sequence[Domain], arrival: Arrival, size: int, trace: Trace) -> None:
+    """Answers one batch, and adds the answers and the time they took to the trace."""
     batch = fetch(targets, arrival)
     labels = labels_of(targets, arrival)
     start = time.perf_counter()
@@ -204,27 +217,27 @@ def _answer(adapter: Adapter, targets: Sequence[Domain], arrival: Arrival, size:
     except BatchError:
         if len(batch) == size:
             raise
-        return  # what is left over at the end of a domain may be too little for a method
-    each = 1000 * (time.perf_counter() - start) / len(batch)
-    walk.times.extend([each] * len(batch))
-    walk.arrivals.append(arrival)
-    walk.probs.append(probs)
+        return  # a short batch at the end of a domain may be too small for a method
+    ms_per_sample = 1000 * (time.perf_counter() - start) / len(batch)
+    trace.times.extend([ms_per_sample] * len(batch))
+    trace.arrivals.append(arrival)
+    trace.probs.append(probs)
     if adapter.latest is not None:
-        walk.joined.append(joined_labels(adapter.banks["bank"], adapter.latest))
+        trace.joined.append(joined_labels(adapter.banks["bank"], adapter.latest))
         if adapter.latest.frozen is not None:
-            walk.frozen.append(adapter.latest.frozen.argmax(1).cpu())
+            trace.frozen.append(adapter.latest.frozen.argmax(1).cpu())
     marks = probs.argmax(1) == labels
     for place, mark in zip(arrival.domains.tolist(), marks.tolist(), strict=True):
-        walk.right[place].append(mark)
+        trace.right[place].append(mark)
 
 
 def recall(adapter: Adapter, domains: Sequence[Domain], size: int) -> float:
-    """The mean accuracy on domains in percent, answered in batches from the same state each."""
+    """The mean accuracy over domains, in percent. The method learns nothing: every batch meets the same state."""
     return sum(_accuracy(adapter, domain, size) for domain in domains) / len(domains)
 
 
 def _accuracy(adapter: Adapter, domain: Domain, size: int) -> float:
-    """In percent; NaN if no batch is large enough for the method."""
+    """The accuracy on a domain in percent; NaN if no batch is large enough for the method."""
     marks = [torch.zeros(0, dtype=torch.bool)]
     for rows in torch.arange(len(domain)).split(size):
         if len(rows) >= adapter.least:
@@ -233,26 +246,26 @@ def _accuracy(adapter: Adapter, domain: Domain, size: int) -> float:
     return 100 * torch.cat(marks).float().mean().item()
 
 
-def agreement(scene: Scene, walk: Walk) -> float:
-    """How many answers are those of the frozen vote of source rows, in percent."""
+def agreement(scene: Scene, trace: Trace) -> float:
+    """The percentage of answers that agree with the frozen vote of the source rows."""
     frozen = scene.frozen_vote
     targets = [scene.seen(domain, frozen.sees) for domain in scene.targets]
     same = []
-    for arrival, probs in zip(walk.arrivals, walk.probs, strict=True):
+    for arrival, probs in zip(trace.arrivals, trace.probs, strict=True):
         answers = frozen.step(fetch(targets, arrival)).argmax(1).cpu()
         same.append(answers == probs.argmax(1))
     return 100 * torch.cat(same).float().mean().item()
 
 
 def _encoder_ms(scene: Scene, size: int) -> float:
-    """As ``encoder_ms``, measured once for a scene."""
+    """The value of ``encoder_ms``, measured once per scene."""
     if size not in scene.times:
         scene.times[size] = encoder_ms(scene, size)
     return scene.times[size]
 
 
 def encoder_ms(scene: Scene, size: int) -> float:
-    """Milliseconds that the encoder takes for a sample in a batch of this size: the median of a few."""
+    """Milliseconds per sample that the encoder takes in batches of this size: the median of a few batches."""
     times = []
     model = scene.source.model
     domain = scene.recalled[0]
@@ -267,12 +280,12 @@ def encoder_ms(scene: Scene, size: int) -> float:
 
 
 def extra_bytes(adapter: Adapter) -> int:
-    """What the method holds beyond a copy of the model: banks, memories, optimizers."""
+    """The bytes that a method holds beyond a copy of the model: banks, memories, optimizers."""
     return _bytes(adapter.state_dict()) - _bytes(adapter.model.state_dict())
 
 
 def _bytes(value: Any) -> int:
-    """The bytes of all tensors in a state."""
+    """The bytes of all tensors in a nested state."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, Mapping):

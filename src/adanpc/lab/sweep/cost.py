@@ -1,4 +1,4 @@
-"""What work will cost on this machine, from short measurements of it."""
+"""Estimates of how long work will take on this machine, from short measurements."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from adanpc.lab.networks import build
 from adanpc.lab.sweep.shape import listed, named, positive, read_checked
 from adanpc.lab.sweep.subjects import Extent, Reading, Workspace
 
-IMAGES = 8  # in a measurement
+IMAGES = 8  # in the batch on which an encoder is timed
 FILE = "rates.json"
 RATES = named(lambda rates: listed(positive)(rates) and len(rates) == 2)
 
 
 class CostModel:
-    """What work costs: the time of an image through an encoder, timed once for a folder, and numbers of images.
+    """Estimates times: seconds per image for an encoder, measured once per folder, and how many images are processed.
 
     Args:
-        workspace: where the data is, and where times are kept.
+        workspace: where the data is, and where measured times are kept.
     """
 
     def __init__(self, workspace: Workspace) -> None:
@@ -34,23 +34,24 @@ class CostModel:
 
     @cached_property
     def rates(self) -> dict[str, list[float]]:
-        """Encoder to seconds per image, forward and in a training step."""
+        """The seconds per image of each encoder: of a forward pass, and of a training step."""
         path = self.workspace.folder / FILE
         return read_checked(path, RATES, "delete it, and the encoders are timed again") or {}
 
     def forward(self, encoder: str) -> float:
-        """Seconds of an image from input to logits."""
+        """Seconds per image from input to logits."""
         forward, _ = self._rate(encoder)
         return forward
 
     def step(self, encoder: str) -> float:
-        """Seconds of an image in a training step."""
+        """Seconds per image in a training step."""
         _, step = self._rate(encoder)
         return step
 
     def sizes(self, data: str, seed: int, images: int | None) -> dict[str, int]:
-        """Domain to the number of its images, at most so many."""
-        return {name: _at_most(images, size) for name, size in self.workspace.sizes(data, seed).items()}
+        """The number of images in each domain, where a domain counts for ``images`` at most."""
+        sizes = self.workspace.sizes(data, seed)
+        return {name: _at_most(images, size) for name, size in sizes.items()}
 
     def target_images(self, reading: Reading, extent: Extent) -> int:
         """How many target images are answered."""
@@ -58,7 +59,7 @@ class CostModel:
         return sum(_at_most(extent.images, sizes[name]) for name in reading.targets)
 
     def source_images(self, reading: Reading, extent: Extent) -> int:
-        """How many source images are encoded; none if rows of the head stand in for a domain that is not here."""
+        """How many source images are encoded; none if the rows of the head replace a domain that is missing here."""
         if reading.known is not None:
             data, name = reading.known
             counts = [self.sizes(data, reading.seed, reading.images).get(name, 0)]
@@ -68,20 +69,21 @@ class CostModel:
         return sum(_at_most(extent.rows, size) for size in counts)
 
     def recalled_images(self, reading: Reading, extent: Extent) -> int:
-        """How many held-out source images are answered each time that the source is tested."""
+        """How many held-out source images are answered each time the source is tested."""
         held_out = self.source_images(reading, Extent()) // 5
+        # The rest of the source's data set stands in for a source domain that is missing here.
         if held_out == 0 and reading.known is not None:
             held_out = self.workspace.count(reading.known[0]) // 5
         return _at_most(extent.recalled, held_out)
 
     def features(self, reading: Reading, extent: Extent) -> float:
-        """Seconds until all images of source and target are encoded."""
+        """Seconds that it takes to encode all images of source and target."""
         images = self.source_images(reading, extent) + self.target_images(reading, extent)
         return images * self.forward(reading.encoder)
 
     def _rate(self, encoder: str) -> list[float]:
         if encoder not in self.rates:
-            self.rates[encoder] = measured(encoder)
+            self.rates[encoder] = measure_rates(encoder)
             self._save()
         return self.rates[encoder]
 
@@ -97,8 +99,8 @@ def _at_most(limit: int | None, number: int) -> int:
     return number if limit is None else min(limit, number)
 
 
-def measured(encoder: str) -> list[float]:
-    """Seconds per image, forward and in a training step, on one thread: sweeps give every process one."""
+def measure_rates(encoder: str) -> list[float]:
+    """Seconds per image of a forward pass and of a training step, on one thread, as each process of a sweep has."""
     channels = 1 if encoder == "convnet" else 3  # digits are gray
     model = build(encoder, 10, channels=channels)
     size = model.preprocessing.size or 28
@@ -108,15 +110,15 @@ def measured(encoder: str) -> list[float]:
     torch.set_num_threads(1)
     try:
         with torch.no_grad():
-            forward = _clock(lambda: model(images))
-        step = _clock(lambda: cross_entropy(model(images), labels).backward())
+            forward = _seconds(lambda: model(images))
+        step = _seconds(lambda: cross_entropy(model(images), labels).backward())
     finally:
         torch.set_num_threads(threads)
     return [forward / IMAGES, step / IMAGES]
 
 
-def _clock(work: Callable[[], Any]) -> float:
-    """The faster of two runs, after one that warms up."""
+def _seconds(work: Callable[[], Any]) -> float:
+    """The time of the faster of two runs, after one run to warm up."""
     times = []
     for _ in range(3):
         start = time.perf_counter()

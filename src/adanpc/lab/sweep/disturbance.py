@@ -1,4 +1,4 @@
-"""Streams that were meant to do harm, or that do it by mistake: foreign queries among others, and attacks."""
+"""Streams that can do harm, by accident or on purpose: foreign queries among native ones, and attacks."""
 
 from __future__ import annotations
 
@@ -23,30 +23,32 @@ from adanpc.lab.sweep.scene import Scene
 from adanpc.lab.sweep.subjects import Extent, Frozen, Workspace
 from adanpc.lab.sweep.task import FEATURES, STARTING, Task, scene_of
 
-DIGITS = ("rotated-mnist", "0")  # a data set, and its domain
-SIDE = 64  # pixels, of images of noise
-NATIVE = 1000  # queries of the target at most, among foreign ones or before an attack
-MOST_FOREIGN = 200  # queries at most, and no more than one for every five of the target
-PROBES = 300  # queries at most that are answered before and after an attack
+DIGITS = ("rotated-mnist", "0")  # a data set and the domain of it that is used
+SIDE = 64  # pixels along each side of a noise image
+NATIVE = 1000  # the most target queries that arrive among foreign ones or before an attack
+MOST_FOREIGN = 200  # the most foreign queries; there is also at most one for every five of the target
+PROBES = 300  # the most queries that are answered before and again after an attack
 BATCH = 32
 WHOLE = Extent(whole=True)
 
 Foreign = Literal["noise", "digits", "unknown class"]
-ATTACKS: Mapping[str, int] = {"repeated": 1000, "repeated often": 5000, "between": 10, "opposite": 10}  # inputs of each
+# Each attack with the number of inputs it sends.
+ATTACKS: Mapping[str, int] = {"repeated": 1000, "repeated often": 5000, "between": 10, "opposite": 10}
 
 
 @dataclass(frozen=True)
 class Intrude(Task):
-    """One method on a shuffled target among whose queries are foreign ones, and on the same without them.
+    """Run one method on a shuffled target twice: once with foreign queries mixed in, and once without.
 
     Args:
         subject: the source model, with one target.
-        method: by name.
-        foreign: ``noise``: images of random pixels; ``digits``: handwritten ones; ``unknown class``: the target's
-            images of a class that the bank has no rows of, which is that in place ``seed``, counted round.
-        settings: of the method.
-        extent: of the data.
-        seed: of the order of arrival and of what is drawn.
+        method: the name of the method.
+        foreign: ``noise``: images of random pixels; ``digits``: handwritten digits; ``unknown class``: the target's
+            images of one class, whose rows are left out of the bank. That class is number ``seed``, modulo the number
+            of classes.
+        settings: hyper-parameters of the method.
+        extent: how much of the data is used.
+        seed: seeds the order of arrival and everything that is drawn.
     """
 
     subject: Frozen
@@ -70,7 +72,7 @@ class Intrude(Task):
         }
 
     def data(self) -> tuple[str, ...]:
-        """Those of the subject, and the digits."""
+        """The data sets of the subject, and the digits if they are the foreign queries."""
         reads = self.subject.reads()
         if self.foreign == "digits":
             return (*reads, DIGITS[0])
@@ -93,7 +95,7 @@ class Intrude(Task):
         return intrude(adapter, queries[native], labels[native], intruders, self.seed)
 
     def _images(self, workspace: Workspace, count: int) -> Domain:
-        """So many foreign images."""
+        """This many foreign images, in color."""
         if self.foreign == "noise":
             return noise(count, self.seed)
         name, domain = DIGITS
@@ -102,23 +104,25 @@ class Intrude(Task):
         return Domain("digits", gray.expand(-1, 3, -1, -1).contiguous(), chosen.labels)
 
     def effort(self, costs: CostModel) -> float:
-        """Each query twice."""
+        """Encodes the foreign images, and answers the native queries twice."""
         reading = self.subject.reading()
         native = min(NATIVE, costs.target_images(reading, self.extent))
-        return STARTING + MOST_FOREIGN * costs.forward(reading.encoder) + (2 * native + MOST_FOREIGN) * FEATURES
+        encoding = MOST_FOREIGN * costs.forward(reading.encoder)
+        answering = (2 * native + MOST_FOREIGN) * FEATURES
+        return STARTING + encoding + answering
 
 
 @dataclass(frozen=True)
 class Attack(Task):
-    """One method on a shuffled target, before and after inputs that someone made to do harm.
+    """Run one method on a shuffled target, and measure it before and after inputs that were made to do harm.
 
     Args:
         subject: the source model, with one target.
-        method: by name.
+        method: the name of the method.
         attack: one of ``ATTACKS``, see ``harmful``.
-        settings: of the method.
-        extent: of the data.
-        seed: of the order of arrival and of what is drawn.
+        settings: hyper-parameters of the method.
+        extent: how much of the data is used.
+        seed: seeds the order of arrival and everything that is drawn.
     """
 
     subject: Frozen
@@ -142,7 +146,7 @@ class Attack(Task):
         }
 
     def data(self) -> tuple[str, ...]:
-        """Those of the subject."""
+        """The data sets of the subject."""
         return self.subject.reads()
 
     def run(self, workspace: Workspace) -> dict[str, Any]:
@@ -154,20 +158,20 @@ class Attack(Task):
         return attacked(adapter, scene, queries[:most], labels[:most], self.attack, self.seed)
 
     def effort(self, costs: CostModel) -> float:
-        """Queries before, the attack, and probes twice."""
+        """Answers the queries before the attack, the attack itself, and the probes twice."""
         native = min(NATIVE, costs.target_images(self.subject.reading(), self.extent))
         return STARTING + (native + ATTACKS[self.attack] + 2 * PROBES) * FEATURES
 
 
 def _shuffled_target(scene: Scene, seed: int) -> tuple[Tensor, Tensor]:
-    """Features (n, D) and labels (n,) of the first target in random order."""
+    """The features (n, D) and labels (n,) of the first target, in random order."""
     target = scene.seen(scene.targets[0], "features")
     rows = Iid(seed=seed).order([target])[:, 1]
     return target.take(rows), target.labels[rows]
 
 
 def _at_most_one_in_five(native: int) -> int:
-    """How many foreign queries come among so many of the target."""
+    """How many foreign queries are mixed into this many of the target: one in five, within 1 and ``MOST_FOREIGN``."""
     return max(1, min(MOST_FOREIGN, native // 5))
 
 
@@ -181,13 +185,13 @@ def without_class(source: Source, label: int) -> Source:
 
 
 def _encoded(scene: Scene, images: Domain) -> Tensor:
-    """The features (n, D) of images that are no part of a scene."""
+    """The features (n, D) of images that do not belong to the scene."""
     model = scene.source.model
     return features(model, images.with_transform(model.preprocessing), cache=scene.cache)
 
 
 def noise(count: int, seed: int) -> Domain:
-    """Images of random pixels, every color as likely."""
+    """Images of random pixels, with every color equally likely."""
     generator = torch.Generator().manual_seed(seed_of(seed, "noise"))
     images = torch.randint(0, 256, (count, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
     return Domain("noise", images, torch.zeros(count, dtype=torch.int64))
@@ -197,29 +201,29 @@ def noise(count: int, seed: int) -> Domain:
 
 
 def intrude(adapter: Adapter, native: Tensor, labels: Tensor, foreign: Tensor, seed: int) -> dict[str, Any]:
-    """A stream with foreign queries and without: the record.
+    """The record of a stream that is answered without foreign queries, and again with them.
 
-    ``without`` and ``beside`` are the accuracies, in percent, on native queries alone and beside foreign ones;
-    ``changed`` is how many native answers differ between the two. ``voters`` counts the foreign queries that joined the
-    bank, ``influential`` those that had a part in the vote on a later native query; None without a bank. ``novelty``
-    compares the scores of novelty, if the method gives any: ``auroc`` is how well they tell foreign from native
-    queries, ``foreign`` and ``native`` are how many of each are called foreign.
+    * ``without`` and ``beside``: the accuracy on native queries, in percent, without and beside foreign ones.
+    * ``changed``: the percentage of native answers that differ between the two.
+    * ``voters``: how many foreign queries joined the bank. None without a bank.
+    * ``influential``: how many of those took part in the vote on a later native query. None without a bank.
+    * ``novelty``: how well the novelty scores of the method separate foreign from native queries (``auroc``), and the
+      percentage of each that is called foreign (``foreign``, ``native``). None if the method has no such scores.
 
     Args:
-        adapter: the method, which is reset before each stream.
+        adapter: the method; it is reset before the second stream.
         native: (n, D) queries of the target, in order.
-        labels: (n,) of these.
-        foreign: (m, D) queries, which arrive at random moments between the native ones.
-        seed: of these moments.
+        labels: (n,) their labels.
+        foreign: (m, D) queries that arrive at random moments between the native ones.
+        seed: seeds these moments.
     """
     alone = _answers(adapter, native)
     adapter.reset()
     generator = torch.Generator().manual_seed(seed_of(seed, "moments"))
-    # A stable order of arrival: native queries keep theirs.
-    moments = torch.cat(
-        [torch.arange(len(native)).double(), torch.rand(len(foreign), generator=generator) * len(native)]
-    )
-    order = moments.argsort(stable=True)
+    # Native query i arrives at moment i, so that native queries stay in order; foreign ones arrive anywhere between.
+    native_moments = torch.arange(len(native)).double()
+    foreign_moments = torch.rand(len(foreign), generator=generator) * len(native)
+    order = torch.cat([native_moments, foreign_moments]).argsort(stable=True)
     is_foreign = order >= len(native)
     arriving = torch.cat([native, foreign])[order]
     watch = Watch()
@@ -236,20 +240,20 @@ def intrude(adapter: Adapter, native: Tensor, labels: Tensor, foreign: Tensor, s
         "foreign": len(foreign),
         "voters": voters,
         "influential": influential,
-        "novelty": watch.told_apart(is_foreign),
+        "novelty": watch.separation(is_foreign),
     }
 
 
 @dataclass
 class Watch:
-    """What foreign queries do to a bank, batch by batch."""
+    """Collects, batch by batch, what foreign queries do to a bank."""
 
-    voters: set[int] = field(default_factory=set)  # ids of foreign rows
-    influential: set[int] = field(default_factory=set)  # those of them that voted on a native query
-    novelty: list[Tensor] = field(default_factory=list)  # (B,) scores
+    voters: set[int] = field(default_factory=set)  # ids of foreign rows in the bank
+    influential: set[int] = field(default_factory=set)  # those of them that have voted on a native query
+    novelty: list[Tensor] = field(default_factory=list)  # (B,) scores of each batch
 
     def see(self, answer: Prediction, is_foreign: Tensor) -> None:
-        """Takes note of the answer to a batch, of which some queries (B,) are foreign."""
+        """Records the effects of one batch, given its answer and which of its queries (B,) are foreign."""
         self.voters.update(answer.joined[is_foreign & (answer.joined >= 0)].tolist())
         neighbors = answer.neighbors.ids[~is_foreign]
         has_part = answer.weights[~is_foreign] != 0
@@ -257,8 +261,8 @@ class Watch:
         if answer.novelty is not None:
             self.novelty.append(answer.novelty.cpu())
 
-    def told_apart(self, is_foreign: Tensor) -> dict[str, float] | None:
-        """How well novelty tells foreign queries (n,) from others; None without scores, or without such queries."""
+    def separation(self, is_foreign: Tensor) -> dict[str, float] | None:
+        """How well novelty separates foreign queries (n,) from native ones; None without scores or foreign queries."""
         if not self.novelty or not is_foreign.any():
             return None
         values = torch.cat(self.novelty).double()
@@ -272,7 +276,7 @@ class Watch:
 
 
 def _answers(adapter: Adapter, queries: Tensor, is_foreign: Tensor | None = None, watch: Watch | None = None) -> Tensor:
-    """The labels (n,) that are given to queries (n, D) in order, from which the method learns."""
+    """The labels (n,) that a method gives to queries (n, D) as they arrive; it learns from them as it goes."""
     answers = []
     for start in range(0, len(queries), BATCH):
         part = slice(start, start + BATCH)
@@ -290,18 +294,19 @@ def _percent(marks: Tensor) -> float:
 
 
 def attacked(adapter: Adapter, scene: Scene, queries: Tensor, labels: Tensor, attack: str, seed: int) -> dict[str, Any]:
-    """The accuracy on the next queries of a stream, in percent, ``before`` an attack and ``after`` it.
+    """The accuracy on the last queries of a stream, in percent, ``before`` an attack and ``after`` it.
 
-    The method meets most of the queries first. The others are its probes: answered in succession, each time from the
-    same state but for the attack. ``changed`` is how many of their answers differ.
+    The method first answers and learns from most of the queries. The remaining ones are probes: they are answered
+    before and after the attack without being learned from, so that the attack alone makes the difference.
+    ``changed`` is the percentage of probes whose answer differs.
 
     Args:
         adapter: the method.
-        scene: where the attacker takes inputs from.
-        queries: (n, D) of the target, in order.
-        labels: (n,) of these.
+        scene: its source is known to the attacker.
+        queries: (n, D) queries of the target, in order.
+        labels: (n,) their labels.
         attack: one of ``ATTACKS``.
-        seed: of what the attacker draws.
+        seed: seeds what the attacker draws.
     """
     probes = min(PROBES, max(1, len(queries) // 4))
     met = queries[:-probes]
@@ -319,25 +324,27 @@ def attacked(adapter: Adapter, scene: Scene, queries: Tensor, labels: Tensor, at
 
 
 def harmful(attack: str, met: Tensor, answers: Tensor, wrong: Sequence[int], scene: Scene, seed: int) -> Tensor:
-    """The inputs of an attack (n, D).
+    """The inputs (n, D) that an attacker sends.
 
-    ``repeated`` and ``repeated often`` send one image that was answered wrongly again and again: the first such. The
-    others are made by someone who can choose features: ``between`` lies halfway between the mean direction of the
-    queries that were answered as one class, and that of the source's images of another; ``opposite`` is the negative of
-    the mean direction of all queries, with a little noise.
+    * ``repeated`` and ``repeated often`` send the first image that was answered wrongly, again and again.
+    * ``between`` lies halfway between the mean direction of the queries that were answered as one class, and the mean
+      direction of the source's images of another. It takes an attacker who can choose features, as does the next.
+    * ``opposite`` is the negative of the mean direction of all queries, with a little noise.
 
     Args:
         attack: one of ``ATTACKS``.
         met: (n, D) queries that the attacker saw.
         answers: (n,) labels that were given to them.
-        wrong: places of those that were answered wrongly; if there are none, the first query is sent.
-        scene: whose source the attacker knows.
-        seed: of what the attacker draws.
+        wrong: positions of those that were answered wrongly; if there are none, the first query is sent.
+        scene: its source is known to the attacker.
+        seed: seeds what the attacker draws.
     """
     count = ATTACKS[attack]
     if attack.startswith("repeated"):
-        place = wrong[0] if wrong else 0
-        return met[place : place + 1].expand(count, -1).contiguous()
+        place = 0
+        if wrong:
+            place = wrong[0]
+        return met[place].expand(count, -1).contiguous()
     generator = torch.Generator().manual_seed(seed_of(seed, attack))
     directions = normalize(met, dim=1)
     if attack == "opposite":

@@ -1,4 +1,4 @@
-"""A model and the images that methods are evaluated on, by where they are; earlier records of them are found again."""
+"""What ``adanpc adapt`` evaluates methods on: a model and images, and the records of earlier evaluations of them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from adanpc.lab.train.run import Run
 from adanpc.version import __version__
 
 FILE = "adapt.jsonl"
-CHANNELS = 3  # of images in files
-MEASURED = both(  # all that is shown of a record
+CHANNELS = 3  # of every image that is read from a file
+MEASURED = both(  # checks everything in a record that is shown
     RECORDS["adapt"],
     fields(ms=fields(p50=number, p99=number), encoder_ms=number, extra_bytes=number, samples=count),
 )
@@ -37,13 +37,13 @@ MEASURED = both(  # all that is shown of a record
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What methods are run on, before anything of it is encoded.
+    """A model and images to run methods on, before any image is encoded.
 
     Args:
         folder: where records and features are kept.
         domains: the names of the target domains.
-        identity: changes if the model or the images do.
-        scene: encodes what methods need.
+        identity: a hash that changes if the model or the images do.
+        scene: makes the scene, which encodes what methods need.
     """
 
     folder: Path
@@ -53,29 +53,31 @@ class Evaluation:
 
     @property
     def records(self) -> Path:
-        """The file of the records."""
+        """The file that holds the records."""
         return self.folder / FILE
 
     def recall(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The record that has the answer to a question already, or None; for a class of your own there is none."""
+        """The earlier record that answers a question, or None. Records of a user's own class are never reused."""
         if is_own(str(question["method"])):
             return None  # its code may have changed since
         wanted = self._as_recorded(question)
         for entry in entries(self.records):
-            if all(name in entry and entry[name] == value for name, value in wanted.items()) and MEASURED(entry):
+            answers_question = all(name in entry and entry[name] == value for name, value in wanted.items())
+            if answers_question and MEASURED(entry):
                 return entry
         return None
 
     def note(self, question: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-        """Adds a record, on the disk when it returns; returns it as it is recorded."""
+        """Writes a record to the disk and returns it as it was written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         entry = {**record, **self._as_recorded(question)}
         add_entry(self.records, entry)
         return entry
 
     def _as_recorded(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """A question as it is recorded, JSON's way; another version of adanpc may answer it otherwise."""
+        """A question with the model, the images and the version of adanpc that answer it, as JSON reads it back."""
         identified = {**question, "subject": self.identity, "version": __version__}
+        # Through JSON, so that it equals what is read from the file: tuples become lists, for example.
         plain: dict[str, Any] = json.loads(json.dumps(identified))
         return plain
 
@@ -83,13 +85,13 @@ class Evaluation:
 def of_run(
     run: Run, others: DataSet | None = None, *, which: str = "best", images: int | None = None, device: str = "cpu"
 ) -> Evaluation:
-    """A run's model, and its targets or other images.
+    """The evaluation of a run's model on the run's targets, or on other images.
 
     Args:
-        run: that was trained.
-        others: images to meet instead of the run's targets.
-        which: the best or the last model.
-        images: the most of each target.
+        run: a trained run.
+        others: images to use instead of the run's targets.
+        which: "best" or "last", the model to use.
+        images: the most images of each target.
         device: where the model computes.
     """
     domains = run.spec.targets
@@ -97,8 +99,8 @@ def of_run(
     if others is not None:
         if run.data["channels"] != CHANNELS:
             raise AdaNPCError(
-                f"{run.folder} was trained on images of {run.data['channels']} channels, and images in files have "
-                f"{CHANNELS}: choose a run that was trained on color images"
+                f"{run.folder} was trained on images with {run.data['channels']} channels, but images read from files "
+                f"have {CHANNELS}: choose a run that was trained on color images"
             )
         others = others.labeled_as(run.data["classes"])
         domains = tuple(domain.name for domain in others.domains)
@@ -125,18 +127,19 @@ def of_weights(
     seed: int = 0,
     device: str = "cpu",
 ) -> Evaluation:
-    """A network from a file of weights, the images that it was trained on, and those that it meets.
+    """The evaluation of a network whose weights are in a file.
 
     If the file has no head for the classes of the source, a linear one is fitted to the features of the source.
 
     Args:
         weights: a file, see ``adanpc.lab.networks.build``.
-        encoder: the network, by name.
-        source: labeled images; a fifth of each domain is held out. Their classes, in order, are those of the head.
-        target: the images to meet; their classes are known by name.
-        folder: for records and features.
-        images: the most of each target.
-        seed: of splits, and of a head that is fitted.
+        encoder: the name of the network.
+        source: the labeled images that the network was trained on; a fifth of each domain is held out. The head has
+            their classes, in the same order.
+        target: the images to adapt to; their classes are matched to those of the source by name.
+        folder: where records and features are kept.
+        images: the most images of each target.
+        seed: seeds the splits, and the head if one is fitted.
         device: where the model computes.
     """
     target = target.labeled_as(source.classes)
@@ -164,7 +167,7 @@ def of_weights(
 
 
 def has_own_head(model: SourceModel, weights: Path) -> bool:
-    """Whether the head of a model is the one in its file of weights, and not a fresh one."""
+    """Whether the head of a model was read from its file of weights, rather than drawn at random."""
     head = model.head.weight
     if not isinstance(head, torch.Tensor):
         return False
@@ -172,7 +175,7 @@ def has_own_head(model: SourceModel, weights: Path) -> bool:
 
 
 def _identity(file: Path, *texts: str) -> str:
-    """A hash of the contents of a file and of texts; whoever opens the file says so if it is not there."""
+    """A hash of the contents of a file and of texts. A missing file is not an error here: opening it will be one."""
     digest = hashlib.sha256()
     if file.is_file():
         with file.open("rb") as contents:

@@ -1,4 +1,4 @@
-"""Witnesses: the rows that answered a query, and what an expert's removal of wrong ones changes."""
+"""Explained answers: which rows voted on a query, and what changes when an expert removes the wrong ones."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from adanpc.lab.sweep.task import STARTING, Task, Train
 class Explain(Task):
     """Some right and some wrong answers of a vote, each with its neighbors, before and after a removal.
 
-    The expert of a wrong answer removes those of its neighbors that are of the class wrongly given, the nearest first,
-    as many as ``removed``; for this the query's label is used, as an expert would.
+    For each wrong answer, an expert who knows the true label removes the neighbors of the wrongly given class, nearest
+    first, up to ``removed`` of them.
 
     Args:
         subject: the source model.
-        each: right answers, and wrong ones; those in the middle of their kind by confidence, spread over it.
+        each: how many right and how many wrong answers to show, evenly spread over their confidence.
         k: neighbors that vote.
-        removed: rows that the expert removes at most.
-        extent: of the data.
+        removed: the most rows that the expert removes.
+        extent: how much of the data is used.
     """
 
     subject: Subject
@@ -49,11 +49,11 @@ class Explain(Task):
         }
 
     def data(self) -> tuple[str, ...]:
-        """Those of the subject."""
+        """The data sets of the subject."""
         return self.subject.reads()
 
     def run(self, workspace: Workspace) -> dict[str, Any]:
-        """The questions."""
+        """The chosen questions, the accuracy of the vote in percent, and the number of queries."""
         scene = self.subject.scene(workspace, self.extent)
         bank = MemoryBank(scene.source.model.dim, scene.source.model.classes)
         bank.apply(Append(scene.source.features, scene.source.labels))
@@ -66,7 +66,7 @@ class Explain(Task):
         return {"questions": questions, "accuracy": 100 * right.float().mean().item(), "queries": len(right)}
 
     def _question(self, scene: Scene, classifier: core.AdaNPC, answers: Prediction, row: int) -> dict[str, Any]:
-        """One query: its neighbors, and if it was answered wrongly, the answer after the expert's removal."""
+        """One query with its neighbors and, if it was answered wrongly, its answer after the expert's removal."""
         label = int(scene.targets[0].labels[row])
         probs = answers.probs[row]
         answer = int(probs.argmax())
@@ -95,16 +95,16 @@ class Explain(Task):
         }
 
     def effort(self, costs: CostModel) -> float:
-        """Features of all images."""
+        """Encodes all images."""
         return STARTING + costs.features(self.subject.reading(), self.extent)
 
     def prerequisite(self) -> Task | None:
-        """Training, if the model is not published."""
+        """The training of the model; None for a published one."""
         return Train(self.subject) if isinstance(self.subject, Trained) else None
 
 
 def _answer_without(classifier: core.AdaNPC, query: torch.Tensor, ids: list[int]) -> list[float]:
-    """The answer without these rows; they are put back."""
+    """The answer to a query without these rows, which are put back afterward."""
     classifier.bank.apply(Veto(tuple(ids), "expert", "not what is seen"))
     try:
         return list(classifier.predict(query).probs[0].tolist())
@@ -113,10 +113,11 @@ def _answer_without(classifier: core.AdaNPC, query: torch.Tensor, ids: list[int]
 
 
 def _spread(answers: Prediction, wanted: torch.Tensor, count: int) -> list[int]:
-    """So many of the wanted queries, evenly from the surest to the least sure."""
+    """At most ``count`` of the wanted queries, evenly spaced from the most to the least confident answer."""
     rows = wanted.nonzero()[:, 0]
     if not len(rows):
         return []
-    rows = rows[answers.probs[rows].amax(1).argsort(descending=True, stable=True)]
-    places = torch.linspace(0, len(rows) - 1, min(count, len(rows))).round().long()
-    return [int(row) for row in rows[places]]
+    confidence = answers.probs[rows].amax(1)
+    ranked = rows[confidence.argsort(descending=True, stable=True)]
+    places = torch.linspace(0, len(ranked) - 1, min(count, len(ranked))).round().long()
+    return [int(row) for row in ranked[places]]

@@ -1,20 +1,20 @@
-"""What an average accuracy hides: the worst stretch of a stream, and how far confidence can be believed."""
+"""What an average accuracy hides: the worst stretch of a stream, and how far confidence can be trusted."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-WINDOW = 100  # answers
-WORST = 0.1  # of the windows
-BINS = 15  # of confidence
+WINDOW = 100  # consecutive answers
+WORST = 0.1  # share of the windows
+BINS = 15  # of confidence, all equally wide
 
 
 def worst_tenth(right: Tensor) -> float:
-    """The accuracy, in percent, in the worst tenth of the windows of a stream of answers (n,), right or wrong.
+    """The accuracy, in percent, over the worst tenth of the windows of a stream, given which answers (n,) are right.
 
-    A window is 100 answers in succession; windows follow each other without overlap, and a rest that fills none does
-    not count. Of few windows the worst one is taken; a stream that is shorter than a window is one.
+    A window is 100 consecutive answers. Windows do not overlap, and answers that do not fill the last one are ignored.
+    At least one window is taken, however few there are; a stream that is shorter than a window is one window.
     """
     count = len(right) // WINDOW
     if count == 0:
@@ -26,24 +26,26 @@ def worst_tenth(right: Tensor) -> float:
 
 
 def calibration_error(probs: Tensor, right: Tensor) -> float:
-    """The expected calibration error of answers (n, C) that are right or wrong (n,), in percent.
+    """The expected calibration error, in percent, of answers (n, C), given which of them (n,) are right.
 
-    Answers are put into 15 equal bins of confidence; in each, the mean confidence is compared with the accuracy, and
-    the differences are averaged over all answers.
+    Answers are sorted into 15 bins of equal width by confidence. In each bin the mean confidence is compared with the
+    accuracy, and the absolute differences are averaged, weighted by the number of answers in the bin.
 
     Paper: Guo et al., "On calibration of modern neural networks", ICML 2017.
     """
     confidence = probs.amax(1).double()
     bins = (confidence * BINS).ceil().clamp(1, BINS).long() - 1
+    # The gap of a bin times its number of answers is the sum of confidence minus correctness over these answers.
     gaps = torch.zeros(BINS, dtype=torch.float64)
     gaps.index_add_(0, bins, confidence - right.double())
     return 100 * gaps.abs().sum().item() / len(probs)
 
 
 def auroc(native: Tensor, foreign: Tensor) -> float:
-    """How well scores tell native samples (n,) from foreign ones (m,): the area under the ROC curve, in percent.
+    """How well scores separate native samples (n,) from foreign ones (m,): the area under the ROC curve, in percent.
 
-    It is the share of all pairs in which the native one has the higher score; a tie counts half. 50 is chance.
+    It is the share of all pairs in which the native sample has the higher score; a tie counts half. 50 is chance.
     """
-    higher = (native[:, None] > foreign).double() + (native[:, None] == foreign).double() / 2
-    return 100 * higher.mean().item()
+    higher = (native[:, None] > foreign).double()  # (n, m)
+    tied = (native[:, None] == foreign).double()
+    return 100 * (higher + tied / 2).mean().item()

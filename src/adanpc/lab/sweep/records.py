@@ -1,4 +1,4 @@
-"""Records: what tasks found, one line each, added and never changed."""
+"""Records: the results of tasks, one per line of a file; lines are added and never changed."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ FILE = "records.jsonl"
 class Records:
     """The records of a folder; a task that has one is never run again.
 
-    Lines that are damaged are skipped, so that their tasks are run again; ``damaged`` counts them.
+    Damaged lines are skipped, so their tasks are run again; ``damaged`` counts them.
 
     Args:
-        folder: is made if need be.
+        folder: where the file of records is; created if necessary.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
         self.lock = self.path.with_suffix(".lock")
-        self.entries: dict[str, dict[str, Any]] = {}  # by the id of the task
-        self.damaged = 0  # lines
+        self.entries: dict[str, dict[str, Any]] = {}  # by task id
+        self.damaged = 0  # number of damaged lines
         self.locked = False
         self._read()
 
     @cached_property
     def environment(self) -> dict[str, object]:
-        """What records are made with, as it was when it was first asked for."""
+        """The environment that is written into records, as it was on first use."""
         return environment()
 
     def __contains__(self, task: Task) -> bool:
         return task.id in self.entries
 
     def of(self, task: Task) -> dict[str, Any] | None:
-        """The record of a task, or None; one with an ``error`` says why there is no more."""
+        """The record of a task, or None. A record with an ``error`` says why the task could not be done."""
         if task not in self:
             return None
         record: dict[str, Any] = self.entries[task.id]["record"]
         return record
 
     def add(self, task: Task, record: Mapping[str, Any], seconds: float, data: Mapping[str, int] | None = None) -> None:
-        """Adds the record of a task, on the disk when it returns.
+        """Adds the record of a task; it is on the disk when this returns.
 
         Args:
-            task: without a record so far.
-            record: what it found.
-            seconds: that it took.
-            data: the data sets that it read, by name, with the number of their images.
+            task: a task without a record so far.
+            record: the result of the task.
+            seconds: how long the task took.
+            data: the data sets that the task read, by name, each with its number of images.
         """
         entry = {
             "id": task.id,
@@ -72,20 +72,24 @@ class Records:
         self.entries[task.id] = entry
 
     def check(self, counts: Mapping[str, int]) -> None:
-        """Refuses records that were made on data other than those here, by name with the number of their images."""
+        """Refuses records that were made on other data than is here now.
+
+        Args:
+            counts: the data sets that are here, by name, each with its number of images.
+        """
         for entry in self.entries.values():
             for name, count in entry.get("data", {}).items():
                 if counts.get(name, count) != count:
                     raise RecordsError(
-                        f"{self.path} has records on {name} with {count:,} images, and there are {counts[name]:,} now: "
-                        "choose another `out`, or the `data_dir` that it was made with"
+                        f"{self.path} has records on {name} with {count:,} images, but there are {counts[name]:,} now: "
+                        "choose another `out`, or the `data_dir` that the records were made with"
                     )
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Refuses a second writer for as long as this one is at work; it sees all that others added before.
+        """Locks the records for writing, and reads what other processes have added; a second writer is refused.
 
-        Within another ``writing`` of the same records it does nothing.
+        Nested inside another ``writing`` of the same records, it does nothing.
         """
         if self.locked:
             yield
@@ -96,7 +100,7 @@ class Records:
             if not free:
                 raise RecordsError(f"another process is adding to {self.path}: wait for it, or choose another `out`")
             self._read()
-            _ = self.environment  # as it is now: files may be edited while tasks run
+            _ = self.environment  # taken now, since source files may be edited while tasks run
             self.locked = True
             try:
                 yield
@@ -104,7 +108,7 @@ class Records:
                 self.locked = False
 
     def _read(self) -> None:
-        """Takes up what the file has now; the first usable record of a task counts."""
+        """Reads the file again; if a task has several usable records, the first one counts."""
         self.entries = {}
         self.damaged = 0
         for entry in entries(self.path):

@@ -1,4 +1,4 @@
-"""What a test-time method meets: a source model with what it knows, targets, and the source to come back to."""
+"""A scene is all that a test-time method is run on: a source model with its bank rows, targets, and held-out images."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from adanpc.lab.seeds import seed_of
 from adanpc.lab.train.assemble import load_algorithm, splits
 from adanpc.lab.train.run import Run
 
-STRANGERS = 64  # images that no class has, by which confidence is judged
+STRANGERS = 64  # images with shuffled patches, which belong to no class, by which confidence is judged
 PATCHES = 4  # along each side of such an image
-RECALLED = 1000  # held-out source images at most that are answered before and after the stream
+RECALLED = 1000  # the most held-out source images that are answered before and after the stream
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A source model and what it knows, the targets that it meets, and held-out images of both.
+    """A source model and its bank rows, the targets that it adapts to, and held-out images of both.
+
+    Many methods are run on one scene, one after another, so it keeps what does not depend on the method.
 
     Args:
-        source: what adapters are made of.
+        source: what adapters are built from.
         targets: four fifths of each target domain, with the model's transform.
         recalled: held-out images of each source domain.
-        held: the other fifth of each target, to select by; or none.
+        held: the other fifth of each target, by which settings are selected; may be empty.
         cache: a folder for features, or None.
-        times: milliseconds of the encoder by batch size, once they were measured.
-        parts: of domains that were put together, the domains they were made of, whose features other scenes use, too.
-
-    Many methods are asked about one scene, one after another, so it keeps what does not depend on the method.
+        times: milliseconds per sample of the encoder, by batch size, as far as measured.
+        parts: for each domain that was joined from parts, these parts. Features are cached by part, because other
+            scenes use the parts, too.
     """
 
     source: Source
@@ -53,7 +54,7 @@ class Scene:
     _encoded: dict[Domain, Domain] = field(default_factory=dict)  # images to features
 
     def seen(self, domain: Domain, sees: str) -> Domain:
-        """One of the scene's domains as a method sees it: its images, or its features (n, D), which are made once."""
+        """A domain of the scene as a method sees it: its images, or its features (n, D), which are computed once."""
         if sees == "images":
             return domain
         encoded = self._encoded.get(domain)
@@ -66,10 +67,10 @@ class Scene:
 
     @cached_property
     def strangers(self) -> tuple[Domain, Domain] | None:
-        """Some images of the targets, and the same ones as nobody has seen them: with their patches in random order.
+        """Some images of the targets, and the same images with their patches in random order.
 
-        They are held-out ones, since a method with a memory is sure of images that it has met. None if none are held
-        out, or if images are too small to be cut.
+        The images are held-out ones, since a method with a memory is confident about images that it has met. None if
+        none are held out, or if images are too small to be cut into patches.
         """
         if not self.held:
             return None
@@ -85,12 +86,12 @@ class Scene:
 
     @cached_property
     def frozen_vote(self) -> Adapter:
-        """The vote of the source rows, which never learns: what the answers of other methods are compared with."""
+        """A vote of the source rows that never learns, to compare the answers of other methods with."""
         return ADAPTERS["knn"](self.source)
 
 
 class Parts(NamedTuple):
-    """A domain in two: four fifths to learn from or to meet, one fifth that is held out."""
+    """A domain in two parts: four fifths to learn from or adapt to, and one fifth that is held out."""
 
     large: Domain
     small: Domain
@@ -98,12 +99,12 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class Builder:
-    """Puts a scene together, the same way for every kind of source model.
+    """Builds scenes in the same way for every kind of source model.
 
     Args:
         sources: the source domains, with the model's transform.
-        targets: the target domains, likewise.
-        seed: draws whatever is limited.
+        targets: the target domains, with the model's transform.
+        seed: decides which images are drawn where their number is limited.
         cache: a folder for features.
     """
 
@@ -113,7 +114,7 @@ class Builder:
     cache: Path
 
     def known(self, rows: int | None, share: float = 1.0) -> list[Domain]:
-        """The source rows that are known: of each domain at most so many, and of those a share."""
+        """The images that become bank rows: at most ``rows`` from each source domain, and a share of those."""
         result = []
         for part in self.sources:
             domain = some(part.large, rows, self.seed)
@@ -124,10 +125,10 @@ class Builder:
         """The scene of a source.
 
         Args:
-            source: what adapters are made of.
-            images: of each target at most, and a quarter as many to select by; None takes all.
-            recalled: held-out source images at most, as many of each domain; None takes all.
-            whole: images are of the whole target, and none are left to select by.
+            source: what adapters are built from.
+            images: the most images of each target, plus a quarter as many to select settings by; None takes all.
+            recalled: the most held-out source images, shared equally among the domains; None takes all.
+            whole: draw the images from the whole target, and hold none back to select settings by.
         """
         if whole:
             return self._whole_scene(source, images, recalled)
@@ -141,7 +142,7 @@ class Builder:
         )
 
     def _whole_scene(self, source: Source, images: int | None, recalled: int | None) -> Scene:
-        """The scene in which targets are met as a whole."""
+        """The scene in which no part of a target is held back."""
         targets = []
         parts = {}
         for part in self.targets:
@@ -151,27 +152,29 @@ class Builder:
         return Scene(source, tuple(targets), self._recalled(recalled), cache=self.cache, parts=parts)
 
     def _recalled(self, count: int | None) -> tuple[Domain, ...]:
-        """Held-out images of the source, so many in all at most."""
-        each = None if count is None else math.ceil(count / len(self.sources))
+        """Held-out images of each source domain, about ``count`` in all; None takes all."""
+        each: int | None = None
+        if count is not None:
+            each = math.ceil(count / len(self.sources))
         return tuple(some(part.small, each, self.seed) for part in self.sources)
 
 
 def parts_of(domain: Domain, model: SourceModel, seed: int) -> Parts:
-    """A domain as a model takes it, in two parts that the seed decides."""
+    """A domain with the model's transform, split into two parts by the seed."""
     return Parts(*split(domain.with_transform(model.preprocessing), seed))
 
 
 def source_of(
     model: SourceModel, known: Sequence[Domain], rows: Tensor, lr: float, rotation_head: nn.Module | None = None
 ) -> Source:
-    """What a model knows before a stream begins.
+    """What adapters are built from: a model and its source samples.
 
     Args:
-        model: that was trained.
-        known: source rows of each domain.
+        model: a trained model.
+        known: the samples of each source domain.
         rows: (n, D) the features of all of them, one domain after another.
-        lr: the learning rate of its training.
-        rotation_head: if it was trained with rotations.
+        lr: the learning rate with which the model was trained.
+        rotation_head: the head that predicts rotations, if the model was trained with one.
     """
     joined = join("source", known)
     places = [torch.full((len(domain),), place) for place, domain in enumerate(known)]
@@ -187,7 +190,7 @@ def source_of(
 
 
 def prototypes_of(model: SourceModel, lr: float) -> Source:
-    """What a model knows without any training sample: the rows of its head, one for each class."""
+    """What adapters are built from without any source sample: the weight rows of the model's head, one per class."""
     return Source(model, head_rows(model), torch.arange(model.classes), lr=lr, prototypes=True)
 
 
@@ -207,20 +210,23 @@ def scene_of(
 
     Args:
         run: made by ``adanpc train``.
-        which: the best or the last model.
-        images: of each target at most, drawn by the run's seed, and a quarter as many to select by; None takes all.
-        rows: of each source domain in the bank at most, drawn likewise.
-        recalled: held-out source images at most, as many of each domain; None takes all.
-        whole: targets are met as a whole, see ``Builder.scene``.
+        which: "best" or "last", the model to use.
+        images: the most images of each target, drawn by the run's seed, plus a quarter as many to select settings by;
+            None takes all.
+        rows: the most bank rows from each source domain, drawn by the run's seed; None takes all.
+        recalled: the most held-out source images, shared equally among the domains; None takes all.
+        whole: hold no part of a target back, see ``Builder.scene``.
         device: where the model computes.
         data: the run's data set, if it has been read already.
-        others: images to meet instead of the run's targets, labeled by the run's classes.
+        others: images to use instead of the run's targets, labeled by the run's classes.
     """
     algorithm = load_algorithm(run, which).to(device)
     model = algorithm.model
-    parts = {name: Parts(part.large, part.small) for name, part in splits(run, model.preprocessing, data).items()}
-    targets = [parts[name] for name in run.spec.targets]
-    if others is not None:
+    by_domain = splits(run, model.preprocessing, data)
+    parts = {name: Parts(part.large, part.small) for name, part in by_domain.items()}
+    if others is None:
+        targets = [parts[name] for name in run.spec.targets]
+    else:
         targets = [parts_of(domain, model, run.spec.seed) for domain in others.domains]
     builder = Builder(
         sources=[part for name, part in parts.items() if name not in run.spec.targets],

@@ -1,4 +1,4 @@
-"""Choosing among trials: by held-out source, by held-out target, or by answers alone."""
+"""Rules to choose among trials: by held-out source images, by held-out target images, or by the answers alone."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ RULES: Mapping[str, str] = {
     "diversity": "label-free: sure answers, spread over classes (entropy of the mean less the mean entropy)",
     "agreement": "label-free: agreement with the frozen vote of source rows",
 }
-MOST = 2000  # answers that are compared with each other
-TEMPERATURE = 0.05  # of the likeness of two answers, as published
+MOST = 2000  # answers that are compared with each other; time and memory grow with the square of it
+TEMPERATURE = 0.05  # of the softmax over similarities, as published
 
 
 def density(probs: Tensor) -> float:
-    """Soft neighborhood density of answers (n, C): the mean entropy of each one's likeness to all others.
+    """Soft neighborhood density of answers (n, C): the mean entropy of each answer's similarity to all others.
+
+    It is high if every answer has many others that are about equally similar to it: neighborhoods are kept together.
 
     Paper: Saito et al. 2021, "Tune it the Right Way: Unsupervised Validation of Domain Adaptation via Soft Neighborhood
-    Density". High where every answer has many that are as like it: neighborhoods are kept together.
+    Density".
     """
     if len(probs) < 2:
         return 0.0
     unit = normalize(probs[:MOST].double(), dim=1)
-    likeness = unit @ unit.T / TEMPERATURE
-    likeness.fill_diagonal_(-torch.inf)
-    return entropy(likeness.softmax(1)).mean().item()
+    similarity = unit @ unit.T / TEMPERATURE
+    similarity.fill_diagonal_(-torch.inf)  # no answer is its own neighbor
+    return entropy(similarity.softmax(1)).mean().item()
 
 
 def diversity(probs: Tensor) -> float:
-    """The entropy of the mean answer less the mean entropy of answers (n, C), in nats: their mutual information."""
+    """The entropy of the mean answer minus the mean entropy of answers (n, C), in nats: their mutual information."""
     if not len(probs):
         return 0.0
     probs = probs.double()
@@ -45,13 +47,13 @@ def diversity(probs: Tensor) -> float:
 
 
 def entropy(probs: Tensor) -> Tensor:
-    """In nats, along the last dimension."""
+    """The entropy in nats along the last dimension."""
     entropies: Tensor = torch.special.entr(probs).sum(-1)
     return entropies
 
 
 def best(records: Sequence[Mapping[str, Any]], rule: str) -> Mapping[str, Any]:
-    """The record with the highest score under a rule, the earliest of equals; one without a score comes last."""
+    """The record with the highest score under a rule; the first one of equals. A record without a score comes last."""
 
     def score(record: Mapping[str, Any]) -> float:
         value = record["scores"][rule]

@@ -1,7 +1,7 @@
-"""The shape of what is read back from a folder of records: anybody may have written there.
+"""Checks of what is read back from a folder of records, since anybody may have written there.
 
-A check takes a value as JSON has it and says whether it can be used. Checks are put together: ``listed(number)`` is
-the check of a list of numbers.
+A check takes a value as read from JSON and says whether it can be used. Checks are composed: ``listed(number)`` checks
+a list of numbers.
 """
 
 from __future__ import annotations
@@ -15,58 +15,60 @@ from typing import Any
 from adanpc.errors import UnavailableError
 
 Check = Callable[[Any], bool]
-HUGE = 1e12  # no number that is recorded comes near it, and sums and powers of smaller ones do not overflow
-MOST_NEIGHBORS = 10_000  # that a chart is drawn over
+HUGE = 1e12  # no recorded number comes near it, and sums and powers of smaller numbers do not overflow
+MOST_NEIGHBORS = 10_000  # a chart has a point for each, so a forged record could ask for too many
 
 
 class RecordsError(UnavailableError):
-    """A file in a folder of records that is damaged, or that is a link to somewhere else."""
+    """A file in a folder of records is damaged, or is a link to somewhere else."""
 
     code = "bad-records"
 
 
 def number(value: Any) -> bool:
-    """Whether it is a finite number of reasonable size."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -HUGE <= value <= HUGE
+    """Whether the value is a finite number of reasonable size."""
+    if isinstance(value, bool):  # a bool is an int in Python, but not a number in JSON
+        return False
+    return isinstance(value, int | float) and -HUGE <= value <= HUGE
 
 
 def measured(value: Any) -> bool:
-    """Whether it is what a measurement can give: a number, NaN if there was nothing to measure, or infinity."""
+    """Whether the value can come from a measurement: a number, NaN if there was nothing to measure, or infinity."""
     return isinstance(value, float) or number(value)
 
 
 def score(value: Any) -> bool:
-    """Whether it is what settings can be selected by: a number, or NaN or nothing where it was not measured."""
+    """Whether settings can be selected by the value: a number, or NaN or None where it was not measured."""
     return value is None or number(value) or (isinstance(value, float) and isnan(value))
 
 
 def count(value: Any) -> bool:
-    """Whether it is a whole number from 0."""
+    """Whether the value is a whole number of at least 0."""
     return isinstance(value, int) and number(value) and value >= 0
 
 
 def positive(value: Any) -> bool:
-    """Whether it is a number greater than 0."""
+    """Whether the value is a number greater than 0."""
     return number(value) and value > 0
 
 
 def text(value: Any) -> bool:
-    """Whether it is a text."""
+    """Whether the value is a string."""
     return isinstance(value, str)
 
 
 def truth(value: Any) -> bool:
-    """Whether it is true or false."""
+    """Whether the value is true or false."""
     return isinstance(value, bool)
 
 
 def optional(check: Check) -> Check:
-    """Nothing, or what passes the check."""
+    """Accepts None, and whatever passes the check."""
     return lambda value: value is None or check(value)
 
 
 def listed(check: Check, *, least: int = 0) -> Check:
-    """A list of at least so many values that all pass the check."""
+    """Accepts a list of at least ``least`` values that all pass the check."""
 
     def passes(value: Any) -> bool:
         return isinstance(value, list) and len(value) >= least and all(check(each) for each in value)
@@ -75,7 +77,7 @@ def listed(check: Check, *, least: int = 0) -> Check:
 
 
 def named(check: Check) -> Check:
-    """Names with values that all pass the check."""
+    """Accepts a mapping whose values all pass the check."""
 
     def passes(value: Any) -> bool:
         return isinstance(value, dict) and all(check(each) for each in value.values())
@@ -84,7 +86,7 @@ def named(check: Check) -> Check:
 
 
 def fields(**checks: Check) -> Check:
-    """A mapping that has all these fields, each as its check wants it; others do not matter."""
+    """Accepts a mapping that has all these fields, each passing its check; other fields are ignored."""
 
     def passes(value: Any) -> bool:
         if not isinstance(value, dict):
@@ -95,7 +97,7 @@ def fields(**checks: Check) -> Check:
 
 
 def where_present(**checks: Check) -> Check:
-    """A mapping in which each of these fields, if it is there, is as its check wants it."""
+    """Accepts a mapping in which each of these fields passes its check, or is absent."""
 
     def passes(value: Any) -> bool:
         return all(check(value[name]) for name, check in checks.items() if name in value)
@@ -104,17 +106,17 @@ def where_present(**checks: Check) -> Check:
 
 
 def both(one: Check, other: Check) -> Check:
-    """What passes two checks."""
+    """Accepts what passes two checks."""
     return lambda value: one(value) and other(value)
 
 
 def read_checked(path: Path, check: Check, remedy: str) -> Any:
-    """The contents of a JSON file, or None if there is no file; refuses one that does not pass the check.
+    """The contents of a JSON file, or None if there is no file; refuses contents that do not pass the check.
 
     Args:
-        path: of the file.
-        check: of its contents.
-        remedy: what to do if it is damaged; the end of a sentence.
+        path: the file.
+        check: what the contents must pass.
+        remedy: what to do if the file is damaged; it ends the sentence of the error.
     """
     refuse_link(path)
     if not path.exists():
@@ -129,18 +131,18 @@ def read_checked(path: Path, check: Check, remedy: str) -> Any:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuses a symbolic link, which could make a write end up anywhere."""
+    """Refuses a symbolic link, through which a write could end up anywhere."""
     if path.is_symlink():
         raise RecordsError(f"{path} is a symbolic link, which is not followed: remove it, or choose another `out`")
 
 
 def anything(value: Any) -> bool:
-    """True: it is not looked at."""
+    """Accepts every value."""
     return True
 
 
 def _split(value: Any) -> bool:
-    """Whether it is the record of a split, with no more neighbors than there are rows."""
+    """Whether the value is the record of a split, with no more neighbors than there are rows."""
     rows = fields(k_s=count, k_u=count, n_s=count, n_u=count, joint=number, accuracy=fields(joint=score))
     constants = fields(
         dim=positive,
@@ -163,7 +165,7 @@ ENTRY = fields(  # one line of the records
     seconds=lambda value: number(value) and value >= 0,
     environment=fields(machine=text, commit=text, versions=named(text)),
 )
-DATA = named(count)  # data sets by name, with the number of their images
+DATA = named(count)  # data sets by name, each with its number of images
 REFUSED = fields(error=text)  # the record of a task that could not be done
 
 VOTES = ("source", "joint", "split", "half", "joint pseudo", "split pseudo", "half pseudo")
@@ -193,7 +195,7 @@ DRAW = fields(
     pseudo_bias=optional(measured),
 )
 
-# What tables read of the records of each kind of task.
+# The fields that tables read from the records of each kind of task.
 RECORDS: Mapping[str, Check] = {
     "train": fields(evaluations=listed(named(anything))),
     "adapt": both(
@@ -230,7 +232,7 @@ RECORDS: Mapping[str, Check] = {
 
 
 def usable(entry: Mapping[str, Any]) -> bool:
-    """Whether a line of the records has all that is read of it."""
+    """Whether a line of the records has every field that is read from it."""
     if not ENTRY(entry) or not DATA(entry.get("data", {})):
         return False
     record = entry["record"]

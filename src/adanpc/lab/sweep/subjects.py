@@ -1,4 +1,4 @@
-"""Source models as values: what an experiment starts from, and where it is made."""
+"""Subjects: descriptions of source models that experiments start from, and the workspace where they are made."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from adanpc.lab.train.process_group import ProcessGroup
 from adanpc.lab.train.run import SPEC, Run
 from adanpc.lab.train.spec import Spec
 
-HIDDEN = 256  # units of the head with a hidden layer
-UPDATES = 2000  # of a head
-LR = 1e-3  # of a model that was not trained here, for methods that scale it
+HIDDEN = 256  # units in the hidden layer of an ``mlp`` head
+UPDATES = 2000  # optimizer steps that fit a head
+LR = 1e-3  # the learning rate assumed for a model that was not trained here, for methods that scale it
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Workspace:
     """Where the data is, and where models, features and records are kept.
 
     Args:
-        data_dir: holds the data sets.
-        folder: is written to; a table that is made again finds there what was made before.
+        data_dir: the folder of the data sets.
+        folder: where results are written; a table that is made again finds earlier results there.
         device: where models compute.
     """
 
@@ -48,11 +48,11 @@ class Workspace:
     device: str = "cpu"
 
     def data(self, name: str, seed: int) -> DataSet:
-        """A data set, read once."""
+        """A data set; the last few that were read are kept in memory."""
         return _data(name, self.data_dir, seed)
 
     def sizes(self, name: str, seed: int) -> dict[str, int]:
-        """Domain to the number of its images."""
+        """The number of images in each domain of a data set."""
         return dict(_sizes(name, self.data_dir, seed))
 
     def count(self, name: str) -> int:
@@ -60,22 +60,27 @@ class Workspace:
         return sum(self.sizes(name, 0).values())
 
 
-# A table of two data sets with three seeds has six at once; they are large, so that no more than a few are kept.
+# A table of two data sets with three seeds uses six at once. Data sets are large, so only a few more are kept.
 @lru_cache(maxsize=8)
 def _data(name: str, root: Path, seed: int) -> DataSet:
     return read(name, root, seed=seed)
 
 
-@cache  # estimates of large tables look at more data sets than can be kept
+@cache  # unlike data sets, sizes are all kept: the estimate of a large table needs more of them than ``_data`` keeps
 def _sizes(name: str, root: Path, seed: int) -> tuple[tuple[str, int], ...]:
-    return tuple((domain.name, len(domain)) for domain in _data(name, root, seed).domains)
+    domains = _data(name, root, seed).domains
+    return tuple((domain.name, len(domain)) for domain in domains)
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of the data is met: images of each target, bank rows of each source domain, recalled images in all.
+    """How much of the data is used; None stands for all of it.
 
-    With ``whole``, images are of the whole target, and none of it is held back to select by.
+    Args:
+        images: the most images of each target.
+        rows: the most bank rows from each source domain.
+        recalled: the most held-out source images, in all.
+        whole: draw the images from the whole target, and hold none back to select settings by.
     """
 
     images: int | None = None
@@ -84,8 +89,9 @@ class Extent:
     whole: bool = False
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it; without ``whole`` as it was before there was that, so that records are found again."""
+        """The extent as JSON."""
         document = asdict(self)
+        # ``whole`` was added later: without it, the ids of earlier records must stay the same.
         if not self.whole:
             del document["whole"]
         return document
@@ -95,25 +101,30 @@ ALL = Extent()
 
 
 class Reading(NamedTuple):
-    """What a subject reads, for estimates: targets and, unless ``known`` names one domain elsewhere, all others."""
+    """What a subject reads and encodes, for estimates of its cost."""
 
     data: str
     targets: tuple[str, ...]
-    known: tuple[str, str] | None
+    known: tuple[str, str] | None  # the data set and domain of the source; None: all domains that are not targets
     seed: int
-    images: int | None  # of each domain at most
+    images: int | None  # the most of each domain
     encoder: str
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The model of a run of training."""
+    """A model that is trained here.
+
+    Args:
+        spec: how it is trained.
+        which: the best or the last model of the run.
+    """
 
     spec: Spec
     which: Literal["best", "last"] = "last"
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it, with every default and drawn value filled in."""
+        """The subject as JSON, with every default and every drawn value filled in."""
         return {"spec": self.spec.complete().document(), "which": self.which}
 
     def reads(self) -> tuple[str, ...]:
@@ -121,11 +132,11 @@ class Trained:
         return (self.spec.data,)
 
     def missing(self, workspace: Workspace) -> list[str]:
-        """Nothing: data that is trained on is read as a whole, or refused."""
+        """Nothing: training reads a data set completely or refuses it."""
         return []
 
     def run(self, workspace: Workspace) -> Run:
-        """The run, trained to its end; nothing is trained twice, and what was interrupted continues."""
+        """The finished run. A model is trained only once, and an interrupted run continues."""
         document = json.dumps(self.spec.complete().document(), sort_keys=True)
         folder = workspace.folder / "models" / f"{seed_of(document):014x}"
         with held(folder.with_suffix(".lock"), wait=True):
@@ -163,18 +174,19 @@ class Trained:
 
 @dataclass(frozen=True)
 class Frozen:
-    """A published encoder as it is; only its head may be fitted, to features of the source.
+    """A published encoder with frozen weights; only its head may be fitted, to features of the source.
 
     Args:
         data: the data set that holds the targets.
-        targets: the domains that are met; the others are the source.
-        encoder: by name, see ``adanpc.lab.networks.build``.
-        weights: "pretrained" for those that come with the encoder, or a file below the data's folder.
-        head: ``own`` keeps the one published; ``untrained`` draws it; ``linear`` and ``mlp`` are fitted.
-        share: of the source that is known.
-        known: if the source is in another data set: its name and the domain. If that data set is here without the
-            domain, the rows of the head stand in for it, and the rest of that data set is what is recalled.
-        seed: of splits and of the head.
+        targets: the domains to adapt to; the other domains are the source.
+        encoder: the name of an encoder, see ``adanpc.lab.networks.build``.
+        weights: "pretrained" for those that come with the encoder, or a file in the folder of the data.
+        head: ``own`` keeps the published head; ``untrained`` draws one at random; ``linear`` and ``mlp`` are fitted.
+        share: the share of the source that is available.
+        known: the name and the domain of the data set that holds the source, if it is not ``data``. If that data set is
+            here without the domain, the weight rows of the head replace it, and the rest of that data set serves as the
+            held-out source images.
+        seed: seeds the splits and the head.
     """
 
     data: str
@@ -188,11 +200,12 @@ class Frozen:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if is_own_encoder(self.encoder):  # so that another process, which is sent this as a pickle, knows it, too
+        # A worker process receives this as a pickle, and must import an encoder of the user's own by itself.
+        if is_own_encoder(self.encoder):
             find_encoder(self.encoder)
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The subject as JSON."""
         return asdict(self)
 
     def reads(self) -> tuple[str, ...]:
@@ -229,7 +242,7 @@ class Frozen:
         return builder.scene(source, extent.images, extent.recalled, whole=extent.whole)
 
     def _model(self, workspace: Workspace, data: DataSet) -> SourceModel:
-        """The encoder with the head that is asked for, not yet fitted."""
+        """The encoder with the head that was chosen, not yet fitted."""
         weights = None if self.weights == "pretrained" else workspace.data_dir / self.weights
         model = build(
             self.encoder,
@@ -245,7 +258,7 @@ class Frozen:
         return model
 
     def _sources(self, workspace: Workspace, data: DataSet) -> list[Domain]:
-        """The domains that are known: one of another data set, or all that are no targets."""
+        """The source domains: one of another data set, or all that are not targets."""
         if self.known is None:
             return [domain for domain in data.domains if domain.name not in self.targets]
         name, domain = self.known
@@ -255,18 +268,18 @@ class Frozen:
         return [other[domain]]
 
     def _lacks_known(self, workspace: Workspace) -> bool:
-        """Whether there is a domain of the source, and it is missing here."""
+        """Whether the source is a domain of another data set, and that domain is missing here."""
         if self.known is None:
             return False
         name, domain = self.known
         return domain not in workspace.sizes(name, self.seed)
 
     def _head_stands_in(self, workspace: Workspace) -> bool:
-        """Whether the rows of the head are the bank, since the domain of the source is missing."""
+        """Whether the weight rows of the head are the bank, because the source domain is missing here."""
         return self.head == "own" and self._lacks_known(workspace)
 
     def missing(self, workspace: Workspace) -> list[str]:
-        """The domains that are needed and that a data set here lacks, with its name."""
+        """The domains that are needed but missing here, each with its data set, such as "noise of cifar-10-c"."""
         here = workspace.sizes(self.data, self.seed)
         names = [f"{target} of {self.data}" for target in self.targets if target not in here]
         if self.known is not None and self._lacks_known(workspace) and not self._head_stands_in(workspace):
@@ -290,10 +303,10 @@ def subject_of(document: Mapping[str, Any]) -> Subject:
 
 
 def fitted(head: nn.Module, rows: Tensor, labels: Tensor, seed: int) -> nn.Module:
-    """The head, trained on features (n, D) by the same number of updates however many they are; in evaluation mode.
+    """The head in evaluation mode, trained on features (n, D) with a fixed number of updates, whatever n is.
 
-    Features are scaled by their mean length, so that one learning rate fits every encoder; the first layer takes the
-    scale up afterwards.
+    Features are scaled by their mean length during training, so that one learning rate suits every encoder. Afterward
+    the first layer absorbs the scale, so that the head takes features as they are.
     """
     scale = rows.norm(dim=1).mean().clamp(min=1e-12) / 10
     generator = torch.Generator().manual_seed(seed_of(seed, "fit"))

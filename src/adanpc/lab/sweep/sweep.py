@@ -1,4 +1,4 @@
-"""Running tasks: on all cores of this machine, or on a Ray cluster."""
+"""Run tasks on all cores of this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from adanpc.lab.sweep.task import Task
 from adanpc.progress import track
 
 MISSING = "missing"
-PATIENCE = 10.0  # seconds until a cluster must answer
-RETRIES = 3  # nodes that a task may lose; one that kills its process every time must not run for ever
-Outcome = tuple[Task, dict[str, Any], float]  # the task, its record, seconds
+PATIENCE = 10.0  # seconds within which a cluster must answer
+RETRIES = 3  # times that Ray restarts a task whose node died; a task that always kills its process must not run forever
+Outcome = tuple[Task, dict[str, Any], float]  # the task, its record, the seconds it took
 
 
 def sweep(
     tasks: Iterable[Task], workspace: Workspace, records: Records, *, ray: str = "", workers: int | None = None
 ) -> list[str]:
-    """Runs every task that has no record yet, after what it needs, and records each as it is finished.
+    """Runs every task that has no record yet, prerequisites first, and records each one when it is finished.
 
-    Returns what could not be run because something is missing or damaged, each reason once; that is not recorded, so
-    that another call tries again. If the sweep is interrupted, running tasks stop; the next call repeats them, and
-    training continues from where it was last saved.
+    Returns the reasons why tasks could not run (something is missing or damaged), each reason once. These tasks get no
+    record, so another call tries them again. If the sweep is interrupted, running tasks stop; the next call repeats
+    them, and training continues from its last checkpoint.
 
     Args:
         tasks: in the order in which they are wanted.
         workspace: where data and models are; on a cluster, folders that every node has under the same path.
-        records: one process writes them: this one.
+        records: where results are recorded; only this process writes to them.
         ray: the address of a Ray cluster; by default the cores of this machine are used.
-        workers: processes on this machine, by default one for each core. With one, everything runs in this process.
+        workers: processes on this machine, by default one per core. With one, everything runs in this process.
     """
-    reasons: dict[str, None] = {}  # each once, in order of appearance
+    reasons: dict[str, None] = {}  # a dict serves as an ordered set: each reason once, in order of appearance
     with records.writing():
         schedule = Schedule(pending(tasks, records))
         if not len(schedule):
@@ -76,7 +76,7 @@ def sweep(
 
 
 def pending(tasks: Iterable[Task], records: Records) -> list[Task]:
-    """The tasks that have no record and what must come first, each once, in an order in which they can be run."""
+    """The tasks that have no record and their prerequisites, each once, in an order in which they can be run."""
     by_id: dict[str, Task] = {}
     for task in tasks:
         if task in records:
@@ -89,15 +89,15 @@ def pending(tasks: Iterable[Task], records: Records) -> list[Task]:
 
 
 class Schedule:
-    """Tasks that wait to be run. Those that need another come next once it is finished, so that results come early.
+    """A queue of tasks. A task that needs another moves to the front once that is finished, so that results come early.
 
     Args:
-        tasks: each once, with all that they need.
+        tasks: each once, together with their prerequisites.
     """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.ready: deque[Task] = deque()
-        self.waiting: dict[str, list[Task]] = {task.id: [] for task in tasks}  # by the task that they wait for
+        self.waiting: dict[str, list[Task]] = {task.id: [] for task in tasks}  # by the id of their prerequisite
         for task in tasks:
             first = task.prerequisite()
             if first is not None and first.id in self.waiting:
@@ -109,40 +109,46 @@ class Schedule:
         return len(self.ready) + sum(len(tasks) for tasks in self.waiting.values())
 
     def take(self, most: int) -> list[Task]:
-        """The next tasks, at most so many; none for now if all others wait."""
+        """The next tasks, at most ``most``; none if all that are left wait for a prerequisite."""
         number = min(most, len(self.ready))
         return [self.ready.popleft() for _ in range(number)]
 
     def finish(self, task: Task) -> None:
-        """Puts those that waited for a task at the front."""
+        """Moves the tasks that waited for this one to the front of the queue."""
         released = self.waiting.pop(task.id)
         self.ready.extendleft(reversed(released))
 
 
 def remaining_seconds(tasks: Iterable[Task], records: Records, costs: CostModel, workers: int) -> float:
-    """About how many seconds the tasks that have no record will take, corrected by those that have.
+    """An estimate, in seconds, of how long the tasks that have no record will take.
 
-    The correction is what recorded tasks of the same kind took, compared with what they were expected to take. It is at
-    least as long as the longest task together with its prerequisite, however many workers there are.
+    The estimate of each kind of task is corrected by how long recorded tasks of that kind took, compared with how long
+    they were expected to take. However many workers there are, it is at least the time of the longest task together
+    with its prerequisite.
     """
     tasks = list(tasks)
     coming = pending(tasks, records)
     done = _timed(tasks, records)
-    pace = {kind: _pace(kind, done, records, costs) for kind in {task.kind for task in coming}}
+    kinds = {task.kind for task in coming}
+    pace = {kind: _pace(kind, done, records, costs) for kind in kinds}
     cost = {task.id: task.effort(costs) * pace[task.kind] for task in coming}
     longest = 0.0
     for task in coming:
+        seconds = cost[task.id]
         first = task.prerequisite()
-        before = cost.get(first.id, 0.0) if first is not None else 0.0
-        longest = max(longest, before + cost[task.id])
+        if first is not None:
+            seconds += cost.get(first.id, 0.0)  # without a cost if it has a record
+        longest = max(longest, seconds)
     return max(sum(cost.values()) / workers, longest)
 
 
 def _timed(tasks: Iterable[Task], records: Records) -> list[Task]:
-    """The tasks, and what came before them, that took a time which tells something; a refusal takes none."""
+    """The recorded tasks and prerequisites whose times are meaningful; a task that was refused took no time."""
     by_id: dict[str, Task] = {}
     for task in tasks:
-        for each in filter(None, (task, task.prerequisite())):
+        for each in (task, task.prerequisite()):
+            if each is None:
+                continue
             record = records.of(each)
             if record is not None and "error" not in record:
                 by_id[each.id] = each
@@ -150,15 +156,19 @@ def _timed(tasks: Iterable[Task], records: Records) -> list[Task]:
 
 
 def _pace(kind: str, done: Iterable[Task], records: Records, costs: CostModel) -> float:
-    """How many times longer than expected tasks of a kind took; 1 if there were none."""
-    alike = [task for task in done if task.kind == kind]
-    expected = sum(task.effort(costs) for task in alike)
-    taken = sum(records.entries[task.id]["seconds"] for task in alike)
+    """The ratio of actual to expected time for tasks of a kind; 1 if there were none."""
+    same_kind = [task for task in done if task.kind == kind]
+    expected = sum(task.effort(costs) for task in same_kind)
+    taken = sum(records.entries[task.id]["seconds"] for task in same_kind)
     return taken / expected if expected else 1.0
 
 
 def outcome(task: Task, workspace: Workspace) -> Outcome:
-    """Runs a task. A method that refuses its model has that as its record; what is missing today has none."""
+    """Runs a task.
+
+    If a method refuses its model, the refusal is the record. If data or a file is missing, there is no record, only the
+    reason under ``MISSING``: it may be there tomorrow.
+    """
     start = time.perf_counter()
     try:
         record = task.run(workspace)
@@ -170,7 +180,7 @@ def outcome(task: Task, workspace: Workspace) -> Outcome:
 
 
 def _on_this_machine(schedule: Schedule, workspace: Workspace, workers: int) -> Generator[Outcome, None, None]:
-    """In processes of this machine, which end when this generator or its process does, whatever they are doing."""
+    """Runs tasks in worker processes, which end when this generator or its process ends, whatever they are doing."""
     if workers == 1:
         while tasks := schedule.take(1):
             yield outcome(tasks[0], workspace)
@@ -178,29 +188,29 @@ def _on_this_machine(schedule: Schedule, workspace: Workspace, workers: int) -> 
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     # On the way out the writer closes first, which ends the workers; only then does the pool wait for them.
-    with reader, ProcessPoolExecutor(workers, context, _begin, (reader,)) as pool, writer:
+    with reader, ProcessPoolExecutor(workers, context, _start_worker, (reader,)) as pool, writer:
         running: set[Future[Outcome]] = set()
         try:
             while True:
-                with _no_interrupts():  # processes must never see Ctrl-C: it is this one that ends them
+                with _no_interrupts():  # workers must never see Ctrl-C: this process ends them
                     for task in schedule.take(workers - len(running)):
                         running.add(pool.submit(outcome, task, workspace))
                 if not running:
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)
-                # Results come before errors, so that they are recorded before an error ends the sweep.
+                # Results before errors, so that results are recorded before an error ends the sweep.
                 for future in sorted(done, key=lambda each: each.exception() is not None):
                     yield future.result()
         except BrokenProcessPool:
             raise AdaNPCError(
-                "a process was killed, perhaps for lack of memory; what was finished is recorded: run it again, or "
-                "with fewer `workers`"
+                "a worker process was killed, perhaps for lack of memory; finished tasks are recorded: run it again, "
+                "or with fewer `workers`"
             ) from None
 
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Ctrl-C waits until the end; processes that are started within never see it."""
+    """Holds Ctrl-C back until the block ends. Processes that are started inside the block never see it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -208,22 +218,22 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin(reader: Connection) -> None:
-    """What a process does first: it takes one thread, and ends as soon as the other end of the pipe is closed."""
+def _start_worker(reader: Connection) -> None:
+    """Prepares a worker process: it uses one thread, and ends as soon as the other end of the pipe is closed."""
     torch.set_num_threads(1)
-    threading.Thread(target=_exit_with, args=(reader,), daemon=True).start()
+    threading.Thread(target=_exit_when_closed, args=(reader,), daemon=True).start()
 
 
-def _exit_with(reader: Connection) -> None:
-    """Ends this process when the one that started it ends: then the pipe is closed, and the wait is over."""
+def _exit_when_closed(reader: Connection) -> None:
+    """Ends this process when its parent ends: that closes the pipe, and ``poll`` returns."""
     reader.poll(None)
     os._exit(1)
 
 
 def _on_ray(schedule: Schedule, workspace: Workspace, address: str) -> Generator[Outcome, None, None]:
-    """On the nodes of a cluster, one core a task; tasks of a node that dies are given to another.
+    """Runs tasks on the nodes of a cluster, one core per task; tasks of a node that dies move to another node.
 
-    Ray has twice as many tasks as there are cores, so that none of them waits for this process.
+    Ray is given twice as many tasks as there are cores, so that no core waits for this process.
     """
     ray = _cluster(address)
     try:
@@ -241,30 +251,31 @@ def _on_ray(schedule: Schedule, workspace: Workspace, address: str) -> Generator
         raise
     except ray.exceptions.RayError as error:
         raise AdaNPCError(
-            f"the Ray cluster gave up on a task ({_line(error)}); what was finished is recorded: run it again"
+            f"the Ray cluster gave up on a task ({_one_line(error)}); finished tasks are recorded: run it again"
         ) from None
     finally:
         ray.shutdown()
 
 
 def _cluster(address: str) -> Any:
-    """Ray, connected; an address where nothing listens is refused here, since Ray would try for minutes."""
+    """The Ray module, connected to a cluster. An address where nothing listens is refused at once."""
     try:
         ray = import_module("ray")
     except ImportError:
         raise AdaNPCError("Ray is not installed: pip install 'adanpc[cluster]'") from None
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if port.isdecimal():  # an address such as auto has none
+        if port.isdecimal():  # an address such as "auto" has no port
+            # Ray itself would keep trying for minutes.
             socket.create_connection((host, int(port)), PATIENCE).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         raise AdaNPCError(
-            f"there is no Ray cluster to use at {address!r} ({_line(error)}): start one with ray start --head"
+            f"there is no Ray cluster at {address!r} ({_one_line(error)}): start one with ray start --head"
         ) from None
     return ray
 
 
-def _line(error: Exception) -> str:
-    """The message of an error in one line."""
+def _one_line(error: Exception) -> str:
+    """The message of an error on one line."""
     return " ".join(str(error).split())

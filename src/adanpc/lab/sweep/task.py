@@ -1,4 +1,4 @@
-"""Tasks: the smallest pieces of work that are recorded, as values with a stable id."""
+"""Tasks: the smallest pieces of work that get a record, as values with a stable id."""
 
 from __future__ import annotations
 
@@ -21,42 +21,43 @@ from adanpc.lab.train.algorithm import Algorithm
 from adanpc.lab.train.registry import known
 from adanpc.lab.train.search import Choice, draw
 
-STARTING = 2.0  # seconds until anything is seen: data are read, models built
-FEATURES = 1e-3  # seconds a sample of methods that see features
-UPDATE = 4  # forward passes that a method's update of an image is worth
-SHARED = 4  # tasks that use the same features, about
+# Rough costs, for estimates. They need only be of the right size: a sweep corrects them by the times of finished tasks.
+STARTING = 2.0  # seconds to read data and build models
+FEATURES = 1e-3  # seconds per sample of methods that see features
+UPDATE = 4  # an update on an image costs as much as this many forward passes
+SHARED = 4  # about how many tasks use the same features
 
 
 class Task(ABC):
-    """Work with one record; the same task gives the same record, up to times."""
+    """A piece of work with one record; the same task always gives the same record, except for times."""
 
     kind: ClassVar[str]
 
     @abstractmethod
     def document(self) -> dict[str, Any]:
-        """All that decides the record, as JSON has it."""
+        """Everything that decides the record, as JSON."""
 
     @abstractmethod
     def run(self, workspace: Workspace) -> dict[str, Any]:
-        """The record."""
+        """Does the work and returns the record."""
 
     @cached_property
     def id(self) -> str:
-        """The same for equal tasks, on every machine."""
+        """A hash that is the same for equal tasks on every machine."""
         text = json.dumps({"kind": self.kind, **self.document()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def data(self) -> tuple[str, ...]:
-        """The data sets that it reads, by name."""
+        """The names of the data sets that the task reads."""
         return ()
 
     def missing(self, workspace: Workspace) -> list[str]:
-        """The domains that it needs and that a data set here lacks, with its name."""
+        """The domains that the task needs but that are missing here, each with its data set."""
         return []
 
     @abstractmethod
     def effort(self, costs: CostModel) -> float:
-        """About how many seconds it takes on one core, without the task that comes first."""
+        """About how many seconds the task takes on one core, without its prerequisite."""
 
     def prerequisite(self) -> Task | None:
         """A task that must be finished before this one, if any."""
@@ -65,7 +66,7 @@ class Task(ABC):
 
 @dataclass(frozen=True)
 class Train(Task):
-    """Training of a model; its record has every evaluation on the way."""
+    """Train a model; the record has every evaluation along the way."""
 
     subject: Trained
 
@@ -76,7 +77,7 @@ class Train(Task):
         return {"spec": self.subject.spec.complete().document()}
 
     def data(self) -> tuple[str, ...]:
-        """That of the spec."""
+        """The data set of the spec."""
         return (self.subject.spec.data,)
 
     def run(self, workspace: Workspace) -> dict[str, Any]:
@@ -84,7 +85,7 @@ class Train(Task):
         return {"evaluations": self.subject.run(workspace).records()}
 
     def effort(self, costs: CostModel) -> float:
-        """Steps, and evaluations of held-out parts, for which a vote encodes the source anew."""
+        """Training steps, and evaluations on held-out images."""
         spec = self.subject.spec.complete()
         sizes = costs.sizes(spec.data, spec.seed, spec.images)
         sources = len(sizes) - len(spec.targets)
@@ -92,24 +93,26 @@ class Train(Task):
         evaluations = math.ceil(spec.steps / spec.every)
         held_out = sum(sizes.values()) / 5
         tested = evaluations * held_out + sum(sizes[name] for name in spec.targets)
+        # An algorithm that answers by a vote encodes its training images again for each evaluation.
         if known(spec.algorithm).source_vote is not Algorithm.source_vote:
-            training_images = sum(size for name, size in sizes.items() if name not in spec.targets) * 4 / 5
+            source_images = sum(size for name, size in sizes.items() if name not in spec.targets)
+            training_images = source_images * 4 / 5
             tested += evaluations * training_images
         return STARTING + learned * costs.step(spec.encoder) + tested * costs.forward(spec.encoder)
 
 
 @dataclass(frozen=True)
 class Adapt(Task):
-    """One method on one stream, see ``adaptation.adapt``.
+    """Run one method on one stream, see ``adaptation.adapt``.
 
     Args:
         subject: the source model.
-        method: by name.
+        method: the name of the method.
         batch: samples that arrive together.
-        stream: by name.
-        settings: of the method.
-        extent: of the data.
-        seed: of the order of arrival and of what the method draws.
+        stream: the name of the order of arrival.
+        settings: hyper-parameters of the method.
+        extent: how much of the data is used.
+        seed: seeds the order of arrival and what the method draws.
     """
 
     subject: Subject
@@ -135,45 +138,50 @@ class Adapt(Task):
         }
 
     def data(self) -> tuple[str, ...]:
-        """Those of the subject."""
+        """The data sets of the subject."""
         return self.subject.reads()
 
     def missing(self, workspace: Workspace) -> list[str]:
-        """Those that the subject needs."""
+        """The domains that the subject needs but that are missing here."""
         return self.subject.missing(workspace)
 
     def run(self, workspace: Workspace) -> dict[str, Any]:
-        """What the stream showed."""
+        """The record of ``adaptation.adapt``."""
         scene = scene_of(self.subject, workspace, self.extent)
-        return adapt(scene, self.method, STREAMS[self.stream](seed=self.seed), self.batch, self.settings, self.seed)
+        stream = STREAMS[self.stream](seed=self.seed)
+        return adapt(scene, self.method, stream, self.batch, self.settings, self.seed)
 
     def effort(self, costs: CostModel) -> float:
-        """Features of all images, once, and the method on each target image and each recalled one."""
+        """Encodes all images once, and runs the method on each target image and on the held-out source images."""
         reading = self.subject.reading()
         method = find(self.method)
-        visits = 1 + (len(reading.targets) if self.stream == "successive" else 1)  # before the stream and after
-        images = costs.target_images(reading, self.extent) + visits * costs.recalled_images(reading, self.extent)
-        each = UPDATE * method.passes * costs.forward(reading.encoder)
-        if method.sees == "features":
-            each = FEATURES
+        # The source is tested before the stream and after it, or after each domain of a successive stream.
+        source_tests = 2
+        if self.stream == "successive":
+            source_tests = 1 + len(reading.targets)
+        recalled = source_tests * costs.recalled_images(reading, self.extent)
+        images = costs.target_images(reading, self.extent) + recalled
+        each = FEATURES
+        if method.sees == "images":
+            each = UPDATE * method.passes * costs.forward(reading.encoder)
         return STARTING + costs.features(reading, self.extent) / SHARED + images * each
 
     def prerequisite(self) -> Task | None:
-        """Training, if the model is not published."""
+        """The training of the model; None for a published one."""
         return Train(self.subject) if isinstance(self.subject, Trained) else None
 
 
 def scene_of(subject: Subject, workspace: Workspace, extent: Extent) -> Scene:
-    """The scene of a subject; that of the last call is kept."""
+    """The scene of a subject; the scene of the last call is kept."""
     return _scene(json.dumps(subject.document()), workspace, extent)
 
 
-@lru_cache(maxsize=1)  # methods on the same scene come one after another
+@lru_cache(maxsize=1)  # one is enough: methods on the same scene are run one after another
 def _scene(subject: str, workspace: Workspace, extent: Extent) -> Scene:
     return subject_of(json.loads(subject)).scene(workspace, extent)
 
 
 def drawn(method: str, trial: int, seed: int) -> dict[str, Any]:
-    """Settings of a method for one trial of a random search over its grid; trial 0 keeps the defaults."""
+    """The settings of a method in one trial of a random search over its grid; trial 0 keeps the defaults."""
     space = {name: Choice(tuple(values)) for name, values in find(method).grid.items()}
     return draw(space, trial, seed)

@@ -1,4 +1,4 @@
-"""Times of test-time methods, measured in turns within one run."""
+"""Time test-time methods against each other, in turns within one run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from adanpc.lab.sweep.task import Task, Train
 from adanpc.progress import track
 
 ROUNDS = 5
-FEW = 2  # images for methods that make many passes for each
+FEW = 2  # images for methods that make many passes per image
 
 
 @dataclass(frozen=True)
 class Timing(Task):
-    """The time of each method for the same images, round after round, so that all meet the same machine.
+    """Time each method on the same images, in rounds, so that a busy moment of the machine affects all of them.
 
     Args:
         subject: the source model.
-        methods: by name.
+        methods: the names of the methods.
         batch: images that arrive together.
-        images: of each round.
-        settings: of some methods: pairs of a name and its settings.
+        images: images per round.
+        settings: hyper-parameters of some methods, as pairs of a method's name and its settings.
     """
 
     subject: Trained
@@ -54,11 +54,11 @@ class Timing(Task):
         }
 
     def data(self) -> tuple[str, ...]:
-        """Those of the subject."""
+        """The data sets of the subject."""
         return self.subject.reads()
 
     def run(self, workspace: Workspace) -> dict[str, Any]:
-        """Milliseconds per image beside the encoder, in all, and megabytes, of each method that takes the model."""
+        """For each method that accepts the model: milliseconds per image without and with the encoder, and memory."""
         scene = self.subject.scene(workspace, Extent(images=self.images, recalled=self.images))
         adapters, refused = self._adapters(scene)
         rounds: dict[str, list[float]] = {method: [] for method in adapters}
@@ -78,7 +78,7 @@ class Timing(Task):
         }
 
     def _adapters(self, scene: Scene) -> tuple[dict[str, Adapter], dict[str, str]]:
-        """Every method that takes the model, warmed up; and why the others refuse it."""
+        """The methods that accept the model, warmed up, and why the others refuse it."""
         adapters = {}
         refused = {}
         settings = dict(self.settings)
@@ -107,19 +107,20 @@ class Timing(Task):
         return 1000 * (time.perf_counter() - start) / images
 
     def effort(self, costs: CostModel) -> float:
-        """A guess: most time goes into methods that make many passes for each image."""
+        """A guess: most of the time goes to methods that make many passes per image."""
         encoder = self.subject.spec.complete().encoder
-        return 60 + (ROUNDS + 1) * self.images * len(self.methods) * 8 * costs.forward(encoder)
+        answers = (ROUNDS + 1) * self.images * len(self.methods)  # one more round to warm up
+        return 60 + answers * 8 * costs.forward(encoder)
 
     def prerequisite(self) -> Task:
-        """Training."""
+        """The training of the model."""
         return Train(self.subject)
 
 
 def _entry(adapter: Adapter, rounds: list[float], encoder: float) -> dict[str, Any]:
-    """Methods that see images run the encoder themselves: their own share is what is left without one pass."""
+    """The entry of one method in the record: the median time of its rounds, without and with the encoder."""
     each = median(rounds)
-    if adapter.sees == "images":
+    if adapter.sees == "images":  # it runs the encoder itself, so one pass is subtracted to get its own share
         beside = max(0.0, each - encoder)
         total = each
     else:

@@ -1,4 +1,4 @@
-"""Which size a table is made at: the one that is asked for, or the largest that a budget allows."""
+"""Choose the scale of a table: the one that was requested, or the largest that fits a budget; and remember it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from adanpc.lab.tables.scale import SCALES, Scale, length, seconds
 from adanpc.lab.tables.table import Table
 
 CHOICES = "tables.json"
-CHECK = named(  # of that file
+CHECK = named(  # what the file must look like
     fields(
         budget=text,
         scale=both(
@@ -47,21 +47,21 @@ CHECK = named(  # of that file
                 encoder=text,
                 only=listed(text),
             ),
-            where_present(methods=listed(text)),  # noted since methods of one's own can be rows
+            where_present(methods=listed(text)),  # files of earlier versions do not have it
         ),
     )
 )
-DATA = fields(folder=text, sets=named(fields(images=count, notice=text)))  # in that file, since it is noted
+DATA = fields(folder=text, sets=named(fields(images=count, notice=text)))  # in that file, unless it is an earlier one
 REMEDY = "delete it, and make its tables again"
 
 
 class Request(NamedTuple):
-    """What a user asks for.
+    """The size that a user requests. Without a budget or a scale it is the paper's.
 
     Args:
-        budget: a time such as 30m, or nothing.
-        scale: the name of a scale, or nothing; without both it is the paper's.
-        own: fields of the scale that are given, whatever its name.
+        budget: a time such as 30m, or an empty string.
+        scale: the name of a scale, or an empty string.
+        own: fields that replace those of the scale, whichever it is.
     """
 
     budget: str = ""
@@ -69,7 +69,7 @@ class Request(NamedTuple):
     own: Mapping[str, Any] = {}
 
     def check(self) -> None:
-        """Refuses what contradicts itself, or names nothing."""
+        """Refuses a request that contradicts itself, or that names an unknown scale."""
         if self.budget and self.scale:
             raise AdaNPCError(f"give `budget` or `scale`, not both: {self.budget}, {self.scale}")
         if self.budget:
@@ -78,7 +78,7 @@ class Request(NamedTuple):
             require.one_of("scale", self.scale, SCALES)
 
     def sized(self, name: str) -> Scale:
-        """The scale of this name, with the fields that are given."""
+        """The scale of this name, with the requested fields replaced."""
         return replace(SCALES[name], **self.own)
 
 
@@ -86,8 +86,8 @@ class MadeFrom(NamedTuple):
     """The data that a table was made from.
 
     Args:
-        folder: that held the data sets.
-        sets: those that were there, by name: the number of their ``images``, and their ``notice``.
+        folder: the folder of the data sets.
+        sets: the data sets that were there, by name, each with its number of ``images`` and its ``notice``.
     """
 
     folder: str
@@ -99,8 +99,8 @@ class Choice(NamedTuple):
 
     Args:
         scale: its size.
-        budget: that the scale was chosen by, or nothing.
-        data: what it was made from; None if that was not noted, by an earlier version.
+        budget: the budget by which the scale was chosen, or an empty string.
+        data: what it was made from; None if an earlier version made it, which did not record that.
     """
 
     scale: Scale
@@ -109,27 +109,28 @@ class Choice(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A scale, and about how many seconds of work a table still is at it."""
+    """A scale, and about how many seconds of work are left for a table at that scale."""
 
     scale: Scale
     seconds: float
 
 
 def check_rows(table: Table, only: Sequence[str], encoder: str) -> None:
-    """Refuses names that no row of the table has, and an encoder where there is none to choose."""
+    """Refuses rows that the table does not have, and an encoder if the table has none to choose."""
     known = [row.lower() for row in table.rows]
     for name in only:
-        if name.lower() not in known:
-            hint = f"it has: {', '.join(table.rows)}{require.did_you_mean(name, table.rows)}"
-            if not known:
-                hint = "it is always made as a whole: omit `only`"
-            raise AdaNPCError(f"{table.name} has no row called {name!r}; {hint}")
+        if name.lower() in known:
+            continue
+        if not known:
+            raise AdaNPCError(f"{table.name} has no row called {name!r}; it is always made as a whole: omit `only`")
+        raise AdaNPCError(f"{table.name}: {require.unknown('row', name, table.rows)}")
+    # An encoder can be chosen if it changes what is run.
     if encoder and _ids(table, "") == _ids(table, "another"):
         raise AdaNPCError(f"{table.name} has no encoder to choose: omit `encoder`")
 
 
 def check_methods(table: Table, methods: Sequence[str]) -> None:
-    """Refuses methods that do not exist, and methods where a table does not compare any; imports those of your own."""
+    """Refuses unknown methods, and any method if the table does not compare methods; imports a user's own classes."""
     if methods and not table.takes_methods:
         raise AdaNPCError(f"{table.name} does not compare methods of your own: omit `method`")
     for name in methods:
@@ -137,26 +138,29 @@ def check_methods(table: Table, methods: Sequence[str]) -> None:
 
 
 def _ids(table: Table, encoder: str) -> list[str]:
-    return [task.id for task in table.plan(replace(SCALES["least"], encoder=encoder))]
+    """The ids of the tasks of a table at the smallest scale with an encoder."""
+    scale = replace(SCALES["least"], encoder=encoder)
+    return [task.id for task in table.plan(scale)]
 
 
 def available(table: Table, scale: Scale, workspace: Workspace, absent: Sequence[str]) -> list[Task]:
-    """The tasks of a table that can be run, without those on data sets or domains that are not here."""
-    return [task for task in table.on_present_data(scale, absent) if not task.missing(workspace)]
+    """The tasks of a table that can be run, without those on data sets or domains that are missing here."""
+    tasks = table.on_present_data(scale, absent)
+    return [task for task in tasks if not task.missing(workspace)]
 
 
 def choose(table: Table, request: Request, workspace: Workspace, workers: int, absent: Sequence[str] = ()) -> Estimate:
-    """The scale that is asked for by name, or the largest that fits into the budget.
+    """The requested scale, or the largest one that fits the budget.
 
-    A budget that was chosen for before, for the same table in the same folder with the same fields, gives the same
-    scale again, so that an interrupted table continues.
+    The same request for the same table in the same folder gives the same scale again, so that an interrupted table
+    continues, although less work is left by then.
 
     Args:
-        table: to be made.
-        request: what the user asks for.
-        workspace: where the data is, and the records of what was done before.
-        workers: processes.
-        absent: the table's data sets that are not here.
+        table: the table to make.
+        request: what the user requests.
+        workspace: where the data is, and the records of earlier work.
+        workers: the number of processes.
+        absent: the table's data sets that are missing here.
     """
     request.check()
     records = Records(workspace.folder)
@@ -171,16 +175,18 @@ def choose(table: Table, request: Request, workspace: Workspace, workers: int, a
 
     if not request.budget:
         return estimate(request.scale or "full")
-    if before and before.budget == request.budget and before.scale == request.sized(before.scale.name):
-        return estimate(before.scale.name)
+    if before is not None:
+        same_scale = before.scale == request.sized(before.scale.name)
+        if same_scale and before.budget == request.budget:
+            return estimate(before.scale.name)
     return _largest(seconds(request.budget), estimate)
 
 
 def _largest(limit: float, estimate: Callable[[str], Estimate]) -> Estimate:
-    """The estimate of the largest scale that takes no longer than the limit, or else of the smallest of all."""
+    """The estimate of the largest scale that takes no longer than the limit, or else that of the smallest scale."""
     smallest, *larger = reversed(SCALES)
     best = estimate(smallest)
-    for name in larger:  # from below: planning a large table takes time, too
+    for name in larger:  # upward from the smallest, because merely planning a large table takes time
         candidate = estimate(name)
         if candidate.seconds > limit:
             break
@@ -189,7 +195,7 @@ def _largest(limit: float, estimate: Callable[[str], Estimate]) -> Estimate:
 
 
 def describe(table: Table, estimate: Estimate, budget: str, workers: int) -> str:
-    """The scale and the time that is left, in words."""
+    """The scale and the estimated time in words."""
     over = ""
     if budget and estimate.seconds > seconds(budget):
         over = f", more than the budget of {budget}"
@@ -199,7 +205,7 @@ def describe(table: Table, estimate: Estimate, budget: str, workers: int) -> str
 
 
 def choices(folder: Path) -> dict[str, Choice]:
-    """How each table in this folder was made the last time."""
+    """How each table in a folder was made the last time."""
     path = folder / CHOICES
     document = read_checked(path, CHECK, REMEDY) or {}
     noted = {}
@@ -214,16 +220,20 @@ def choices(folder: Path) -> dict[str, Choice]:
 
 
 def _scale(path: Path, document: Mapping[str, Any]) -> Scale:
-    known = set(Scale.__dataclass_fields__)
-    if not set(document) <= known:
-        raise RecordsError(f"{path} is damaged (a scale has no {', '.join(set(document) - known)}): {REMEDY}")
-    lists = {"only": tuple(document["only"]), "methods": tuple(document.get("methods", ()))}
-    return Scale(**{**document, **lists})
+    """The scale that a file describes; refuses fields that a scale does not have."""
+    unknown = set(document) - set(Scale.__dataclass_fields__)
+    if unknown:
+        raise RecordsError(f"{path} is damaged (a scale has no {', '.join(unknown)}): {REMEDY}")
+    arguments = dict(document)
+    arguments["only"] = tuple(document["only"])
+    arguments["methods"] = tuple(document.get("methods", ()))
+    return Scale(**arguments)
 
 
 def note_choice(folder: Path, name: str, scale: Scale, budget: str, data: MadeFrom | None = None) -> None:
-    """Keeps how a table is made, so that the report shows it and a budget continues as it began."""
-    known = {**choices(folder), name: Choice(scale, budget, data)}
+    """Records how a table is made, so that the report can show it and a budget continues as it began."""
+    known = choices(folder)
+    known[name] = Choice(scale, budget, data)
     document = {name: _entry(choice) for name, choice in known.items()}
     path = folder / CHOICES
     refuse_link(path)

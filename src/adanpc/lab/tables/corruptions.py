@@ -1,4 +1,4 @@
-"""Corrupted images: what all tables of them share, and CIFAR-10-C."""
+"""Tables of corrupted images: what all of them share, and CIFAR-10-C."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from adanpc.lab.tables.table import HIDDEN_NOTE, Parts, Results, Table, averages
 
 
 class Row(NamedTuple):
-    """A method of a table, with settings that differ from its defaults; without a method, the paper's alone."""
+    """A row of a table: a method and its batch size, with settings that differ from its defaults.
+
+    Without a method, the row shows only the paper's numbers.
+    """
 
     label: str
     method: str
@@ -25,7 +28,7 @@ class Row(NamedTuple):
     batch: int = 32
 
 
-REFRESHED = {"refresh": 100}  # source rows are made anew, with the statistics that queries are seen with
+REFRESHED = {"refresh": 100}  # encode source rows again, with the statistics that the queries are encoded with
 CIFAR_ROWS = (
     Row("Linear", "source"),
     Row("k-NN", "knn"),
@@ -39,33 +42,34 @@ CIFAR_ROWS = (
     Row("AdaNPC+Tent", "adanpc-tent", REFRESHED),
     Row("AdaNPC+ETA", "adanpc-eta", REFRESHED),
 )
-WEIGHTS = "weights/cifar10-resnet56-4bfd9763.th"  # below the folder of the data
-BANK = 10  # rows of the bank for each image of a corruption, at most
+WEIGHTS = "weights/cifar10-resnet56-4bfd9763.th"  # in the folder of the data
+BANK = 10  # the most bank rows for each image of a corruption
 
 
 class Corrupted(NamedTuple):
-    """A data set of corrupted images, the clean one that fills the bank, and the model that answers."""
+    """A data set of corrupted images, the clean data set that fills the bank, and the model that answers."""
 
     data: str
     clean: str
     encoder: str
-    weights: str  # a file below the folder of the data, or "pretrained"
+    weights: str  # a file in the folder of the data, or "pretrained"
 
 
 CIFAR = Corrupted("cifar-10-c", "cifar-10", "cifar-resnet-56", WEIGHTS)
 
 
 def task_for(corrupted: Corrupted, row: Row, corruption: str, severity: int, scale: Scale, seed: int) -> Adapt:
-    """A method on one corruption at one severity, from a fresh start."""
-    images = None if scale.images is None else max(1, scale.images // 10)
+    """The task of a method on one corruption at one severity, from a fresh start."""
     extent = Extent()
-    if images is not None:
+    if scale.images is not None:
+        # A table has many corruptions, so each gets a tenth of the images of the scale.
+        images = max(1, scale.images // 10)
         extent = Extent(images, BANK * images, recalled=images)
-    return met_by(corrupted, row, title(corruption, severity), scale, seed, extent)
+    return task_on(corrupted, row, title(corruption, severity), scale, seed, extent)
 
 
-def met_by(corrupted: Corrupted, row: Row, target: str, scale: Scale, seed: int, extent: Extent) -> Adapt:
-    """A method on one domain of corrupted images, from a fresh start."""
+def task_on(corrupted: Corrupted, row: Row, target: str, scale: Scale, seed: int, extent: Extent) -> Adapt:
+    """The task of a method on one domain of corrupted images, from a fresh start."""
     subject = Frozen(
         corrupted.data,
         (target,),
@@ -79,13 +83,14 @@ def met_by(corrupted: Corrupted, row: Row, target: str, scale: Scale, seed: int,
 
 
 def error_cell(results: Results, tasks: Sequence[Adapt]) -> Cell:
-    """The error of a method, over seeds."""
+    """The error of a method in percent, over seeds; the reason if it was refused."""
     errors = [100 - float(record["average"]) for record in results.all_of(tasks)]
     return Cell(value(errors), text=results.reason(tasks[0]))
 
 
 def cifar_plan(severity: int, scale: Scale) -> list[Task]:
-    """All fifteen corruptions."""
+    """Every method on all fifteen corruptions."""
+    # Methods come last, because all of them share a scene, and only the latest scene is kept.
     return [
         task_for(CIFAR, row, corruption, severity, scale, seed)
         for corruption in CORRUPTIONS
@@ -96,7 +101,7 @@ def cifar_plan(severity: int, scale: Scale) -> list[Task]:
 
 
 def _by_seed(scale: Scale, row: Row, severity: int) -> list[list[Adapt]]:
-    """A method on every corruption, with each seed."""
+    """For each seed, the tasks of a method on every corruption."""
     tasks = []
     for seed in range(scale.seeds):
         tasks.append([task_for(CIFAR, row, corruption, severity, scale, seed) for corruption in CORRUPTIONS])
@@ -104,13 +109,13 @@ def _by_seed(scale: Scale, row: Row, severity: int) -> list[list[Adapt]]:
 
 
 def _mean_error(results: Results, row: Row, severity: int) -> Value | None:
-    """The mean over corruptions, where all are known, over seeds."""
+    """The mean error over all corruptions, over the seeds that have finished them all; None if there are none."""
     _, accuracy = averages(results, _by_seed(results.scale, row, severity))
     return None if accuracy is None else replace(accuracy, mean=100 - accuracy.mean)
 
 
 def cifar(severity: int, results: Results) -> tuple[Parts, list[str]]:
-    """Errors by corruption, and their mean."""
+    """The errors by corruption and their mean, as a sheet and a chart."""
     scale = results.scale
     rows = []
     for corruption in CORRUPTIONS:
@@ -127,7 +132,7 @@ def cifar(severity: int, results: Results) -> tuple[Parts, list[str]]:
     beside = hidden(results, name, {row.label: _by_seed(scale, row, severity) for row in CIFAR_ROWS})
     bars = line("mean error", headings, means)
     chart = Chart(f"{name}, mean of fifteen corruptions", "method", "error in %", (bars,), "bar")
-    note = "The paper prints no numbers for its figures of CIFAR-10-C, and uses Wide ResNets 40-2 and 28-10."
+    note = "The paper prints no numbers for its CIFAR-10-C figures, and uses Wide ResNets 40-2 and 28-10."
     return (sheet, beside, chart), [note, HIDDEN_NOTE]
 
 
@@ -137,9 +142,9 @@ TABLES = [
             f"cifar-10-c-{severity}",
             f"CIFAR-10-C at severity {severity}",
             "Figures 5 and 6 to 8",
-            "A ResNet-56 with published weights; each corruption from a fresh start, on a tenth as many images as are "
-            "named below, with a bank of as many CIFAR-10 training images as are named. Default settings but for "
-            "EATA's weight of 1 and 500 source images, and a refreshed bank in the combinations.",
+            "A ResNet-56 with published weights. Each corruption is met from a fresh start, on a tenth of the number "
+            "of images given below, with a bank of that number of CIFAR-10 training images. Settings are the defaults, "
+            "except for EATA's weight of 1 and 500 source images, and a refreshed bank in the combinations.",
             partial(cifar_plan, severity),
             partial(cifar, severity),
             ("cifar-10", "cifar-10-c"),

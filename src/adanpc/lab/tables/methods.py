@@ -1,4 +1,4 @@
-"""Test-time methods side by side, each on every target with default settings."""
+"""Tables of test-time methods side by side, each on every target with default settings."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ from adanpc.lab.tables.table import (
     remarks,
 )
 
-METHODS = tuple(name for name, method in ADAPTERS.items() if not method.needs_rotation_head)  # all share one model
+# Without the methods that need a model with a rotation head, so that all of them share one model.
+METHODS = tuple(name for name, method in ADAPTERS.items() if not method.needs_rotation_head)
 BATCHES = (32, 2)
 COMPARED = tuple(benchmark.data for benchmark in benchmarks_in("adaptation"))
-IMAGES = 200  # of each target at most, unless all are met
-PASSES = 1600  # through the network for each target at most, so that no method takes very much longer than others
+IMAGES = 200  # the most images of each target, unless the scale takes all
+PASSES = 1600  # the most passes through the network for each target, so that no method takes much longer than others
 
 
 def methods_at(scale: Scale) -> tuple[str, ...]:
-    """The methods of a table: all of the library that share one model, as far as they are wanted, and your own."""
-    return (*(method for method in METHODS if scale.wants(method)), *scale.methods)
+    """The methods of a table: those of the library that are requested and share one model, and the user's own."""
+    requested = [method for method in METHODS if scale.wants(method)]
+    return (*requested, *scale.methods)
 
 
 def settings(method: str, data: str) -> Mapping[str, Any]:
-    """The library's defaults, but mirrored digits are other digits."""
+    """Settings that differ from the defaults: digits are never mirrored, since a mirrored digit is not that digit."""
     mirrors = "mirror" in signature(find(method)).parameters
     if mirrors and not BENCHMARKS[data].photos:
         return {"mirror": False}
@@ -48,12 +50,12 @@ def settings(method: str, data: str) -> Mapping[str, Any]:
 
 
 def is_slow(method: str) -> bool:
-    """Whether a method makes so many passes for an image that it meets fewer images than others."""
+    """Whether a method makes so many passes per image that it gets fewer images than others."""
     return PASSES // find(method).passes < IMAGES
 
 
 def limited(method: str, scale: Scale) -> Extent:
-    """How many images of each target a method meets: as many as all others, fewer if it is slow; or all."""
+    """How many images of each target a method gets: the same number as the others, or fewer if it is slow; or all."""
     if scale.images is None:
         return ALL
     images = min(IMAGES, PASSES // find(method).passes, scale.images)
@@ -61,19 +63,21 @@ def limited(method: str, scale: Scale) -> Extent:
 
 
 def how_many(method: str, scale: Scale) -> str:
-    """How many images of each target a method meets, in words."""
+    """How many images of each target a method gets, in words."""
     images = limited(method, scale).images
-    return "all images" if images is None else f"{images} images of each target at most"
+    return "all images" if images is None else f"at most {images} images of each target"
 
 
 def task_for(scale: Scale, data: str, method: str, batch: int, target: str, seed: int) -> Adapt:
-    """A method with default settings on a model trained with default settings, as the paper's Table 4."""
+    """The task of a method with default settings on a model trained with defaults, as in the paper's Table 4."""
     subject = Trained(scale.spec(data, (target,), "erm", seed), scale.selected(data))
-    return Adapt(subject, method, batch, settings=settings(method, data), extent=limited(method, scale), seed=seed)
+    extent = limited(method, scale)
+    return Adapt(subject, method, batch, settings=settings(method, data), extent=extent, seed=seed)
 
 
 def plan(data: Sequence[str], scale: Scale) -> list[Task]:
-    """Every method but those that need their own training, on every target."""
+    """Every method that does not need its own training, on every target."""
+    # Methods come last, because all of them share a scene, and only the latest scene is kept.
     return [
         task_for(scale, name, method, batch, target, seed)
         for name in data
@@ -85,7 +89,7 @@ def plan(data: Sequence[str], scale: Scale) -> list[Task]:
 
 
 def _by_seed(scale: Scale, data: str, method: str, batch: int) -> list[list[Adapt]]:
-    """A method on every target of a data set, with each seed."""
+    """For each seed, the tasks of a method on every target of a data set."""
     targets = BENCHMARKS[data].domains
     tasks = []
     for seed in range(scale.seeds):
@@ -94,7 +98,7 @@ def _by_seed(scale: Scale, data: str, method: str, batch: int) -> list[list[Adap
 
 
 def cells_of(results: Results, data: str, method: str, batch: int) -> list[Cell]:
-    """A method on each target of a data set, and on average, which is what the paper prints."""
+    """The cells of a method for each target of a data set, and for their average, which the paper prints."""
     benchmark = BENCHMARKS[data]
     tasks = _by_seed(results.scale, data, method, batch)
     each, mean = averages(results, tasks)
@@ -105,20 +109,21 @@ def cells_of(results: Results, data: str, method: str, batch: int) -> list[Cell]
 
 
 def show(data: str, results: Results) -> tuple[Parts, list[str]]:
-    """One data set: a sheet for each batch size, methods by targets."""
+    """For one data set, a sheet per batch size: methods by targets."""
     headings = (*BENCHMARKS[data].domains, "average")
     sheets, notes = _sheets(results, headings, lambda method, batch: cells_of(results, data, method, batch))
     beside = []
     for batch in BATCHES:
         rows = {}
         for method in methods_at(results.scale):
-            rows[split_name(method)[1]] = _by_seed(results.scale, data, method, batch)
+            _, label = split_name(method)  # the class, if it is a user's own
+            rows[label] = _by_seed(results.scale, data, method, batch)
         beside.append(hidden(results, f"Batches of {batch}", rows))
     return (*sheets, *beside), [*notes, HIDDEN_NOTE]
 
 
 def summary(results: Results) -> tuple[Parts, list[str]]:
-    """All data sets: a sheet for each batch size, methods by data sets, averages over targets."""
+    """For all data sets, a sheet per batch size: methods by data sets, averaged over targets."""
 
     def row(method: str, batch: int) -> list[Cell]:
         return [cells_of(results, data, method, batch)[-1] for data in COMPARED]
@@ -130,14 +135,14 @@ def summary(results: Results) -> tuple[Parts, list[str]]:
 def _sheets(
     results: Results, headings: tuple[str, ...], row: Callable[[str, int], Sequence[Cell]]
 ) -> tuple[Parts, list[str]]:
-    """For each batch size, methods that meet as many images side by side, and the others by themselves."""
+    """A sheet for each batch size and each number of images, so that only methods with equally many are compared."""
     sheets = []
     for batch in BATCHES:
         groups: dict[str, list[Row]] = {how_many(METHODS[0], results.scale): []}  # comes first, even if it is empty
         for method in methods_at(results.scale):
             cells = tuple(row(method, batch))
             if any(cell.ours or cell.text for cell in cells):
-                label = split_name(method)[1]  # of a method of one's own, the class
+                _, label = split_name(method)  # the class, if it is a user's own
                 groups.setdefault(how_many(method, results.scale), []).append((label, cells))
         for images, rows in groups.items():
             sheets.append(Sheet(f"Batches of {batch}, {images}", headings, tuple(rows)))
@@ -146,8 +151,8 @@ def _sheets(
 
 SOURCE = "Table 4"
 ABOUT = (
-    "Each domain in turn is the target; ERM on the others, default settings, the best model on held-out source images "
-    "where there are several, nothing selected on targets."
+    "Each domain in turn is the target, and ERM is trained on the others with default settings. Where a run saves "
+    "several models, the best on held-out source images is used; nothing is selected on targets."
 )
 TABLES = [
     Table(

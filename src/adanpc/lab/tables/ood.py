@@ -1,4 +1,4 @@
-"""Accuracy on a domain that was not trained on: by data set, and all data sets together."""
+"""Tables of the accuracy on a domain that was not trained on: for each data set, and for all together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from adanpc.lab.tables.table import (
 )
 
 AVERAGE = "average"
-ROWS = {  # the paper's names: what is trained, and what answers
+ROWS = {  # by the paper's names: the training algorithm, and the test-time method
     "ERM": ("erm", "source"),
     "IRM": ("irm", "source"),
     "GDRO": ("group-dro", "source"),
@@ -47,7 +47,7 @@ ROWS = {  # the paper's names: what is trained, and what answers
     "KNN loss": ("knn", "knn"),
     "KNN loss + AdaNPC": ("knn", "adanpc"),
 }
-SPELLINGS = {  # as some of the paper's tables print them
+SPELLINGS = {  # other names for these rows in some of the paper's tables
     "Fishr": ("Fisher",),
     "AdaNPC+BN": ("AdaNPC+NP", "+BN retraining"),
 }
@@ -57,7 +57,8 @@ GROUPS = {"source": "training-domain", LABELED: "test-domain"}
 def trials(scale: Scale, data: str, target: str, row: str, seed: int, rule: str) -> list[Adapt]:
     """The trials among which a rule selects.
 
-    Held-out target images select among last models, as in DomainBed; all other rules take the best on held-out source.
+    As in DomainBed, the rule that uses held-out target images selects among last models. All other rules select among
+    the models that are best on held-out source images.
     """
     algorithm, method = ROWS[row]
     which = "last" if rule == LABELED else scale.selected(data)
@@ -84,7 +85,7 @@ def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
 
 
 def accuracies(results: Results, benchmark: Benchmark, row: str, rule: str) -> list[list[float | None]]:
-    """For each seed the selected accuracy on each target."""
+    """For each seed, the accuracy of the selected trial on each target."""
     result = []
     for seed in range(results.scale.seeds):
         tasks = [trials(results.scale, benchmark.data, target, row, seed, rule) for target in benchmark.domains]
@@ -93,16 +94,16 @@ def accuracies(results: Results, benchmark: Benchmark, row: str, rule: str) -> l
 
 
 def _selected(results: Results, tasks: Sequence[Adapt], rule: str) -> float | None:
-    """The accuracy of the trial that a rule selects; None until all of them have a record."""
+    """The accuracy of the trial that a rule selects; None until all trials are finished."""
     complete = all(task in results.records for task in tasks)
-    records = results.all_of(tasks)  # refused trials have none
+    records = results.all_of(tasks)  # without the trials that were refused
     if not complete or not records:
         return None
     return float(best(records, rule)["average"])
 
 
 def _printed(table: str, group: str, row: str, column: str) -> Value | None:
-    """The paper's number, whichever way it spells the row."""
+    """The paper's number, under whichever name the paper has the row; None if it has none."""
     for name in (row, *SPELLINGS.get(row, ())):
         cell = printed(table, group, name, column)
         if cell is not None:
@@ -111,7 +112,7 @@ def _printed(table: str, group: str, row: str, column: str) -> Value | None:
 
 
 def sheet(results: Results, benchmark: Benchmark, rule: str) -> Sheet:
-    """One selection rule: rows by targets."""
+    """The sheet of one selection rule: rows by targets."""
     group = GROUPS.get(rule, "")
     headings = (*benchmark.domains, AVERAGE)
     if benchmark.data in paper.tables():
@@ -129,18 +130,18 @@ def sheet(results: Results, benchmark: Benchmark, rule: str) -> Sheet:
 
 
 def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
-    """The paper's two rules; the label-free ones where there is more than one trial to select from."""
+    """A sheet for each of the paper's two rules, and for the label-free rules if there are several trials."""
     rules = RULES if results.scale.trials > 1 else GROUPS
     return tuple(sheet(results, benchmark, rule) for rule in rules), remarks(benchmark.data)
 
 
 def summary_plan(scale: Scale) -> list[Task]:
-    """All five data sets."""
+    """Every row on all five data sets."""
     return [task for benchmark in BENCHMARKS.values() for task in plan(benchmark, scale)]
 
 
 def summary(results: Results) -> tuple[Parts, list[str]]:
-    """Averages over the targets of each data set, selected as the paper's Table 1: on the test domain."""
+    """Averages over the targets of each data set, selected on the test domain, as in the paper's Table 1."""
     titles = [benchmark.title for benchmark in BENCHMARKS.values()]
     headings = (*titles, AVERAGE)
     rows = []

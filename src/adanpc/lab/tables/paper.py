@@ -20,28 +20,31 @@ def _printed() -> dict[str, Any]:
 
 
 def _pick(kind: str, name: str, known: Mapping[str, Any]) -> Any:
+    """The value of a name, or an error that lists the names."""
     if name not in known:
         raise AdaNPCError(f"{kind} must be one of {', '.join(known)}; got {name}")
     return known[name]
 
 
 def _rows(table: str, group: str) -> dict[str, list[Any]]:
-    chosen: dict[str, list[Any]] = _pick(f"group of {table}", group, _pick("table", table, _printed())["rows"])
+    """The rows of a group by name, each with its cells as in the file."""
+    groups = _pick("table", table, _printed())["rows"]
+    chosen: dict[str, list[Any]] = _pick(f"group of {table}", group, groups)
     return chosen
 
 
 def tables() -> dict[str, tuple[str, ...]]:
-    """Every table by name, with its groups: selection rules, batch sizes and the like, or "all" where it has none."""
+    """The tables by name, each with its groups (selection rules, batch sizes, …), or "all" if it has none."""
     return {name: tuple(table["rows"]) for name, table in _printed().items()}
 
 
 def columns(table: str) -> tuple[str, ...]:
-    """The headings of a table, without that of its rows."""
+    """The headings of a table's columns, without the column of row names."""
     return tuple(_pick("table", table, _printed())["columns"])
 
 
 def rows(table: str, group: str) -> tuple[str, ...]:
-    """The names of the rows of a group in printed order; a name may differ between tables (Fishr, Fisher)."""
+    """The row names of a group as printed and in that order; the paper spells some in two ways (Fishr, Fisher)."""
     return tuple(_rows(table, group))
 
 
@@ -51,12 +54,13 @@ def notes(table: str) -> tuple[str, ...]:
 
 
 def cell(table: str, group: str, row: str, column: str) -> Value | None:
-    """A number as printed, also where a note doubts it; None where the paper leaves the cell empty.
+    """A number as printed, even if a note doubts it; None where the paper leaves the cell empty.
 
-    The count is always 1: over how many runs an error was taken is not clear from the paper.
+    Its count is always 1, because the paper does not say how many runs an error was computed from.
     """
     cells = _pick(f"row of {table}, {group}", row, _rows(table, group))
-    printed = _pick(f"column of {table}", column, dict(zip(columns(table), cells, strict=True)))
+    by_column = dict(zip(columns(table), cells, strict=True))
+    printed = _pick(f"column of {table}", column, by_column)
     match printed:
         case []:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from adanpc import require
+from adanpc.errors import AdaNPCError
 from adanpc.lab.tables import (
     corruptions,
     costs,
@@ -23,5 +24,7 @@ TABLES: dict[str, Table] = {table.name: table for module in MODULES for table in
 
 
 def table_of(name: str) -> Table:
-    """The table of this name."""
-    return TABLES[require.one_of("table", name, TABLES)]
+    """The table of this name, or an error that names the one that was probably meant."""
+    if name not in TABLES:
+        raise AdaNPCError(f"{require.unknown('table', name, TABLES)}; adanpc table --list shows all")
+    return TABLES[name]

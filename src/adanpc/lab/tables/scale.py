@@ -1,4 +1,4 @@
-"""How much of an experiment is done: the paper's own size, or a reduced one that says so."""
+"""Scales: the size of an experiment, from the paper's own down to tiny ones; a reduced one always says so."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ DAY = 24 * HOUR
 
 @dataclass(frozen=True)
 class Scale:
-    """What decides the cost of a table.
+    """The size of a table, which decides its cost.
 
     Args:
-        name: of the size.
-        steps: of training.
-        batch: rows of each source domain in a step; 0 is what is usual for the data.
-        trials: of the random search; one means defaults.
-        seeds: of splits, weights and orders, each a repetition.
-        images: of each domain at most.
-        encoder: instead of the paper's.
-        only: the rows that are wanted; none means all.
-        methods: of your own, or of installed packages: further rows of tables that compare methods.
+        name: the name of the scale.
+        steps: training steps.
+        batch: images of each source domain per step; 0 stands for the usual number for the data.
+        trials: trials of the random search over settings; 1 means the default settings.
+        seeds: repetitions, each with its own splits, weights and order of arrival.
+        images: the most images of each domain; None takes all.
+        encoder: an encoder to use for photos instead of the paper's.
+        only: the rows to make; empty means all.
+        methods: a user's own methods, or those of installed packages, as further rows of tables that compare methods.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Scale:
     methods: tuple[str, ...] = ()
 
     def spec(self, data: str, targets: tuple[str, ...], algorithm: str, seed: int = 0, trial: int = 0) -> Spec:
-        """The training of one trial at this scale; photos with BatchNorm's statistics kept, as in DomainBed."""
+        """The training of one trial at this scale; for photos, BatchNorm statistics are frozen, as in DomainBed."""
         photos = usual(data).photos
         return Spec(
             data,
@@ -59,18 +59,18 @@ class Scale:
         )
 
     def selected(self, data: str) -> Literal["best", "last"]:
-        """The model of a run that held-out source images select; if it is looked at only once, that is the last."""
+        """The model that held-out source images select; with a single evaluation, at the end, that is the last one."""
         return "best" if self.steps > usual(data).every else "last"
 
     def wants(self, row: str) -> bool:
-        """Whether a row is made; names are compared without case."""
+        """Whether a row is to be made; upper and lower case do not matter."""
         return not self.only or row.lower() in {name.lower() for name in self.only}
 
     def about(self, uses: Sequence[str] = SIZES) -> str:
-        """The scale in one sentence that says what is reduced.
+        """The scale in one sentence, which says what is reduced.
 
         Args:
-            uses: the sizes that matter for what is described.
+            uses: the sizes that matter for the table that is described.
         """
         full = SCALES["full"]
         reduced = False
@@ -80,7 +80,8 @@ class Scale:
             usual = getattr(full, size)
             if getattr(self, size) != usual:
                 reduced = True
-                words += f" (paper {usual:,})" if usual else ""
+                if usual:
+                    words += f" (paper {usual:,})"
             parts.append(words)
         if self.encoder:
             parts.append(f"encoder {self.encoder} for photos")
@@ -90,7 +91,7 @@ class Scale:
         if reduced:
             kind = "Reduced"
         elif self.encoder:
-            kind = "Full but for the encoder"
+            kind = "Full except for the encoder"
         return f"{kind} ({self.name}): {', '.join(parts)}."
 
     def _words(self, size: str) -> str:
@@ -99,7 +100,7 @@ class Scale:
             case "steps":
                 return f"{self.steps:,} steps"
             case "batch":
-                return f"{self.batch} images of each source domain in a step" if self.batch else "the usual batch"
+                return f"{self.batch} images of each source domain per step" if self.batch else "the usual batch"
             case "trials":
                 return "1 trial of settings" if self.trials == 1 else f"{self.trials} trials of settings"
             case "seeds":
@@ -108,7 +109,7 @@ class Scale:
                 return "all images" if self.images is None else f"at most {self.images:,} images of each domain"
 
 
-SCALES = {  # from the paper's size downwards; a budget takes the first that fits
+SCALES = {  # from the paper's size down
     scale.name: scale
     for scale in (
         Scale("full", 5000, 0, 20, 3, None),
@@ -122,7 +123,7 @@ SCALES = {  # from the paper's size downwards; a budget takes the first that fit
 
 
 def seconds(text: str) -> float:
-    """A length of time such as 30m, 2h, 90s or 1h30m, in seconds."""
+    """The seconds in a length of time such as 30m, 2h, 90s or 1h30m."""
     match = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.strip().lower())
     if not text.strip() or match is None:
         raise AdaNPCError(f"budget must be a time such as 30m, 2h or 1h30m, got {text!r}")
@@ -134,7 +135,7 @@ def seconds(text: str) -> float:
 
 
 def length(span: float) -> str:
-    """Seconds in words, such as 3 min or 2.5 h."""
+    """A number of seconds in words, such as 3 min or 2.5 h."""
     if span < 60:
         return f"{span:.0f} s"
     if span < 2 * HOUR:
@@ -145,5 +146,5 @@ def length(span: float) -> str:
 
 
 def _rounded(number: float) -> str:
-    """With one decimal if it is below 10, else without."""
+    """The number with one decimal if it is below 10, else without decimals."""
     return f"{number:.1f}" if number < 10 else f"{number:.0f}"

@@ -1,4 +1,4 @@
-"""Successive adaptation: through all domains in order, and back to the source after each."""
+"""Tables of successive adaptation: all domains in order, with a test on the source after each."""
 
 from __future__ import annotations
 
@@ -21,114 +21,125 @@ IN_CHARTS = ("knn", "adanpc-bn")  # beside the methods that the paper has
 ALL_IMAGES_BATCH = 32
 
 
-class Passage(NamedTuple):
-    """How a method is led through the domains."""
+class Setup(NamedTuple):
+    """How one method is run: its batch size, and how many images it gets."""
 
     method: str
     batch: int
     extent: Extent
 
 
-def task_for(benchmark: Benchmark, scale: Scale, passage: Passage, seed: int) -> Adapt:
-    """A method that is led through all domains but the first, on which its model was trained."""
-    algorithm = "rotation" if ADAPTERS[passage.method].needs_rotation_head else "erm"
+def task_for(benchmark: Benchmark, scale: Scale, setup: Setup, seed: int) -> Adapt:
+    """The task of a method on all domains but the first, on which its model is trained."""
+    algorithm = "erm"
+    if ADAPTERS[setup.method].needs_rotation_head:
+        algorithm = "rotation"
     subject = Trained(scale.spec(benchmark.data, benchmark.domains[1:], algorithm, seed))
-    own = settings(passage.method, benchmark.data)
-    return Adapt(subject, passage.method, passage.batch, "successive", own, passage.extent, seed)
+    own = settings(setup.method, benchmark.data)
+    return Adapt(subject, setup.method, setup.batch, "successive", own, setup.extent, seed)
 
 
-def _limited(method: str, batch: int, scale: Scale) -> Passage:
-    return Passage(method, batch, limited(method, scale))
+def _on_some_images(method: str, batch: int, scale: Scale) -> Setup:
+    return Setup(method, batch, limited(method, scale))
 
 
-def _on_all_images() -> list[Passage]:
-    """Methods that see features are fast enough to meet every image."""
-    return [Passage(name, ALL_IMAGES_BATCH, ALL) for name, method in ADAPTERS.items() if method.sees == "features"]
+def _on_all_images() -> list[Setup]:
+    """The methods that see features, which are fast enough to answer every image."""
+    return [Setup(name, ALL_IMAGES_BATCH, ALL) for name, method in ADAPTERS.items() if method.sees == "features"]
 
 
 def _batches(method: str) -> tuple[int, ...]:
     """The batch sizes that make a difference to a method."""
-    return BATCHES[:1] if ADAPTERS[method].one_by_one else BATCHES
+    if ADAPTERS[method].one_by_one:  # it answers one by one in any case
+        return BATCHES[:1]
+    return BATCHES
 
 
 def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
-    """Every method on some images, one by one, in pairs and in batches; methods that see features on all."""
-    passages = [_limited(method, batch, scale) for method in ADAPTERS for batch in _batches(method)]
-    passages += _on_all_images()
-    wanted = [passage for passage in passages if scale.wants(passage.method)]
+    """Every method on some images, one by one, in pairs and in batches; methods that see features also on all."""
+    setups = [_on_some_images(method, batch, scale) for method in ADAPTERS for batch in _batches(method)]
+    setups += _on_all_images()
+    requested = [setup for setup in setups if scale.wants(setup.method)]
     tasks: list[Task] = []
     for seed in range(scale.seeds):
-        tasks += [task_for(benchmark, scale, passage, seed) for passage in wanted]
+        tasks += [task_for(benchmark, scale, setup, seed) for setup in requested]
     return tasks
 
 
 def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
-    """Accuracy as domains are met, and on the source after each."""
+    """Sheets and charts of the accuracy on each domain as it arrives, and on the source after each."""
     scale = results.scale
     title = f"all images, batches of {ALL_IMAGES_BATCH}, methods that see features"
     on_all = _sheets(benchmark, results, _on_all_images(), title)
     charts = [chart for chart in map(_chart, on_all) if chart is not None]
     parts: list[Sheet] = []
+    fast = [method for method in ADAPTERS if not is_slow(method)]
     for batch in BATCHES:
-        usual = [_limited(method, batch, scale) for method in ADAPTERS if not is_slow(method)]
-        parts += _sheets(benchmark, results, usual, f"{how_many('source', scale)}, batches of {batch}")
-    slow = [_limited(method, batch, scale) for method in ADAPTERS if is_slow(method) for batch in _batches(method)]
-    parts += _sheets(benchmark, results, slow, "methods that look at many copies of each image")
+        setups = [_on_some_images(method, batch, scale) for method in fast]
+        parts += _sheets(benchmark, results, setups, f"{how_many('source', scale)}, batches of {batch}")
+    slow = [method for method in ADAPTERS if is_slow(method)]
+    setups = [_on_some_images(method, batch, scale) for method in slow for batch in _batches(method)]
+    parts += _sheets(benchmark, results, setups, "methods that look at many copies of each image")
     return (*on_all, *charts, *parts), remarks(f"reval-{benchmark.data}")
 
 
-def _sheets(benchmark: Benchmark, results: Results, passages: Sequence[Passage], title: str) -> tuple[Sheet, Sheet]:
-    """What is met, and what is left of the source; one row for each passage."""
+def _sheets(benchmark: Benchmark, results: Results, setups: Sequence[Setup], title: str) -> tuple[Sheet, Sheet]:
+    """One sheet of the accuracy on each domain, and one of the accuracy on the source; a row per setup."""
     first, *others = benchmark.domains
     table = f"reval-{benchmark.data}"
     columns = ("before", *others)
     paper_columns = columns
     if table in paper.tables():
         paper_columns = paper.columns(table)[:-1]  # the last is an average
-    met: list[Row] = []
-    source: list[Row] = []
-    for passage in passages:
-        tasks = [task_for(benchmark, results.scale, passage, seed) for seed in range(results.scale.seeds)]
+    on_arrival: list[Row] = []
+    on_source: list[Row] = []
+    for setup in setups:
+        tasks = [task_for(benchmark, results.scale, setup, seed) for seed in range(results.scale.seeds)]
         records = results.all_of(tasks)
         reason = results.reason(tasks[0])
-        label = _label(passage, results.scale)
+        label = _label(setup, results.scale)
         if records:
-            theirs = [printed(table, "all", ADAPTERS[passage.method].in_paper, column) for column in paper_columns]
-            met.append((label, tuple(Cell(ours) for ours in _met(records, others))))
-            source.append((label, tuple(map(Cell, _source(records, others), theirs))))
+            theirs = [printed(table, "all", ADAPTERS[setup.method].in_paper, column) for column in paper_columns]
+            on_arrival.append((label, tuple(Cell(ours) for ours in _arrival_values(records, others))))
+            on_source.append((label, tuple(map(Cell, _source_values(records, others), theirs))))
         elif reason:
-            met.append((label, tuple(Cell(text=reason) for _ in (*others, "average"))))
+            on_arrival.append((label, tuple(Cell(text=reason) for _ in (*others, "average"))))
     return (
-        Sheet(f"Accuracy on each domain as it arrives: {title}", (*others, "average"), tuple(met)),
-        Sheet(f"Accuracy on held-out images of {first} after each domain: {title}", columns, tuple(source)),
+        Sheet(f"Accuracy on each domain as it arrives: {title}", (*others, "average"), tuple(on_arrival)),
+        Sheet(f"Accuracy on held-out images of {first} after each domain: {title}", columns, tuple(on_source)),
     )
 
 
-def _label(passage: Passage, scale: Scale) -> str:
-    """The method; where several stand in one sheet that meet different numbers of images, these too."""
-    if is_slow(passage.method):
-        return f"{passage.method}, {how_many(passage.method, scale)}, batches of {passage.batch}"
-    return passage.method
+def _label(setup: Setup, scale: Scale) -> str:
+    """The label of a row: the method and, for slow ones, whose numbers of images differ, that number."""
+    if is_slow(setup.method):
+        return f"{setup.method}, {how_many(setup.method, scale)}, batches of {setup.batch}"
+    return setup.method
 
 
-def _met(records: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Value | None]:
-    """The accuracy on each domain, and on average; one of which nothing was answered has none."""
-    each = [_over_records([record["domains"] for record in records], name) for name in names]
-    return [*each, value([record["average"] for record in records])]
+def _arrival_values(records: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Value | None]:
+    """The accuracy on each domain, and the average; None for a domain without a single answer."""
+    by_domain = [record["domains"] for record in records]
+    each = [_over_records(by_domain, name) for name in names]
+    average = value([record["average"] for record in records])
+    return [*each, average]
 
 
-def _source(records: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Value | None]:
+def _source_values(records: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Value | None]:
     """The accuracy on the source before the stream, and after each domain."""
     before = _over_records([record["source"] for record in records], "before")
-    return [before, *(_over_records([record["source"]["after"] for record in records], name) for name in names)]
+    after = [record["source"]["after"] for record in records]
+    return [before, *(_over_records(after, name) for name in names)]
 
 
 def _over_records(numbers: Sequence[dict[str, Any]], name: str) -> Value | None:
-    return value([each[name] for each in numbers if each.get(name) is not None])
+    """The numbers of this name in all records that have it, as one value."""
+    known = [each[name] for each in numbers if each.get(name) is not None]
+    return value(known)
 
 
 def _chart(sheet: Sheet) -> Chart | None:
-    """The sheet as lines, of the methods that the paper has and a few more; None if there are none."""
+    """A line chart of the sheet, with the methods of the paper and a few more; None if there are none."""
     columns = tuple(column for column in sheet.columns if column != "average")
     series = []
     for label, cells in sheet.rows:
@@ -140,10 +151,10 @@ def _chart(sheet: Sheet) -> Chart | None:
 TABLES = [
     Table(
         f"successive-{data}",
-        f"Successive adaptation on {BENCHMARKS[data].title}, and what is left of the source",
+        f"Successive adaptation on {BENCHMARKS[data].title}, and how much of the source is forgotten",
         "Figures 1b, 2 and 3, Tables 9 and 10",
-        "Trained on the first domain alone, then led through the others in order, without a reset. Default settings, "
-        "nothing selected on targets. Held-out source images are answered and not learned from.",
+        "A model is trained on the first domain alone and then meets the others in order, without a reset. Settings "
+        "are the defaults; nothing is selected on targets. Held-out source images are answered but not learned from.",
         partial(plan, BENCHMARKS[data]),
         partial(show, BENCHMARKS[data]),
         (data,),

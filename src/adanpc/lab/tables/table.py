@@ -1,4 +1,4 @@
-"""What a table is: tasks that it needs, and how their records are shown."""
+"""What a table is: the tasks that it needs, and how their records are shown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adanpc.lab.tables import paper
 from adanpc.lab.tables.scale import Scale
 
 Parts = tuple[Sheet | Chart | Gallery, ...]
-Row = tuple[str, tuple[Cell, ...]]  # of a sheet: its label and its cells
+Row = tuple[str, tuple[Cell, ...]]  # the label and the cells of a row in a sheet
 
 
 class Benchmark(NamedTuple):
@@ -28,7 +28,8 @@ class Benchmark(NamedTuple):
         data: its name here.
         title: the paper's name for it.
         domains: in the paper's order.
-        photos: photos and drawings, for which there are published encoders, and which may be mirrored; digits are not.
+        photos: true for photos and drawings, which published encoders accept and which may be mirrored; false for
+            digits.
     """
 
     data: str
@@ -37,18 +38,19 @@ class Benchmark(NamedTuple):
     photos: bool = True
 
 
-def _laid_out(layout: Layout, title: str) -> Benchmark:
-    return Benchmark(layout.name, title, tuple(names[0] for names in layout.domains))
+def _from_layout(layout: Layout, title: str) -> Benchmark:
+    domains = tuple(names[0] for names in layout.domains)  # the other names are those of folders
+    return Benchmark(layout.name, title, domains)
 
 
 BENCHMARKS = {
     benchmark.data: benchmark
     for benchmark in (
         Benchmark("rotated-mnist", "RMNIST", tuple(str(angle) for angle in ANGLES), photos=False),
-        _laid_out(VLCS, "VLCS"),
-        _laid_out(PACS, "PACS"),
-        _laid_out(DOMAIN_NET, "DomainNet"),
-        _laid_out(TERRA_INCOGNITA, "TerraIncognita"),
+        _from_layout(VLCS, "VLCS"),
+        _from_layout(PACS, "PACS"),
+        _from_layout(DOMAIN_NET, "DomainNet"),
+        _from_layout(TERRA_INCOGNITA, "TerraIncognita"),
     )
 }
 
@@ -61,15 +63,15 @@ def benchmarks_in(table: str) -> tuple[Benchmark, ...]:
 
 @dataclass(frozen=True)
 class Results:
-    """What is known of a table's tasks, at one scale.
+    """The results that a table has so far, at one scale.
 
     Args:
-        records: of a folder.
-        scale: that was asked for.
+        records: the records of a folder.
+        scale: the scale of the table.
         workspace: where the data is, for tables that show images.
-        absent: data sets that are not here.
-        notices: what is particular about the data that the records were made on, by the name of the data set; by
-            default that of the data here.
+        absent: the data sets that are missing here.
+        notices: for each data set, a caution about the data that the records were made on; by default the notices of
+            the data that is here.
     """
 
     records: Records
@@ -79,20 +81,20 @@ class Results:
     notices: Mapping[str, str] | None = None
 
     def notice(self, name: str) -> str:
-        """What is particular about a data set, or nothing."""
+        """A caution about a data set, or an empty string."""
         if self.notices is not None:
             return self.notices.get(name, "")
         return self.workspace.data(name, 0).notice
 
     def not_here(self, tasks: Iterable[Task]) -> list[str]:
-        """The domains that tasks need and that the data here lacks, each once; of records made elsewhere, none."""
+        """The domains that tasks need but that are missing here, each once; none for records made elsewhere."""
         if self.notices is not None:
             return []
         names = dict.fromkeys(name for task in tasks for name in task.missing(self.workspace))
         return list(names)
 
     def of(self, task: Task) -> dict[str, Any] | None:
-        """The record of a task; None if it has none, or was refused."""
+        """The record of a task; None if there is none, or if the task was refused."""
         record = self.records.of(task)
         if record is None or "error" in record:
             return None
@@ -104,7 +106,7 @@ class Results:
         return [record for record in records if record is not None]
 
     def reason(self, task: Task) -> str:
-        """What to show instead of a number: that the task was refused, or nothing."""
+        """What to show instead of a number: "refused" if the task was, else an empty string."""
         record = self.records.of(task)
         return "refused" if record is not None and "error" in record else ""
 
@@ -114,17 +116,17 @@ class Table:
     """A table or figure of the paper, by name.
 
     Args:
-        name: what the command is given.
-        title: in words.
-        paper_place: where the paper has it.
+        name: the name on the command line.
+        title: the title in words.
+        paper_place: where it is in the paper.
         about: what is run, in a sentence or two.
-        plan: the tasks at a scale.
-        show: the parts and notes made of their records.
-        data: the data sets that are used, by name.
-        alone: times are shown, so tasks run one after another.
-        uses: the sizes of a scale that matter here.
-        rows: what can be asked for alone; none if it is all or nothing.
-        takes_methods: whether methods of your own can be further rows.
+        plan: gives the tasks at a scale.
+        show: makes the parts and notes from the records.
+        data: the names of the data sets that are used.
+        alone: run tasks one after another, because the table shows times.
+        uses: the sizes of a scale that matter to this table.
+        rows: the rows that can be made alone; empty if the table is always made as a whole.
+        takes_methods: whether a user's own methods can be further rows.
     """
 
     name: str
@@ -141,26 +143,27 @@ class Table:
 
     def on_present_data(self, scale: Scale, absent: Sequence[str]) -> list[Task]:
         """The tasks at a scale that read none of the absent data sets."""
-        return [task for task in self.plan(scale) if not set(task.data()) & set(absent)]
+        tasks = self.plan(scale)
+        return [task for task in tasks if set(absent).isdisjoint(task.data())]
 
     def exhibit(self, results: Results) -> Exhibit:
-        """All that the records show so far."""
+        """Everything that the records show so far."""
         parts, notes = self.show(results)
         if results.scale.only:
-            parts = _measured(parts)
+            parts = _without_empty(parts)
             notes = [note for note in notes if self._concerns(note, results.scale)]
         about = f"{self.about} {results.scale.about(self.uses)}"
         return Exhibit(self.name, self.title, self.paper_place, about, parts, (*notes, *self._cautions(results)))
 
     def _concerns(self, note: str, scale: Scale) -> bool:
-        """Whether a note is about the rows that are wanted, or about all of them: it names no other row alone."""
-        ordered = sorted(self.rows, key=len, reverse=True)  # the name of one row may begin that of another
+        """Whether a note is about a requested row, or about no row in particular."""
+        ordered = sorted(self.rows, key=len, reverse=True)  # longest first: "AdaNPC" also begins "AdaNPC+BN"
         names = "|".join(re.escape(row) for row in ordered)
         named = re.findall(rf"(?<![a-z0-9])(?:{names})(?![a-z0-9+])", note, re.IGNORECASE)
         return not named or any(scale.wants(row) for row in named)
 
     def _cautions(self, results: Results) -> list[str]:
-        """What is particular about the data here, what is missing, and what was refused."""
+        """Notes on the data, on what is missing or damaged, and on what was refused."""
         notes = []
         for name in self.data:
             if name not in results.absent:
@@ -173,7 +176,7 @@ class Table:
         pending = [task for task in tasks.values() if task not in results.records]
         not_here = results.not_here(pending)
         if not_here:
-            notes.append(f"Nothing is run on what is not in the data's folder: {', '.join(not_here)}.")
+            notes.append(f"Not in the data's folder, so nothing is run on it: {', '.join(not_here)}.")
         if pending:
             notes.append(f"{len(pending)} of {len(tasks)} tasks have no record yet.")
         damaged = results.records.damaged
@@ -182,14 +185,17 @@ class Table:
         return notes + _refusals(results, tasks.values())
 
 
-def _measured(parts: Parts) -> Parts:
-    """The parts without rows and lines that have no numbers, and without what is empty then."""
+def _without_empty(parts: Parts) -> Parts:
+    """The parts without rows and lines that have no numbers, and without parts that are then empty."""
     kept: list[Sheet | Chart | Gallery] = []
     for part in parts:
         if isinstance(part, Sheet):
-            rows = tuple(row for row in part.rows if any(cell.ours or cell.text for cell in row[1]))
+            rows = []
+            for label, cells in part.rows:
+                if any(cell.ours or cell.text for cell in cells):
+                    rows.append((label, cells))
             if rows:
-                kept.append(replace(part, rows=rows))
+                kept.append(replace(part, rows=tuple(rows)))
         elif isinstance(part, Chart):
             series = tuple(line for line in part.series if not all(isnan(y) for y in line.y))
             if series:
@@ -200,7 +206,7 @@ def _measured(parts: Parts) -> Parts:
 
 
 def _refusals(results: Results, tasks: Iterable[Task]) -> list[str]:
-    """Why there are cells without numbers, each reason once."""
+    """The reasons why tasks were refused, each once."""
     reasons: dict[str, None] = {}
     for task in tasks:
         record = results.records.of(task)
@@ -210,7 +216,7 @@ def _refusals(results: Results, tasks: Iterable[Task]) -> list[str]:
 
 
 def printed(table: str, group: str, row: str, column: str) -> Value | None:
-    """The paper's number, or None where it has none."""
+    """The paper's number, or None if the paper has none there."""
     if table not in paper.tables() or group not in paper.tables()[table]:
         return None
     if row not in paper.rows(table, group) or column not in paper.columns(table):
@@ -219,12 +225,22 @@ def printed(table: str, group: str, row: str, column: str) -> Value | None:
 
 
 def remarks(*tables: str) -> list[str]:
-    """What to know of the paper's tables before one compares with them; nothing where it prints none."""
-    return [f"The paper: {note}" for table in tables if table in paper.tables() for note in paper.notes(table)]
+    """What to know about some of the paper's tables before comparing with them."""
+    printed_tables = paper.tables()
+    notes = []
+    for table in tables:
+        if table in printed_tables:
+            notes += [f"The paper: {note}" for note in paper.notes(table)]
+    return notes
 
 
 def averages(results: Results, tasks: Sequence[Sequence[Task]]) -> tuple[list[Value | None], Value | None]:
-    """The accuracy on each target, and their mean, over seeds; the tasks are in rows by seed, columns by target."""
+    """The accuracy on each target, and the mean over targets; each over seeds.
+
+    Args:
+        results: the records.
+        tasks: for each seed, one task per target.
+    """
     accuracies = [[_average(results.of(task)) for task in seed] for seed in tasks]
     each = [over_seeds(target) for target in zip(*accuracies, strict=True)]
     mean = over_seeds([mean_of(seed) for seed in accuracies])
@@ -244,11 +260,11 @@ def mean_of(numbers: Sequence[float | None]) -> float | None:
 
 
 def over_seeds(numbers: Sequence[float | None]) -> Value | None:
-    """What several seeds gave; those that are missing do not count."""
+    """One value from the numbers of several seeds; missing ones do not count."""
     return value([number for number in numbers if number is not None])
 
 
-# What a mean accuracy hides: headings, and fields of records, all in percent.
+# What a mean accuracy hides, all in percent: headings of columns, with the fields of records that they show.
 HIDDEN = {
     "accuracy": "average",
     "worst tenth": "worst_tenth",
@@ -256,25 +272,27 @@ HIDDEN = {
     "OOD AUROC": "ood_auroc",
 }
 HIDDEN_NOTE = (
-    "Worst tenth is the accuracy in the worst tenth of windows of 100 answers, calibration error the expected one. OOD "
-    "AUROC is how well confidence tells held-out images of the target from the same ones with their patches in random "
-    "order."
+    "Worst tenth is the accuracy over the worst tenth of windows of 100 answers; calibration error is the expected "
+    "calibration error. OOD AUROC is how well confidence separates held-out images of the target from the same images "
+    "with their patches in random order."
 )
 
 
 def hidden(results: Results, title: str, rows: Mapping[str, Sequence[Sequence[Task]]]) -> Sheet:
-    """What mean accuracies hide: means over targets, where all are known, over seeds.
+    """A sheet of what mean accuracies hide: the mean over targets, where all have a record, over seeds.
 
     Args:
         results: the records.
-        title: of the sheet.
-        rows: for each label, tasks in rows by seed, columns by target.
+        title: the title of the sheet.
+        rows: for each label and each seed, one task per target.
     """
     shown = []
     for label, tasks in rows.items():
         line = []
         for field in HIDDEN.values():
-            means = [mean_of([_field(results.of(task), field) for task in seed]) for seed in tasks]
+            means = []
+            for of_seed in tasks:
+                means.append(mean_of([_field(results.of(task), field) for task in of_seed]))
             line.append(Cell(over_seeds(means)))
         if any(cell.ours for cell in line):
             shown.append((label, tuple(line)))
@@ -282,12 +300,15 @@ def hidden(results: Results, title: str, rows: Mapping[str, Sequence[Sequence[Ta
 
 
 def _field(record: Mapping[str, Any] | None, field: str) -> float | None:
-    """A number of a record; None if there is none, as in records of earlier versions."""
+    """A number in a record; None if it is missing, as in records of earlier versions."""
     if record is None or record.get(field) is None:
         return None
     return float(record[field])
 
 
 def cells(ours: Mapping[str, Value | None], theirs: Mapping[str, Value | None]) -> tuple[Cell, ...]:
-    """One cell for each column of ours."""
-    return tuple(Cell(number, theirs.get(column)) for column, number in ours.items())
+    """One cell per column, with our number and the paper's."""
+    result = []
+    for column, number in ours.items():
+        result.append(Cell(number, theirs.get(column)))
+    return tuple(result)

@@ -1,4 +1,4 @@
-"""The propositions: bounds beside simulations, and the split of a real bank."""
+"""Tables of the paper's propositions: bounds beside simulations, and the split of a real bank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUANTITIES = ("k_s", "k_u", "n_s", "n_u", "joint k_u", "accuracy joint", "accura
 
 
 def simulations_plan(scale: Scale) -> list[Task]:
-    """Every setting, all seeds of it in one task."""
+    """One task per setting, with all of its seeds."""
     size = "full" if scale.name in ("full", "large") else "reduced"
     tasks: list[Task] = []
     for entry in plan(size):
@@ -34,7 +34,7 @@ def simulations_plan(scale: Scale) -> list[Task]:
 
 
 def simulations(results: Results) -> tuple[Parts, list[str]]:
-    """One chart for each quantity that a proposition varies, and what the records say of the paper's claims."""
+    """A chart for each quantity that a proposition varies, and what the records say about the paper's claims."""
     draws: list[dict[str, Any]] = []
     for record in results.all_of(simulations_plan(results.scale)):
         draws += record["draws"]
@@ -44,17 +44,17 @@ def simulations(results: Results) -> tuple[Parts, list[str]]:
 
 
 def split_task(scale: Scale, target: str) -> SplitOfBank:
-    """On a model that was trained on all other angles."""
+    """The task for one angle, on a model that is trained on all other angles."""
     return SplitOfBank(Trained(scale.spec("rotated-mnist", (target,), "erm")))
 
 
 def splits_plan(scale: Scale) -> list[Task]:
-    """One bank for each angle."""
+    """One task per angle."""
     return [split_task(scale, target) for target in DIGITS.domains]
 
 
 def splits(results: Results) -> tuple[Parts, list[str]]:
-    """The split with the least bound, beside the one that a joint vote has by itself."""
+    """The split with the smallest bound, beside the split that a joint vote has by itself."""
     rows: list[Row] = []
     drawn: list[Chart] = []
     for target in DIGITS.domains:
@@ -65,7 +65,8 @@ def splits(results: Results) -> tuple[Parts, list[str]]:
         if not drawn:  # one target is enough to see the shape of the bound
             drawn.append(split_chart(_split(record)))
     title = (
-        "Rotated MNIST: neighbors of each kind with the least bound of Proposition 3, and accuracy on held-out target"
+        "Rotated MNIST: neighbors of each kind that minimize the bound of Proposition 3, and accuracy on held-out "
+        "target images"
     )
     note = (
         "Labels of admitted rows are the bank's own answers, so the estimated gap says nothing about the true labels."
@@ -74,16 +75,24 @@ def splits(results: Results) -> tuple[Parts, list[str]]:
 
 
 def _cells(record: Mapping[str, Any]) -> tuple[Cell, ...]:
-    """In the order of ``QUANTITIES``; without a split there is no accuracy of one."""
+    """The cells of a row in the order of ``QUANTITIES``; the accuracy of a split may be missing."""
+    accuracy = record["accuracy"]
     numbers = [record["k_s"], record["k_u"], record["n_s"], record["n_u"], record["joint"]]
-    numbers += [record["accuracy"]["joint"], record["accuracy"].get("split")]
-    return tuple(Cell(None if number is None else Value(float(number))) for number in numbers)
+    numbers += [accuracy["joint"], accuracy.get("split")]
+    cells = []
+    for number in numbers:
+        if number is None:
+            cells.append(Cell())
+        else:
+            cells.append(Cell(Value(float(number))))
+    return tuple(cells)
 
 
 def _split(record: Mapping[str, Any]) -> Split:
-    constants = {
-        field.name: record["known"][field.name] for field in fields(Assumptions) if field.name in record["known"]
-    }
+    """The split that a record describes."""
+    known = record["known"]
+    names = [field.name for field in fields(Assumptions)]
+    constants = {name: known[name] for name in names if name in known}
     return Split(
         k_s=record["k_s"],
         k_u=record["k_u"],
@@ -100,8 +109,8 @@ TABLES = [
         "The bounds of Propositions 1 to 3 beside simulations",
         "section Theory; the paper simulates nothing",
         "Binary problems with known regression functions, without shift, with covariate shift, with posterior shift "
-        "and with both; excess error of votes beside the bound as k, n_s and n_u vary. Scales full and large have 30 "
-        "seeds in 2 and in 8 dimensions, the others 8 seeds in 2 dimensions.",
+        "and with both: the excess error of votes beside the bound as k, n_s and n_u vary. The scales full and large "
+        "have 30 seeds in 2 and in 8 dimensions, the others 8 seeds in 2 dimensions.",
         simulations_plan,
         simulations,
         (),

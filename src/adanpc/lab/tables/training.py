@@ -1,4 +1,4 @@
-"""What training adds: the loss, the encoder, and the number of steps."""
+"""Tables of what training contributes: the loss, the encoder, and the number of steps."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ BACKBONES = {
     "ViT-B16": "vit-b16",
     "EfficientNet-Lite0": "efficientnet-lite0",
 }
-CURVE = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of all steps
+CURVE = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # shares of all steps after which a model is tested
 CURVES = {"source": "linear head", "knn": "frozen vote", "adanpc": "AdaNPC"}  # methods with their labels
 
 
 class Row(NamedTuple):
-    """A row of a table: where the paper has it, what is trained and what answers."""
+    """A row of a table: where it is in the paper, the training algorithm, and the test-time method."""
 
     label: str
-    group: str
-    printed: str
+    group: str  # of the paper's table
+    printed: str  # the name of the row there
     algorithm: str
     method: str
     hyper: Mapping[str, Any] = {}
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 
 def _pacs_loss() -> list[Row]:
-    """The head, votes over ERM, and votes over the KNN loss."""
+    """The head, votes after ERM, and votes after training with the KNN loss."""
     rows = [Row("ERM, linear head", "ERM", "Linear", "erm", "source")]
     for k in KS:
         rows.append(Row(f"ERM + AdaNPC, k {k}", "ERM", f"k={k}", "erm", "adanpc", settings={"k": k}))
@@ -82,12 +82,12 @@ DIGITS_LOSS = [
 
 
 def _choice(row: Row) -> str:
-    """What ``only`` calls a row: its encoder where those are compared, or else what is trained."""
+    """The name of a row for ``only``: its encoder where encoders are compared, or else its algorithm."""
     return row.encoder or row.algorithm
 
 
 def task_for(benchmark: Benchmark, scale: Scale, row: Row, target: str, seed: int) -> Adapt:
-    """One row on one target."""
+    """The task of one row on one target."""
     if row.encoder:
         scale = replace(scale, encoder=row.encoder)
     spec = replace(scale.spec(benchmark.data, (target,), row.algorithm, seed), hyper=dict(row.hyper))
@@ -106,7 +106,7 @@ def plan(benchmark: Benchmark, rows: Sequence[Row], scale: Scale) -> list[Task]:
 
 
 def show(name: str, benchmark: Benchmark, rows: Sequence[Row], results: Results) -> tuple[Parts, list[str]]:
-    """Rows by targets."""
+    """A sheet of rows by targets."""
     scale = results.scale
     headings = paper.columns(name)
     shown = []
@@ -123,18 +123,18 @@ def show(name: str, benchmark: Benchmark, rows: Sequence[Row], results: Results)
 
 
 def curve_steps(scale: Scale) -> list[int]:
-    """After how many steps a model is looked at."""
+    """The numbers of training steps at which the curve has points."""
     return sorted({max(2, round(share * scale.steps)) for share in CURVE})
 
 
 def curve_task(scale: Scale, steps: int, method: str, seed: int) -> Adapt:
-    """A model that was trained for so many steps; the same as one that is looked at on its way."""
+    """The task of a method on a model trained for this many steps, which equals a longer run at that step."""
     spec = replace(scale.spec("rotated-mnist", ("0",), "erm", seed), steps=steps, every=steps)
     return Adapt(Trained(spec), method, seed=seed)
 
 
 def curves_plan(scale: Scale) -> list[Task]:
-    """Every length of training, answered by head and by vote."""
+    """Every length of training, answered by the head and by votes."""
     return [
         curve_task(scale, steps, method, seed)
         for steps in curve_steps(scale)
@@ -144,7 +144,7 @@ def curves_plan(scale: Scale) -> list[Task]:
 
 
 def curves(results: Results) -> tuple[Parts, list[str]]:
-    """Accuracy on target and held-out source against steps."""
+    """The accuracy on the target and on held-out source images by steps, as sheets and charts."""
     steps = curve_steps(results.scale)
     sheets = []
     charts = []
@@ -157,7 +157,7 @@ def curves(results: Results) -> tuple[Parts, list[str]]:
             rows.append((label, tuple(Cell(ours) for ours in values)))
             series.append(line(label, steps, values))
         headings = tuple(str(step) for step in steps)
-        sheets.append(Sheet(f"{title}: after as many steps", headings, tuple(rows)))
+        sheets.append(Sheet(f"{title}: by training steps", headings, tuple(rows)))
         charts.append(Chart(title, "steps", "accuracy in %", tuple(series)))
     return (*sheets, *charts), []
 
@@ -165,7 +165,7 @@ def curves(results: Results) -> tuple[Parts, list[str]]:
 def _point(
     results: Results, steps: int, method: str, read: Callable[[Mapping[str, Any]], float | None]
 ) -> Value | None:
-    """What is read of the records of a model after so many steps, over seeds."""
+    """One point of a curve, over seeds: what ``read`` takes from the records of a model after this many steps."""
     tasks = [curve_task(results.scale, steps, method, seed) for seed in range(results.scale.seeds)]
     return over_seeds([read(record) for record in results.all_of(tasks)])
 
@@ -182,7 +182,10 @@ def _on_source(record: Mapping[str, Any]) -> float | None:
 
 def _table(name: str, title: str, source: str, data: str, rows: Sequence[Row]) -> Table:
     benchmark = BENCHMARKS[data]
-    about = "Each domain in turn is the target; the last model, default settings but for those named, nothing selected."
+    about = (
+        "Each domain in turn is the target. The last model of each run is used, with default settings except for those "
+        "in the name of the row; nothing is selected."
+    )
     return Table(
         name,
         title,
@@ -209,7 +212,7 @@ TABLES = [
         "convergence",
         "Convergence: head and vote after the same number of ERM steps",
         "Figure 4d",
-        "Rotated MNIST, 0 degrees is the target. Each point is a model trained for so many steps.",
+        "Rotated MNIST with 0 degrees as the target. Each point is a model trained for that many steps.",
         curves_plan,
         curves,
         ("rotated-mnist",),

@@ -1,4 +1,4 @@
-"""From the name of a table to what it shows: choose its scale, run what is missing, show what was found."""
+"""Make a table from its name: choose its scale, run the tasks without a record, and show the results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from adanpc.lab.tables.scale import Scale
 from adanpc.lab.tables.table import Results, Table
 from adanpc.lab.train.process_group import known_device
 
-SMALLEST = {"steps": 1, "images": 5, "trials": 1, "seeds": 1}  # of each domain, one image in five is held out
+SMALLEST = {"steps": 1, "images": 5, "trials": 1, "seeds": 1}  # 5 images, because one in five is held out
 
 
 def make(
@@ -60,29 +60,29 @@ def make(
     notify: Callable[[str], None] = lambda message: None,
     consent: Callable[[Estimate], None] = lambda estimate: None,
 ) -> Exhibit:
-    """A table or figure of the paper, ours beside the paper's.
+    """A table or figure of the paper, with our numbers beside the paper's.
 
-    Whatever is finished is recorded at once: the same call continues after an interruption, and runs nothing twice.
-    ``adanpc.lab.show.report.write`` writes the result as files.
+    Every finished task is recorded at once, so the same call continues after an interruption and runs nothing twice.
+    ``adanpc.lab.show.report.write`` writes the result to files.
 
     Args:
         name: one of ``TABLES``.
-        data_dir: the folder that holds the data sets.
+        data_dir: the folder of the data sets.
         out: where records and models are kept.
-        scale: the size by name, see ``SCALES``; by default the paper's, which takes weeks on two cores.
-        budget: instead of a scale, a time such as 30m or 2h: the largest scale that fits is taken.
+        scale: the name of a size, see ``SCALES``; by default the paper's, which takes weeks on two cores.
+        budget: instead of a scale, a time such as 30m or 2h: the largest scale that fits is used.
         only: the rows to make; by default all.
-        methods: of your own, as further rows of a table that compares methods; their code is executed.
-        encoder: instead of the paper's, for photos.
-        steps: of training, instead of the scale's.
-        images: of each domain at most, instead of the scale's.
-        trials: settings to select from, instead of the scale's.
+        methods: your own methods, as further rows of a table that compares methods; their code is executed.
+        encoder: an encoder to use for photos instead of the paper's.
+        steps: training steps, instead of the scale's.
+        images: the most images of each domain, instead of the scale's.
+        trials: trials of settings to select from, instead of the scale's.
         seeds: repetitions, instead of the scale's.
-        workers: processes; by default one for each core.
+        workers: processes; by default one per core.
         device: where models compute, such as cpu or cuda.
         ray: the address of a Ray cluster to run on, such as auto; by default this machine is used.
-        notify: is called with messages on the way: the estimate before the work begins, and what had to be left out.
-        consent: is called with the estimate before the work begins; whatever it raises prevents the work.
+        notify: called with messages along the way: the estimate before the work begins, and what had to be left out.
+        consent: called with the estimate before the work begins; if it raises, no work is done.
     """
     table = table_of(name)
     if encoder:
@@ -112,6 +112,7 @@ def make(
     made_from = _made_from(table, workspace, absent)
     records = Records(workspace.folder)
     with records.writing():
+        # Before the work begins, so that an interrupted table continues at the same scale.
         note_choice(workspace.folder, name, estimate.scale, budget, made_from)
         tasks = available(table, estimate.scale, workspace, absent)
         for reason in sweep(tasks, workspace, records, ray=ray, workers=processes):
@@ -120,13 +121,16 @@ def make(
 
 
 def _checked_sizes(**sizes: int | None) -> dict[str, Any]:
-    """The sizes that are given, each large enough."""
-    given = {name: size for name, size in sizes.items() if size is not None}
-    return {name: require.whole(name, size, least=SMALLEST[name]) for name, size in given.items()}
+    """The sizes that were given, each checked to be large enough."""
+    checked = {}
+    for name, size in sizes.items():
+        if size is not None:
+            checked[name] = require.whole(name, size, least=SMALLEST[name])
+    return checked
 
 
 def _made_from(table: Table, workspace: Workspace, absent: Collection[str]) -> MadeFrom:
-    """What is noted of the data that a table is made from."""
+    """A description of the data that a table is made from."""
     sets = {}
     for name in table.data:
         if name not in absent:
@@ -135,7 +139,7 @@ def _made_from(table: Table, workspace: Workspace, absent: Collection[str]) -> M
 
 
 def absent_data(table: Table, workspace: Workspace) -> tuple[str, ...]:
-    """The table's data sets that are not here."""
+    """The table's data sets that are missing here."""
     return tuple(name for name in table.data if not _is_here(name, workspace))
 
 
@@ -148,17 +152,18 @@ def _is_here(name: str, workspace: Workspace) -> bool:
 
 
 def exhibit(name: str, workspace: Workspace, scale: Scale) -> Exhibit:
-    """What the records of a folder show of a table."""
+    """A table as the records of a folder show it."""
     table = table_of(name)
-    return table.exhibit(Results(Records(workspace.folder), scale, workspace, absent_data(table, workspace)))
+    absent = absent_data(table, workspace)
+    return table.exhibit(Results(Records(workspace.folder), scale, workspace, absent))
 
 
 def exhibits(workspace: Workspace, *, where_made: bool = False) -> list[Exhibit]:
-    """Every table that was made in a folder, as it was made the last time.
+    """Every table that was made in a folder, at its latest scale.
 
     Args:
         workspace: the folder, and where the data is now, for tables that show images.
-        where_made: looks for the data of each table where it was when the table was made.
+        where_made: look for the data of each table where it was when the table was made.
     """
     noted = choices(workspace.folder)
     if not noted:
@@ -170,7 +175,7 @@ def exhibits(workspace: Workspace, *, where_made: bool = False) -> list[Exhibit]
 
 
 def _check_trusted(choice: Choice, folder: Path) -> None:
-    """Refuses code of one's own that only a file has named: to plan its table would execute that code."""
+    """Refuses an encoder or method that only a file names and that is not part of adanpc: planning would execute it."""
     try:
         check_named(choice.scale.encoder)
     except UntrustedCodeError:
@@ -182,13 +187,13 @@ def _check_trusted(choice: Choice, folder: Path) -> None:
 
 def _untrusted(folder: Path, what: str, name: str) -> AdaNPCError:
     return AdaNPCError(
-        f"tables in {folder} were made with the {what} {name!r}, which is not part of adanpc, and a file does not "
-        f"decide which code is executed: if you trust that {what}, name it yourself as `{what}`"
+        f"tables in {folder} were made with the {what} {name!r}, which is not part of adanpc, and code is never "
+        f"executed because a file names it: if you trust that {what}, name it yourself as `{what}`"
     )
 
 
 def _noted_exhibit(name: str, workspace: Workspace, choice: Choice, where_made: bool) -> Exhibit:
-    """What the records show of a table; what is said about its data is what was noted when it was made."""
+    """A table as the records show it, with the notices about its data that were recorded when it was made."""
     made_from = choice.data
     if made_from is None:
         return exhibit(name, workspace, choice.scale)
@@ -205,10 +210,10 @@ def _noted_exhibit(name: str, workspace: Workspace, choice: Choice, where_made: 
 
 
 def measured_with(workspace: Workspace) -> dict[str, str]:
-    """What the records of the tables of a folder were made with; several values where it was not always the same."""
+    """The data, machines, commits and versions with which the tables of a folder were made, each value once."""
     records = Records(workspace.folder)
     noted = choices(workspace.folder)
-    # In order of appearance.
+    # Dicts serve as ordered sets: each value once, in order of appearance.
     seen: dict[str, dict[str, None]] = {"data": {}, "machine": {}, "commit": {}, "versions": {}}
     for name in TABLES:
         if name not in noted:
@@ -228,15 +233,16 @@ def measured_with(workspace: Workspace) -> dict[str, str]:
 
 
 def _provenance(data: str, about: Mapping[str, Any], folder: str) -> str:
-    """Where the images of a data set came from, in words: a notice says so if it was not the folder."""
+    """Where the images of a data set came from, in words."""
     images = f"{data}, {about['images']:,} images"
+    # A data set with a notice did not simply come from the folder, so "from" would be wrong.
     if about["notice"]:
         return f"{images} with the data folder {folder} ({about['notice']})"
     return f"{images} from {folder}"
 
 
 def write_report(workspace: Workspace, *, where_made: bool = False) -> Path:
-    """Writes one page with everything that a folder holds; its path. For the arguments see ``exhibits``."""
+    """Writes one page with every table of a folder, and returns its path. For the arguments see ``exhibits``."""
     path = workspace.folder / "report.html"
     shown = exhibits(workspace, where_made=where_made)
     text = report.page(shown, measured_with(workspace), "AdaNPC: tables and figures made again")

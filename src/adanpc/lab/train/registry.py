@@ -17,7 +17,7 @@ from adanpc.lab.train.inputs import ARM, Mixup
 from adanpc.lab.train.neighbors import KNN
 from adanpc.lab.train.risks import IRM, GroupDRO, VREx
 from adanpc.lab.train.rotation import Rotation
-from adanpc.require import did_you_mean
+from adanpc.require import unknown
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "erm": ERM,
@@ -97,5 +97,4 @@ def _registered(name: Any) -> type[Algorithm]:
         if registered is not None:
             return registered
     names = (*ALGORITHMS, *registered_names(ENTRY_POINTS))
-    hint = did_you_mean(name, names)
-    raise AlgorithmError(f"unknown algorithm {name!r}; available: {', '.join(names)}, or module:Class{hint}")
+    raise AlgorithmError(unknown("algorithm", name, names, also="module:Class"))
