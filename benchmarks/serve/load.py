@@ -7,11 +7,11 @@ import selectors
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-PATH = "/v2/models/adanpc/infer"
+WIRES = ("binary", "json")  # how features are sent, and answers
 
 
 class Load(NamedTuple):
@@ -30,25 +30,47 @@ class Load(NamedTuple):
         return 1000 * self.latencies[min(int(part * len(self.latencies)), len(self.latencies) - 1)]
 
 
-def requests_of(features: np.ndarray, ids: bool, host: str) -> Iterator[bytes]:
-    """Requests of one query each, as a client of the Open Inference Protocol with binary tensors sends them."""
-    number = 0
-    while True:
-        row = features[number % len(features)]
-        number += 1
-        tensor = {"name": "features", "shape": [1, len(row)], "datatype": "FP32"}
-        document = {
-            "inputs": [{**tensor, "parameters": {"binary_data_size": row.nbytes}}],
-            "parameters": {"binary_data_output": True},
-        }
-        if ids:
-            document["id"] = f"{time.time_ns()}-{number}"
-        text = json.dumps(document).encode()
-        head = (
-            f"POST {PATH} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/octet-stream\r\n"
-            f"Inference-Header-Content-Length: {len(text)}\r\nContent-Length: {len(text) + row.nbytes}\r\n\r\n"
-        )
-        yield head.encode() + text + row.tobytes()
+class Requests:
+    """Requests of one query each, as a client of the Open Inference Protocol sends them; without end.
+
+    They are written beforehand, but for their ids: the clients share the machine with the server.
+
+    Args:
+        features: of the queries, (N, D), which are sent again and again.
+        wire: one of ``WIRES``.
+    """
+
+    def __init__(self, features: np.ndarray, wire: str) -> None:
+        self._wire = wire
+        self._bodies = [_body(row, wire) for row in features]
+        self._number = 0
+
+    def to(self, address: str, *, ids: bool = False) -> Iterator[bytes]:
+        """The next ones, to a server at this host, port and path."""
+        host, _, path = address.partition("/")
+        start = f"POST /{path} HTTP/1.1\r\nHost: {host}\r\n"
+        while True:
+            text, numbers = self._bodies[self._number % len(self._bodies)]
+            self._number += 1
+            if ids:
+                text = f'{{"id": "{time.time_ns()}-{self._number}", '.encode() + text[1:]
+            head = f"{start}Content-Length: {len(text) + len(numbers)}\r\n"
+            if self._wire == "json":
+                head += "Content-Type: application/json\r\n"
+            else:
+                head += "Content-Type: application/octet-stream\r\n"
+                head += f"Inference-Header-Content-Length: {len(text)}\r\n"
+            yield f"{head}\r\n".encode() + text + numbers
+
+
+def _body(row: np.ndarray, wire: str) -> tuple[bytes, bytes]:
+    """The JSON document of a request, and the bytes behind it."""
+    tensor: dict[str, Any] = {"name": "features", "shape": [1, len(row)], "datatype": "FP32"}
+    if wire == "json":
+        return json.dumps({"inputs": [{**tensor, "data": row.tolist()}]}).encode(), b""
+    tensor["parameters"] = {"binary_data_size": row.nbytes}
+    document = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+    return json.dumps(document).encode(), row.tobytes()
 
 
 class Client:

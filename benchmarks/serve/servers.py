@@ -80,7 +80,7 @@ def echo() -> FastAPI:
     """The least that FastAPI can do with a body: give it back, as bytes or as JSON."""
     app = FastAPI()
 
-    @app.post("/v2/models/adanpc/infer")
+    @app.post("/binary")
     async def as_bytes(request: Request) -> Response:
         return Response(await request.body(), media_type="application/octet-stream")
 

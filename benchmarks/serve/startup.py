@@ -26,7 +26,7 @@ from adanpc.store import DurableBank
 ROOT = Path(__file__).parents[2]
 CLASSES = 10
 BLOCK = 50_000  # rows that are made at once
-SETTINGS = ((100_000, "float32"), (1_000_000, "float32"), (1_000_000, "int8"))
+SETTINGS = ((100_000, "float32"), (100_000, "progressive"), (1_000_000, "float32"), (1_000_000, "int8"))
 
 
 def create_bank(folder: Path, rows: int, dim: int, storage: str) -> None:
@@ -80,6 +80,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--changes", type=int, default=1000)
     parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument("--most-rows", type=int, default=1_000_000, help="leave larger banks out")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/startup.md"))
     options = parser.parse_args()
     match options.part:
@@ -106,8 +107,10 @@ def report(options: argparse.Namespace) -> str:
         "",
         "| rows | storage | seconds | processor seconds | folder GiB |",
     ]
-    lines.append("|---|---|---|---|---|---|")
+    lines.append("|---|---|---|---|---|")
     for rows, storage in SETTINGS:
+        if rows > options.most_rows:
+            continue
         with TemporaryDirectory() as place:
             folder = Path(place) / "bank"
             create_bank(folder, rows, options.dim, storage)

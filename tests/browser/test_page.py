@@ -216,6 +216,19 @@ def test_two_experts_see_what_the_other_does(opened: Opened, address: str, bank:
     expect(bob.locator(".entry").last.get_by_role("button", name="Undo")).to_have_count(0)
 
 
+def test_a_correction_of_rows_with_different_labels_is_taken_back_by_one_change(
+    opened: Opened, address: str, bank: adanpc.DurableBank
+) -> None:
+    rows = [0, 1, 2]
+    before = bank.contents.table("label")["label"][rows].tolist()
+    requests.post(f"{address}/v1/relabel", json={"rows": rows, "label": 1})
+    page = opened(address, "changes")
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator(".entry")).to_have_count(2)
+    expect(page.locator(".entry").first).to_contain_text("relabeled rows 0, 1, 2 as boat, cup, fish.")
+    assert bank.contents.table("label")["label"][rows].tolist() == before
+
+
 def test_the_bank_is_rolled_back_after_a_look_and_that_is_undone(
     opened: Opened, address: str, bank: adanpc.DurableBank
 ) -> None:

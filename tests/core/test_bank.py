@@ -129,6 +129,15 @@ class Life(RuleBasedStateMachine):
             self.plain.relabel(rows, label)
 
     @rule(data=st.data())
+    def relabel_each(self, data: st.DataObject) -> None:
+        if self.plain.rows:
+            rows = tuple(dict.fromkeys(self.some_rows(data)))
+            labels = tuple(data.draw(st.integers(0, 3)) for _ in rows)
+            self.bank.apply(Relabel(rows, labels, "me"))
+            for row, label in zip(rows, labels, strict=True):
+                self.plain.relabel((row,), label)
+
+    @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         if self.plain.rows:
             rows = self.some_rows(data)

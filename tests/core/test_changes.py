@@ -36,6 +36,7 @@ CHANGES: list[Change] = [
     Veto((1, 2), "Ada", "blurred", 0.1),
     Restore((1,)),
     Relabel((3, 4), 1, who="Bob"),
+    Relabel((4, 3), (1, 0), who="Bob"),
     Delete(()),
     Feedback(1, frozen=0, adapted=1, who="Ada", when=2.5),
 ]
@@ -92,12 +93,32 @@ def test_a_change_in_bytes_is_what_the_documentation_says() -> None:
     assert data[9 + length :].hex() == "0000803f000000c00300000000000000ffffffffffffffff"
 
 
+@pytest.mark.parametrize(
+    ("data", "change"),
+    [
+        (
+            b'ADNC\x01S\0\0\0{"ids":[3,4],"kind":"relabel","label":1,"tensors":[],"when":null,"who":"","why":""}',
+            Relabel((3, 4), 1),
+        ),
+        (
+            b'ADNC\x02W\0\0\0{"ids":[3,4],"kind":"relabel","label":[1,0],"tensors":[],"when":null,"who":"","why":""}',
+            Relabel((3, 4), (1, 0)),
+        ),
+    ],
+    ids=["version 1", "version 2"],
+)
+def test_corrections_that_were_logged_are_read(data: bytes, change: Relabel) -> None:
+    assert decode(data) == change
+    assert encode(change) == data
+
+
 def forged(header: Any, tail: bytes = b"", version: int = 1, magic: bytes = MAGIC) -> bytes:
     text = header if isinstance(header, bytes) else canonical(header).encode()
     return PREFIX.pack(magic, version, len(text)) + text + tail
 
 
 SIGNED: dict[str, Any] = {"who": "", "why": "", "when": None}
+RELABEL: dict[str, Any] = {**SIGNED, "kind": "relabel", "ids": [3, 4], "tensors": []}
 APPEND: dict[str, Any] = {**SIGNED, "kind": "append", "origin": 0, "centered": False}
 ROLLBACK: dict[str, Any] = {
     **SIGNED, "kind": "rollback", "to": 1, "at": 1, "removed": [], "stream_count": 0, "judgments": [], "tensors": [],
@@ -109,7 +130,13 @@ ROLLBACK: dict[str, Any] = {
     [
         (b"", "at least 9 bytes, got 0"),
         (forged({}, magic=b"PK\x03\x04"), "must begin with b'ADNC'"),
-        (forged({}, version=2), "version 1, got 2: upgrade adanpc"),
+        (forged({}, version=3), "up to version 2, got 3: upgrade adanpc"),
+        (forged({**RELABEL, "label": 1}, version=2), "with this header has version 1, got 2"),
+        (forged({**RELABEL, "label": [1, 0]}, version=1), "with this header has version 2, got 1"),
+        (forged({**RELABEL, "label": [1]}, version=2), "as many labels as there are different ids"),
+        (forged({**RELABEL, "ids": [3, 3], "label": [1, 0]}, version=2), "as many labels as there are different ids"),
+        (forged({**RELABEL, "label": [1, "x"]}, version=2), "label must be a whole number, got 'x'"),
+        (forged(RELABEL), "valid relabel"),
         (forged({**SIGNED, "kind": "veto", "ids": [1], "tensors": []})[:-3], "header of a change cannot be read"),
         (forged(b"[]"), "header of a change cannot be read"),
         (forged(b"[" * 100_000), "header of a change cannot be read"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hmac
 import json
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from adanpc.serve import Limits, Tokens, add_token, create, read_tokens, remove_
 from adanpc.serve.limits import Rates
 from adanpc.serve.tokens import ROLES, TokenError
 
+INFER = "/v2/models/adanpc/infer"
 ONE_QUERY = {"features": [1.0, 0.2, 0.0, 0.1]}
 
 
@@ -381,6 +383,35 @@ def test_only_so_many_are_answered_or_listen_at_a_time(bank: adanpc.DurableBank)
         with _listening(url):
             assert requests.get(f"{url}/v1/events").status_code == 429
         _until_answered(url)
+
+
+def test_only_so_many_bytes_of_requests_are_in_memory(bank: adanpc.DurableBank) -> None:
+    app = create(bank, limits=Limits(body=100_000))
+    held = app.state.service.held
+    with serving(app) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        with ExitStack() as stack:
+            for number in range(8):
+                slow = stack.enter_context(socket.create_connection((host, int(port))))
+                head = f"POST /v1/predict HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100000\r\n\r\n"
+                slow.sendall(head.encode() + bytes(99_000))
+                while len(held) < 99_000 * (number + 1):  # it has been read
+                    pass
+            sent = [
+                requests.post(f"{url}/v1/predict", data=bytes(9000)),
+                requests.post(f"{url}/v1/predict", data=iter([bytes(5000)] * 2)),  # without a stated length
+                requests.post(f"{url}{INFER}", data=iter([bytes(5000)] * 2)),
+                requests.post(f"{url}{INFER}", data=gzip.compress(bytes(9000)), headers={"Content-Encoding": "gzip"}),
+            ]
+            for refused in sent:
+                assert (refused.status_code, refused.json()["code"]) == (429, "too-many-requests"), refused.text
+                assert refused.headers["Retry-After"] == "1"
+                assert "requests of 800,000 bytes" in refused.json()["error"]
+            assert requests.post(f"{url}/v1/predict", json={"features": queries(1).tolist()}).status_code == 200
+        while len(held):  # those who sent half of a request have hung up
+            pass
+        assert requests.post(f"{url}/v1/predict", json={"features": queries(1).tolist()}).status_code == 200
+    assert len(held) == 0
 
 
 def test_only_so_many_connections_are_open(bank: adanpc.DurableBank) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -254,18 +255,40 @@ def test_changes_that_cannot_be_made_are_refused_and_none_is_made(
     assert bank.position == 1
 
 
+def labels_of(bank: adanpc.DurableBank, rows: int) -> list[int]:
+    """The labels of the first rows."""
+    labels: list[int] = bank.contents.table("label")["label"][:rows].tolist()
+    return labels
+
+
 def test_a_correction_of_different_labels_is_taken_back_whole(url: str, bank: adanpc.DurableBank) -> None:
     position = changed(url, "relabel", rows=[0, 1, 2], label=1)
     veto = changed(url, "veto", rows=[2])
-    changed(url, "undo", position=position)
-    labels = bank.contents.table("label")["label"][:3].tolist()
-    assert labels == [0, 1, 0]
+    undone = changed(url, "undo", position=position)
+    assert undone == veto + 1  # by one change
+    assert labels_of(bank, 3) == [0, 1, 0]
+    entry = requests.get(f"{url}/v1/log").json()["entries"][0]
+    assert (entry["ids"], entry["label"], entry["undoable"]) == ([0, 1, 2], [0, 1, 0], True)
+    again = changed(url, "undo", position=undone)
+    assert labels_of(bank, 3) == [1, 1, 1]
+    changed(url, "undo", position=again)
+    assert labels_of(bank, 3) == [0, 1, 0]
     assert 2 in bank.contents.vetoed  # the other judgment stands
     changed(url, "undo", position=veto)
     assert 2 not in bank.contents.vetoed
     asked(url, queries(1))
     refused = requests.post(f"{url}/v1/undo", json={"position": bank.position})
     assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+
+
+def test_of_two_experts_who_take_the_same_change_back_at_once_one_does(url: str, bank: adanpc.DurableBank) -> None:
+    for _ in range(10):
+        position = changed(url, "relabel", rows=[0, 1, 2], label=1)
+        with ThreadPoolExecutor(2) as experts:
+            asked = [experts.submit(requests.post, f"{url}/v1/undo", json={"position": position}) for _ in range(2)]
+        assert sorted(one.result().status_code for one in asked) == [200, 409]
+        assert bank.position == position + 1
+        assert labels_of(bank, 3) == [0, 1, 0]
 
 
 def test_deleted_rows_are_gone_with_their_pictures(url: str, bank: adanpc.DurableBank) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -25,6 +26,7 @@ from adanpc.core import (
     Admission,
     Append,
     Change,
+    Contents,
     Delete,
     MemoryBank,
     Origin,
@@ -36,7 +38,7 @@ from adanpc.core import (
     nobody,
     replay,
 )
-from adanpc.errors import AdaNPCError, EmptyBankError, FeatureError, LabelError, RowError, UnavailableError
+from adanpc.errors import AdaNPCError, ChangeError, EmptyBankError, FeatureError, LabelError, RowError, UnavailableError
 from adanpc.models import Wrapped
 from adanpc.store import DurableBank, LogError, LogWriteError, SqliteLog, check, durable, sqlite, verify
 from adanpc.store.file import read
@@ -363,6 +365,25 @@ def test_an_answer_that_is_damaged_is_its_callers_problem(tmp_path: Path) -> Non
 
 
 # Changes
+
+
+def test_a_change_that_depends_on_the_bank_is_decided_at_its_turn(tmp_path: Path) -> None:
+    def veto_next(contents: Contents) -> Veto:
+        row = len(contents.vetoed)
+        if row == 4:
+            raise ChangeError("enough")
+        return Veto((row,))
+
+    with DurableBank.create(tmp_path / "bank", classifier()) as bank:
+        with ThreadPoolExecutor(4) as callers:
+            made = list(callers.map(bank.decide, [veto_next] * 4))
+        vetoes = [change for change in made if isinstance(change, Veto)]
+        assert sorted(change.ids for change in vetoes) == [(0,), (1,), (2,), (3,)]
+        assert all(change.when is not None for change in made)
+        before = bank.position
+        with pytest.raises(ChangeError, match="enough"):
+            bank.decide(veto_next)
+        assert bank.position == before == bank.log.position
 
 
 def test_a_change_that_is_refused_is_not_logged(tmp_path: Path) -> None:

@@ -536,12 +536,18 @@ class MemoryBank:
         return self._without(contents, ledger, overflow, queued=False)
 
     def _relabel(self, contents: Contents, ledger: Ledger, change: Relabel) -> Contents:
-        if not 0 <= change.label < self.classes:
-            raise LabelError(f"labels must be between 0 and {self.classes - 1}, got {change.label}")
-        slots = self._slots(contents, sorted(set(change.ids)))
+        stated = change.label
+        if isinstance(stated, int):
+            stated = (stated,)
+        for label in stated:
+            if not 0 <= label < self.classes:
+                raise LabelError(f"labels must be between 0 and {self.classes - 1}, got {label}")
+        labels = change.labels
+        slots = self._slots(contents, sorted(labels))
         judgments = _judged(contents, slots, "relabel", change)
         table = contents.table_of(slots)  # a copy, which may be altered
-        table["label"][:] = change.label
+        new_labels = [labels[row] for row in table["id"].tolist()]
+        table["label"][:] = torch.tensor(new_labels, dtype=torch.int64)
         # A person has vouched for the label, so the row must not be evicted.
         was_admitted = table["origin"] == Origin.ADMITTED
         table["origin"][was_admitted] = Origin.EXPERT

@@ -9,7 +9,7 @@ Every change says who made it, why, and when, as far as the caller knows; the co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from operator import index
@@ -134,18 +134,33 @@ class Relabel:
 
     An admitted row that is relabeled becomes an expert's row, because a person has vouched for its label; so it will
     never be evicted.
+
+    Args:
+        ids: the rows.
+        label: one label for all rows, or one for each, in the order of ids; then no id may occur twice.
+        who, why, when: as in every change.
     """
 
     ids: tuple[int, ...]
-    label: int
+    label: int | tuple[int, ...]
     who: str = ""
     why: str = ""
     when: float | None = None
 
     def __post_init__(self) -> None:
         _take_ids(self)
-        object.__setattr__(self, "label", require.whole("label", self.label))
+        if isinstance(self.label, list | tuple):
+            object.__setattr__(self, "label", _label_of_each(self.ids, self.label))
+        else:
+            object.__setattr__(self, "label", require.whole("label", self.label))
         _check_signature(self)
+
+    @property
+    def labels(self) -> dict[int, int]:
+        """The new label of each row."""
+        if isinstance(self.label, int):
+            return dict.fromkeys(self.ids, self.label)
+        return dict(zip(self.ids, self.label, strict=True))
 
 
 @require.names_its_arguments
@@ -260,6 +275,17 @@ def _ids(name: str, given: Any) -> tuple[int, ...]:
 def _take_ids(change: Any) -> None:
     """Replaces the ids of a change by a checked tuple of ints."""
     object.__setattr__(change, "ids", _ids("ids", change.ids))
+
+
+def _label_of_each(ids: tuple[int, ...], given: Sequence[Any]) -> tuple[int, ...]:
+    """A label for each of these rows, none of which may be named twice: it would have two labels."""
+    labels = tuple(require.whole("label", label) for label in given)
+    if len(labels) != len(ids) or len(set(ids)) != len(ids):
+        raise ChangeError(
+            f"a label for each row needs as many labels as there are different ids, got {len(labels)} labels and "
+            f"ids {brief(ids)}"
+        )
+    return labels
 
 
 def _signature(change: Any) -> str:

@@ -3,7 +3,7 @@
 An encoded change is a header and the bytes of its tensors:
 
     4 bytes   "ADNC"
-    1 byte    version, 1
+    1 byte    version: 2 of a relabel with a label for each row, 1 of everything else
     4 bytes   length of the header, little-endian
     header    JSON, names sorted, no blanks, ASCII: everything that is not a tensor, and for each tensor
               [name, type, shape] in the order in which their bytes follow
@@ -43,6 +43,7 @@ from adanpc.errors import AdaNPCError, ChangeError
 
 MAGIC = b"ADNC"
 VERSION = 1
+WITH_LABELS = 2  # the version of a relabel with a label for each row; to earlier releases it says: upgrade
 PREFIX = struct.Struct("<4sBI")  # magic, version, length of the header
 DTYPES = {
     "F64": torch.float64,
@@ -270,8 +271,26 @@ def _packed(header: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
         described.append([name, NAMES[tensor.dtype], list(tensor.shape)])
         parts.append(tensor.numpy().tobytes())
     text = canonical({**header, "tensors": described}).encode()
-    prefix = PREFIX.pack(MAGIC, VERSION, len(text))
+    prefix = PREFIX.pack(MAGIC, _version_of(header), len(text))
     return b"".join([prefix, text, *parts])
+
+
+def _version_of(header: Mapping[str, Any]) -> int:
+    """The version that a change with this header has."""
+    if header.get("kind") == "relabel" and isinstance(header.get("label"), list | tuple):
+        return WITH_LABELS
+    return VERSION
+
+
+def _header(text: bytes, version: int) -> dict[str, Any]:
+    """A header, if it is written as ``_packed`` would write it in a change of this version."""
+    header: dict[str, Any] = json.loads(text)
+    # Only the canonical form is accepted, so that equal changes have equal bytes.
+    if canonical(header).encode() != text:
+        raise ChangeError("the header of a change is not written as adanpc writes it")
+    if version != _version_of(header):
+        raise ChangeError(f"a change with this header has version {_version_of(header)}, got {version}")
+    return header
 
 
 def _unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -281,15 +300,12 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     magic, version, length = PREFIX.unpack_from(data)
     if magic != MAGIC:
         raise ChangeError(f"a change must begin with {MAGIC!r}, got {magic!r}")
-    if version != VERSION:
-        raise ChangeError(f"this adanpc reads changes of version {VERSION}, got {version}: upgrade adanpc")
+    if version not in (VERSION, WITH_LABELS):
+        raise ChangeError(f"this adanpc reads changes up to version {WITH_LABELS}, got {version}: upgrade adanpc")
     start = PREFIX.size + length
     text = data[PREFIX.size : start]
     try:
-        header = json.loads(text)
-        # Only the canonical form is accepted, so that equal changes have equal bytes.
-        if canonical(header).encode() != text:
-            raise ChangeError("the header of a change is not written as adanpc writes it")
+        header = _header(text, version)
         described = header.pop("tensors")
         tensors = {}
         for name, kind, shape in described:

@@ -41,7 +41,7 @@ USEFUL = 0.1  # the least cosine of a tail and its code for which the code says 
 SAMPLE = 4096  # rows to which directions are fitted
 ROUNDS = 4  # of the iteration that finds them
 NOTHING = numpy.zeros(0)
-SINGLES = 16  # rows up to which a kernel encodes them: it multiplies no faster than BLAS, but is a single call
+SINGLES = 128  # rows up to which a kernel encodes them, as many as a service appends at once: it wakes no threads
 SPLIT = 64  # rows up to which a kernel splits them: no faster than BLAS, but it wakes no threads
 ROUND = 64  # coordinates that a small rotation mixes
 

@@ -60,7 +60,7 @@ def create(
     _add_page(app)
     # The last one that is added sees a request first.
     app.add_middleware(DirectInference, service=service)
-    app.add_middleware(LimitRequests, limits=service.limits)
+    app.add_middleware(LimitRequests, limits=service.limits, held=service.held)
     app.add_middleware(Gate, tokens=tokens, hosts=hosts)
     app.add_middleware(LogRequests, service=service)
     app.add_middleware(SafeHeaders)

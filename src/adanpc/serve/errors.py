@@ -22,7 +22,7 @@ STATUS_OF_CODE = {  # errors of the library that are not the fault of a value
     "bank-in-use": 503,
     "unavailable": 503,
 }
-CODE_OF_STATUS = {400: "bad-request", 404: "not-found", 405: "wrong-method", 413: "too-large"}
+CODE_OF_STATUS = {400: "bad-request", 404: "not-found", 405: "wrong-method", 413: "too-large", 429: "too-many-requests"}
 
 logger = logging.getLogger("adanpc.serve")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from itertools import islice
 from typing import Any
 
@@ -61,25 +60,28 @@ def check_position(bank: DurableBank, position: int) -> None:
         raise NotFoundError(f"there is no way back to position {position}: give {bank.log.start} to {bank.position}")
 
 
-def undoing(change: Change, contents: Contents, *, who: str, why: str) -> list[Change]:
-    """The changes that take an expert's change back, or a ConflictError.
+def undoing(change: Change, contents: Contents, *, who: str, why: str) -> Change:
+    """The change that takes an expert's change back, or a ConflictError.
 
     A change can be taken back while it is the last word on each of its rows.
     """
     if not isinstance(change, Veto | Restore | Relabel):
         kind = type(change).__name__.lower()
         raise ConflictError(f"{kind} is no veto, restoration or correction: return to the position before it instead")
-    old_labels = defaultdict(list)
+    old_labels = {}
     for row in change.ids:
         judgment = _last_word(row, change, contents)
         if judgment is None:
             raise ConflictError(f"row {row} was judged again since, or has left: nothing is taken back")
-        old_labels[judgment.label].append(row)
-    if isinstance(change, Relabel):
-        return [Relabel(tuple(rows), label, who, why) for label, rows in sorted(old_labels.items())]
+        old_labels[row] = judgment.label
     if isinstance(change, Veto):
-        return [Restore(change.ids, who, why)]
-    return [Veto(change.ids, who, why)]
+        return Restore(change.ids, who, why)
+    if isinstance(change, Restore):
+        return Veto(change.ids, who, why)
+    rows = tuple(old_labels)
+    if len(set(old_labels.values())) == 1:
+        return Relabel(rows, old_labels[rows[0]], who, why)
+    return Relabel(rows, tuple(old_labels.values()), who, why)
 
 
 def judgment_documents(row: int, contents: Contents) -> list[dict[str, Any]]:
@@ -105,6 +107,8 @@ def _entry(position: int, change: Change, contents: Contents) -> dict[str, Any]:
     for name in ("label", "frozen", "adapted", "to"):
         if hasattr(change, name):
             document[name] = getattr(change, name)
+    if isinstance(change, Relabel) and not isinstance(change.label, int):
+        document["label"] = list(change.label[:SHOWN])  # those of the ids that are shown
     if isinstance(change, Append):
         document["origin"] = change.origin.name.lower()
     return document

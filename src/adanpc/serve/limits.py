@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
@@ -14,6 +16,7 @@ from adanpc.serve.errors import RequestError, TooLargeError, TooManyError, error
 from adanpc.serve.security import header
 
 LONGEST_NUMBER = 15  # digits of a length in bytes
+BODIES = 8  # of the largest that is allowed, or as many bytes of smaller ones, are in memory at the same time
 MOST_CALLERS = 10_000  # whose rates are remembered; the one that was silent for longest is forgotten
 
 
@@ -58,12 +61,91 @@ class Rates:
         return allowed
 
 
-class LimitRequests:
-    """Middleware that refuses requests that are too large, too many, or too fast."""
+class Held:
+    """The bytes of all requests that are being read or answered; for one event loop.
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+    Args:
+        most: bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        """How many bytes there are."""
+        return self._bytes
+
+    def has_room_for(self, count: int) -> bool:
+        """Whether so many more bytes may come."""
+        return self._bytes + count <= self._most
+
+    def add(self, count: int) -> None:
+        """Counts bytes that have come."""
+        self._bytes += count
+
+    def remove(self, count: int) -> None:
+        """Counts bytes that are gone."""
+        self._bytes -= count
+
+    @contextmanager
+    def also(self, count: int) -> Iterator[None]:
+        """Counts bytes while the block runs, unless there is no room for them."""
+        if not self.has_room_for(count):
+            raise TooManyError(self.refusal)
+        self.add(count)
+        try:
+            yield
+        finally:
+            self.remove(count)
+
+    @property
+    def refusal(self) -> str:
+        """Why a request is refused for which there is no room."""
+        return f"requests of {self._most:,} bytes are being answered already: try again in a second"
+
+
+class Body:
+    """The body of a request while it is received: its length may not have been stated, or not truly.
+
+    Args:
+        receive: gives the parts of it.
+        most: bytes that it may have.
+        held: counts them.
+    """
+
+    def __init__(self, receive: Receive, most: int, held: Held) -> None:
+        self._receive = receive
+        self._most = most
+        self._held = held
+        self.received = 0
+
+    async def receive(self) -> Message:
+        """The next part; an error that the framework answers if the body is too large, or there is no room for it."""
+        message = await self._receive()
+        count = len(message.get("body", b""))
+        if self.received + count > self._most:
+            raise HTTPException(TooLargeError.status, _too_large(self._most))
+        if not self._held.has_room_for(count):
+            raise HTTPException(TooManyError.status, self._held.refusal, TooManyError.headers)
+        self.received += count
+        self._held.add(count)
+        return message
+
+
+class LimitRequests:
+    """Middleware that refuses requests that are too large, too many, or too fast.
+
+    Args:
+        app: that answers the others.
+        limits: of requests.
+        held: counts the bytes of all of them.
+    """
+
+    def __init__(self, app: ASGIApp, limits: Limits, held: Held) -> None:
         self._app = app
         self._limits = limits
+        self._held = held
         self._rates = Rates(limits.rate, limits.burst)
         self._running = 0
 
@@ -77,10 +159,12 @@ class LimitRequests:
             await error_response(refusal)(scope, receive, send)
             return
         self._running += 1
+        body = Body(receive, self._limits.body, self._held)
         try:
-            await self._app(scope, self._bounded(receive), send)
+            await self._app(scope, body.receive, send)
         finally:
             self._running -= 1
+            self._held.remove(body.received)
 
     def _refusal(self, scope: Scope) -> RequestError | None:
         stated = header(scope["headers"], b"content-length") or "0"
@@ -90,23 +174,11 @@ class LimitRequests:
             return TooLargeError(_too_large(self._limits.body))
         if self._running >= self._limits.requests:
             return TooManyError(f"{self._running} requests are being answered already: try again in a second")
+        if not self._held.has_room_for(int(stated)):
+            return TooManyError(self._held.refusal)
         if not self._rates.spend(_caller(scope), time.monotonic()):
             return TooManyError(f"more than {self._limits.rate:g} requests a second: try again in a second")
         return None
-
-    def _bounded(self, receive: Receive) -> Receive:
-        """``receive`` for a body whose length was not stated, or not truly."""
-        received = 0
-
-        async def receive_bounded() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._limits.body:
-                raise HTTPException(TooLargeError.status, _too_large(self._limits.body))
-            return message
-
-        return receive_bounded
 
 
 def _too_large(most: int) -> str:

@@ -18,7 +18,7 @@ from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
-from adanpc.core import Change, Prediction
+from adanpc.core import Change, Contents, Prediction
 from adanpc.core.guard import Signs
 from adanpc.errors import AdaNPCError, FeatureError
 from adanpc.serve.answers import answer_document, names_of, neighbor_documents
@@ -28,7 +28,7 @@ from adanpc.serve.errors import MediaTypeError, TooLargeError
 from adanpc.serve.events import Events
 from adanpc.serve.facts import RowFacts
 from adanpc.serve.images import Pixels, decode, pixels_of, small_jpeg
-from adanpc.serve.limits import Limits
+from adanpc.serve.limits import BODIES, Held, Limits
 from adanpc.serve.metrics import Metrics
 from adanpc.serve.plane import Plane
 from adanpc.serve.queries import Answered, Queries, Query
@@ -84,6 +84,7 @@ class Service:
     ) -> None:
         self.bank = bank
         self.limits = limits or Limits()
+        self.held = Held(BODIES * self.limits.body)
         self.thumbnails = thumbnails
         self.image_of_key = image_of_key
         self.queries = Queries()
@@ -177,6 +178,11 @@ class Service:
     async def apply(self, change: Change) -> int:
         """Carries out an expert's change; the bank's position after it."""
         await run_in_threadpool(self.bank.apply, change)
+        return self._changed(type(change).__name__.lower(), len(getattr(change, "ids", ())), change.who)
+
+    async def decide(self, make: Callable[[Contents], Change]) -> int:
+        """Carries out the change that an expert's wish comes to at its turn; the bank's position after it."""
+        change = await run_in_threadpool(self.bank.decide, make)
         return self._changed(type(change).__name__.lower(), len(getattr(change, "ids", ())), change.who)
 
     async def rollback(self, to: int, *, who: str, why: str) -> int:

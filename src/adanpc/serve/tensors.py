@@ -11,6 +11,7 @@ from math import prod
 from typing import Any, Literal
 
 import numpy as np
+from pydantic_core import from_json
 
 from adanpc.serve.errors import MediaTypeError, RequestError, TooLargeError
 
@@ -36,8 +37,8 @@ def split_body(content: bytes, stated: str | None) -> tuple[dict[str, Any], byte
             raise RequestError("the header Inference-Header-Content-Length must be at most the length of the body")
         length = int(stated)
     try:
-        document = json.loads(content[:length])
-    except (ValueError, RecursionError):
+        document = from_json(content[:length])  # several times as fast as json.loads if there are many numbers
+    except ValueError:
         raise RequestError("the body does not begin with a JSON object") from None
     if not isinstance(document, dict):
         raise RequestError("the body must be a JSON object")

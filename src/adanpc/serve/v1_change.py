@@ -63,15 +63,8 @@ async def rollback(service: Here, body: RollbackBody, expert: Expert) -> dict[st
 async def undo(service: Here, body: UndoBody, expert: Expert) -> dict[str, Any]:
     """Takes one expert's change back."""
     change = await run_in_threadpool(change_at, service.bank, body.position)
-    position = service.bank.position
-    for opposite in undoing(
-        change,
-        service.bank.contents,
-        who=expert.name,
-        why=body.why or f"Undo of the change at position {body.position}",
-    ):
-        position = await service.apply(opposite)
-    return {"position": position}
+    why = body.why or f"Undo of the change at position {body.position}"
+    return {"position": await service.decide(lambda contents: undoing(change, contents, who=expert.name, why=why))}
 
 
 @routes.get("/ask")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
+from numpy.typing import NDArray
 
 from adanpc.errors import UnavailableError
 from adanpc.serve.bodies import as_features
@@ -133,8 +134,23 @@ async def inferred(
 ) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
     """The body of the answer to a request with this body and these headers, and those headers that are its own."""
     encoding = header(headers, b"content-encoding")
-    if encoding is not None:
-        content = inflated(content, encoding, service.limits.body)
+    if encoding is None:
+        return await _inferred(service, content, headers)
+    content = inflated(content, encoding, service.limits.body)
+    with service.held.also(len(content)):
+        return await _inferred(service, content, headers)
+
+
+class Inference(NamedTuple):
+    """What a request asks for."""
+
+    request: str  # its id
+    features: NDArray[np.float32]  # (B, D)
+    wanted: dict[str, bool]  # the names of outputs, and whether each is wanted as bytes
+
+
+def _read(content: bytes, headers: RawHeaders) -> Inference:
+    """What a body asks for; nothing else of it stays in memory while its answer is waited for."""
     document, binary = split_body(content, header(headers, LENGTH))
     given = document.get("inputs")
     if not isinstance(given, list) or len(given) != 1:
@@ -143,7 +159,14 @@ async def inferred(
     if not isinstance(request_id, str):
         raise RequestError("id must be a text")
     wanted = _wanted(document)
-    features = as_features(read_tensor(given[0], binary, INPUT))
+    return Inference(request_id, as_features(read_tensor(given[0], binary, INPUT)), wanted)
+
+
+async def _inferred(
+    service: Service, content: bytes, headers: RawHeaders
+) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
+    """``inferred`` for a body that is not compressed."""
+    request_id, features, wanted = _read(content, headers)
     answer = await service.classify(features, request=request_id)
     described = []
     data = []

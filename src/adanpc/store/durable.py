@@ -306,6 +306,24 @@ class DurableBank:
         self._enqueue([action])
         return action.ids.result()
 
+    def decide(self, make: Callable[[Contents], Change]) -> Change:
+        """Carries out a change that depends on what the bank holds; nothing else changes it in between.
+
+        Args:
+            make: the change, given the contents when its turn has come. If it raises, nothing happens, and the error is
+                the caller's.
+        """
+        made: list[Change] = []
+
+        def dated() -> Change:
+            made.append(decode(encode(_dated(make(self.contents)))))
+            return made[0]
+
+        action = Action(dated)
+        self._enqueue([action])
+        action.ids.result()
+        return made[0]
+
     def rollback(self, to: int, *, who: str = "", why: str = "", when: float | None = None) -> None:
         """Returns to an earlier position, by one more change; ``at`` shows beforehand what that means.
 

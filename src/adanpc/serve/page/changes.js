@@ -144,8 +144,20 @@ function sentence(entry) {
     return [who, " said that a query was ", tag(entry.label), "; with what was learned it was ", tag(entry.adapted), ", without ", tag(entry.frozen), "."];
   }
   const parts = [who, ` ${verb(entry.kind)} `, ...rowLinks(entry)];
-  if (entry.kind === "relabel" && entry.label !== undefined && entry.label !== null) parts.push(" as ", tag(entry.label));
+  if (entry.kind === "relabel") parts.push(" as ", ...labelTags(entry.label));
   return [...parts, "."];
+}
+
+/** The label that all rows got, or one for each of the rows that are shown. */
+function labelTags(label) {
+  if (!Array.isArray(label)) return [tag(label)];
+  const parts = [];
+  label.slice(0, IDS_SHOWN).forEach((each, place) => {
+    if (place) parts.push(", ");
+    parts.push(tag(each));
+  });
+  if (label.length > IDS_SHOWN) parts.push(", …");
+  return parts;
 }
 
 function rowLinks(entry) {
