@@ -140,7 +140,14 @@ def test_an_argument_like_no_other_lists_those_that_there_are() -> None:
 
 def test_signatures_are_those_that_were_written() -> None:
     assert list(signature(adanpc.MemoryBank).parameters)[:3] == ["dim", "classes", "storage"]
-    assert list(signature(adanpc.load).parameters) == ["path", "model", "preprocessing", "strict", "device"]
+    assert list(signature(adanpc.load).parameters) == [
+        "path",
+        "model",
+        "preprocessing",
+        "strict",
+        "device",
+        "lazy_rows",
+    ]
     assert adanpc.load.__name__ == "load"
     assert "AdaNPC" in str(get_type_hints(adanpc.load)["return"])
     assert set(adanpc.AdaNPCClassifier().get_params()) == set(signature(adanpc.AdaNPCClassifier).parameters)
