@@ -1,22 +1,23 @@
-"""How often answers are right, estimated without labels, and an alarm for when that falls.
+"""Estimates without labels how often answers are right, and raises an alarm when that falls.
 
-An answer agrees with the stream as far as the query's nearest rows of the stream were believed to be of the same
-class. Where answers mean something they agree: of two queries that lie close together but were answered differently,
-at least one is wrong. The source says how many errors a disagreement stands for: its rows have labels, can be answered
-by rows of other domains, and have neighbors in their own domain, as the queries of a stream have.
+The agreement of an answer is the share of the query's nearest rows in the stream that were believed to be of the same
+class. Meaningful answers agree: of two queries that lie close together but were answered differently, at least one is
+wrong. The source shows how many errors a disagreement stands for: its rows have labels, can be answered by rows of
+other domains, and have neighbors in their own domain, just like the queries of a stream.
 
     accuracy = (mean agreement) ** exponent
     exponent = errors of source rows / their disagreement, and at least 1
 
-Near 1 this is one minus exponent times the disagreement. The estimate holds for the frozen and for the adapted answer.
-What it cannot see is a stream whose queries all moved together to where another class is, since they agree with each
-other. Where classes arrive mixed, full centering undoes such a move, and how many answers it changes says how far the
-move was. A frozen answer that it changes then counts as one that agrees with nothing, and the adapted answer in its
-place counts half. With several source domains this is not needed: their rows are answered by other domains, so the
-errors of a shift are in the calibration already.
+Near 1 this is one minus the exponent times the disagreement. It is computed for frozen and for adapted answers.
 
-All state is a few numbers, and a query makes the next ones of them, so that it replays and does not depend on how a
-stream is cut.
+Agreement alone misses a stream whose queries have all moved to where another class is, since they still agree with each
+other. Where classes arrive mixed, removing the whole mean undoes such a move, and the number of answers that this
+changes shows how far the move was. So a frozen answer that it changes counts as no agreement at all, and the adapted
+answer in its place counts half. With several source domains this is not needed: their rows are answered by other
+domains, so the calibration already includes the errors of a shift.
+
+The state is a few numbers, and each query turns them into the next ones. So it can be replayed, and it does not depend
+on how a stream is split into batches.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ from adanpc.core.types import Neighbors
 from adanpc.core.vote import vote
 from adanpc.index.grid import Array
 
-SAMPLE = 1000  # source rows, at most, that the calibration asks
-CHUNK = 64  # of these rows that are compared with the source at a time
-PRIOR = 10  # rows with as many errors as disagreements that the calibration starts with
-FAR = 3  # times as far from the stream as from the source: nothing near has come yet, and nothing can be compared
+SAMPLE = 1000  # the most source rows that are used as queries for the calibration
+CHUNK = 64  # how many of them are compared with the source at a time
+PRIOR = 10  # imaginary rows, with one error per disagreement, that the calibration starts with
+FAR = 3  # a query this many times as far from the stream as from the source has nothing to be compared with yet
 HORIZON = 200  # queries that the running means remember
 DEVIATIONS = 1.645  # to each side, for an interval that holds nine times out of ten
-TOLERANCE = 0.1  # how far accuracy may be below that on the source before the alarm counts it
+TOLERANCE = 0.1  # how far accuracy may fall below that on the source before the alarm counts it
 
-# What the estimate was wrong by, on problems made of source domains alone; see docs/safety.md.
+# The error of the estimate on problems made of source domains alone; see docs/safety-study.md.
 ERROR_OF_SEVERAL_DOMAINS = 0.14
 ERROR_OF_ONE_DOMAIN = 0.18
 
 PACKED = 4  # numbers of a packed calibration
-UNKNOWN = (0.0, 0.0, 0.0, 1.0)  # a packed calibration of which nothing is known: any accuracy is possible
+UNKNOWN = (0.0, 0.0, 0.0, 1.0)  # a packed calibration that knows nothing: any accuracy is possible
 MOST_CAPITAL = 1e12  # beyond it the alarm wins no more, so that its numbers stay finite
 
 
 class Accuracy(NamedTuple):
-    """A share of right answers as it is estimated, and the ends of its interval."""
+    """An estimated share of right answers, and the ends of its interval."""
 
     estimate: float
     low: float
@@ -59,58 +60,58 @@ class Accuracy(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """How errors and agreement go together on the source; a value that is fitted with the transform."""
+    """How errors and agreement are related on the source; fitted together with the transform."""
 
-    rows: float  # how many were asked
-    errors: float  # how many of them were answered wrongly
-    disagreement: float  # the sum of one minus the agreement of each
-    own_error: float  # what the estimate may be wrong by, however many queries there are
+    rows: float  # how many source rows were used as queries
+    errors: float  # how many of them got a wrong answer
+    disagreement: float  # the sum over them of one minus their agreement
+    own_error: float  # the standard error of the estimate itself, however many queries there are
 
     def packed(self) -> Tensor:
-        """All of it as one vector (PACKED,) float64, for changes and files."""
+        """Returns the calibration as one vector (PACKED,) of float64, for changes and files."""
         return torch.tensor([self.rows, self.errors, self.disagreement, self.own_error], dtype=torch.float64)
 
     @classmethod
     def unpacked(cls, vector: Tensor) -> Calibration:
-        """What ``packed`` wrote."""
+        """Returns the calibration that ``packed`` wrote."""
         return cls(*vector.tolist())
 
     @property
     def accuracy(self) -> float:
-        """The share of source rows that were answered rightly, 1 if none was asked."""
+        """The share of source rows that were answered correctly, 1 if there were none."""
         return 1 - self.errors / max(self.rows, 1)
 
     @property
     def exponent(self) -> float:
-        """How many errors stand behind one disagreement, at least 1: the transform has seen the rows that are asked."""
+        """How many errors one disagreement stands for. At least 1, since the transform was fitted to these rows."""
         return max(1.0, (self.errors + PRIOR) / (self.disagreement + PRIOR))
 
     @property
     def has_seen_shifts(self) -> bool:
-        """Whether rows were answered by other domains, so that errors that come of a shift are in the calibration."""
+        """Whether rows were answered by other domains, so that the calibration includes the errors of a shift."""
         return self.own_error <= ERROR_OF_SEVERAL_DOMAINS
 
     @property
     def alarm_level(self) -> float:
-        """The mean agreement that stands for an accuracy TOLERANCE below that on the source."""
+        """The mean agreement that corresponds to an accuracy TOLERANCE below that on the source."""
         lowest = max(self.accuracy - TOLERANCE, 0.0)
         return pow(lowest, 1 / self.exponent)
 
     def chance(self, agreement: float) -> float:
-        """The probability that an answer with this agreement, or one of many with this mean agreement, is right."""
-        # Not a power of a tensor: its bits depend on the place that a number has among others.
+        """Returns the probability that an answer is right, given its agreement or the mean agreement of many."""
+        # Not a power of a tensor, whose last bits depend on where a number stands among the others.
         return pow(agreement, self.exponent)
 
     def interval(self, agreement: float, count: int) -> Accuracy:
-        """The share of right answers among ``count`` that have this mean agreement, with an interval.
+        """Returns the estimated share of right answers among ``count`` that have this mean agreement, with an interval.
 
-        The interval allows for the chance of which queries came, and for what the estimate itself may be wrong by.
+        The interval allows for chance, since other queries might have come, and for the error of the estimate itself.
         """
         if count == 0:
             return Accuracy(self.accuracy, 0.0, 1.0)
         estimate = self.chance(agreement)
         slope = self.exponent * pow(agreement, self.exponent - 1)
-        # No numbers between 0 and 1 with this mean vary more.
+        # The largest variance that numbers between 0 and 1 with this mean can have.
         variance = agreement * (1 - agreement) / count
         margin = DEVIATIONS * sqrt(slope**2 * variance + self.own_error**2)
         return Accuracy(estimate, max(0.0, estimate - margin), min(1.0, estimate + margin))
@@ -118,14 +119,14 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Agreements:
-    """Running means of how far answers agree with the stream, over about its last HORIZON queries."""
+    """Running means of the agreement of answers, over about the last HORIZON queries."""
 
     count: float = 0.0  # of all queries
     frozen: float = 0.0
     adapted: float = 0.0
 
     def after(self, frozen: float, adapted: float) -> Agreements:
-        """Once a query has come whose two answers agree with the stream so far."""
+        """Returns the means after one more query, given the agreement of its two answers."""
         rate = max(1 / (self.count + 1), 1 / HORIZON)
         return Agreements(
             self.count + 1,
@@ -135,19 +136,19 @@ class Agreements:
 
     @property
     def remembered(self) -> int:
-        """How many queries the means are of."""
+        """How many queries the means cover."""
         return min(int(self.count), HORIZON)
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A sequential test of whether answers agree with the stream as far as they should.
+    """A sequential test of whether answers agree with the stream as much as they should.
 
-    It bets that they do not: with each query, capital is multiplied by 1 + level - agreement. As long as the agreement
-    to be expected is at least ``level``, whatever came before, no bet is expected to gain. A part of the first capital,
-    which is 1, is kept for a bet that begins at each later query, 1 / (n (n + 1)) for the n-th, since a fall may begin
-    at any of them. By Ville's inequality all of the capital together ever reaches 1 / rate with a probability of
-    at most ``rate``, however long the stream.
+    It bets that they do not: each query multiplies the capital by 1 + level - agreement. As long as the expected
+    agreement is at least ``level``, whatever came before, no bet is expected to gain. A fall may begin at any query, so
+    of the initial capital of 1, the share 1 / (n (n + 1)) is set aside for a bet that begins at the n-th query. By
+    Ville's inequality, the probability that the total capital ever reaches 1 / rate is at most ``rate``, however long
+    the stream.
     """
 
     count: float = 0.0  # of queries
@@ -155,7 +156,7 @@ class Alarm:
     peak: float = 1.0  # the most capital there ever was, with what is kept
 
     def after(self, agreement: float, level: float) -> Alarm:
-        """Once a query has come whose answer has this agreement."""
+        """Returns the test after one more query, given the agreement of its answer."""
         count = self.count + 1
         bet = self.capital + 1 / (count * (count + 1))
         capital = min(bet * (1 + level - agreement), MOST_CAPITAL)
@@ -163,12 +164,12 @@ class Alarm:
         return Alarm(count, capital, max(self.peak, capital + kept))
 
     def raised(self, rate: float) -> bool:
-        """Whether the alarm was ever raised, if a false one may have this probability."""
+        """Returns whether the alarm was ever raised, if a false alarm may have this probability."""
         return self.peak >= 1 / rate
 
 
 def comparable(to_source: float, to_stream: float) -> bool:
-    """Whether a query is near enough to rows of the stream for its answers to be compared with theirs.
+    """Returns whether a query is near enough to rows of the stream for their answers to be compared.
 
     Where classes arrive one after another, the first queries of a class have no neighbors of their own class.
 
@@ -180,12 +181,12 @@ def comparable(to_source: float, to_stream: float) -> bool:
 
 
 def agreement(votes: Array, labels: Array, answer: int, moved: int) -> float:
-    """How far an answer agrees with the stream, from 0 to 1.
+    """Returns how much of the stream near a query agrees with an answer, from 0 to 1.
 
     Args:
-        votes: (k,) of the query's nearest rows of the stream; they sum to 1.
-        labels: (k,) of these rows.
-        answer: the class that is to be judged.
+        votes: (k,) the weights of the query's nearest rows in the stream; they sum to 1.
+        labels: (k,) the labels of these rows.
+        answer: the class whose agreement is wanted.
         moved: what source rows say of the moved query. An answer that differs from it counts half.
     """
     share = float(votes[labels == answer].sum())
@@ -205,19 +206,19 @@ def calibrate(
     witnesses: int,
     temperature: float,
 ) -> Calibration:
-    """How answers to source rows and their agreement go together.
+    """Returns how errors and agreement are related when source rows are used as queries.
 
     Args:
         rows: (n, D) source rows at length one, each domain centered.
-        labels: (n,) of them.
-        domains: (n,) of them. Rows are answered by those of other domains; if there is only one, by all others.
+        labels: (n,) their labels.
+        domains: (n,) their domains. A row is answered by rows of other domains; if there is only one, by all others.
         classes: the number of classes.
         voters: how many rows answer a query.
-        per_class: how many of each class are compared.
-        witnesses: how many rows of the stream an answer is compared with.
-        temperature: of the votes of these.
+        per_class: how many rows of each class are compared.
+        witnesses: how many neighbors in its own domain an answer is compared with.
+        temperature: the temperature of their votes.
     """
-    groups = domains  # no row is answered by its own group
+    groups = domains  # a row is never answered by its own group
     own_error = ERROR_OF_SEVERAL_DOMAINS
     if len(domains.unique()) == 1:
         groups = torch.arange(len(rows), device=rows.device)
@@ -239,7 +240,7 @@ def calibrate(
 
 
 def _asked(labels: Tensor, groups: Tensor) -> Tensor:
-    """At most SAMPLE rows (m,), evenly spaced, among those that another group can answer: it has their label, too."""
+    """Returns at most SAMPLE rows (m,), evenly spaced, among those whose label occurs in another group, too."""
     answerable = torch.zeros_like(labels, dtype=torch.bool)
     for label in labels.unique():
         members = labels == label
@@ -254,7 +255,7 @@ def _asked(labels: Tensor, groups: Tensor) -> Tensor:
 def _answers(
     rows: Tensor, labels: Tensor, groups: Tensor, asked: Tensor, classes: int, voters: int, per_class: int
 ) -> Tensor:
-    """How the rows of other groups answer each row that is asked (m,)."""
+    """Returns the answers (m,) of the rows of other groups to each row in ``asked``."""
     answers = []
     for some in asked.split(CHUNK):
         similarity = (rows[some] @ rows.T).double()
@@ -266,7 +267,7 @@ def _answers(
 
 
 def _agreements(rows: Tensor, answers: Tensor, witnesses: int, temperature: float) -> Tensor:
-    """How far each answer (m,) agrees with those to the nearest of the other rows (m, D)."""
+    """Returns how much each answer (m,) agrees with the answers to its nearest rows among the others (m, D)."""
     similarity = rows @ rows.T
     similarity.fill_diagonal_(-torch.inf)
     nearest, places = similarity.topk(min(witnesses, len(rows) - 1))

@@ -1,24 +1,26 @@
-"""Signs that need no labels: how a stream arrives, what may be learned from it, and whether that can be trusted.
+"""The guard: signs that need no labels, by which it decides what to learn from and how far to trust adapted answers.
 
-Three questions are answered while a stream goes by.
+It asks three questions of a stream.
 
-* Is there anything to learn from a query? Not if it is foreign: less like the source than the source's classes are
-  like each other. Nor if it is one more copy of what came before: otherwise whoever repeats an image moves all answers.
-* Do classes arrive mixed? If answers repeat more often than their shares explain, or one class has most of them,
-  probably not. Then the stream's mean says as much about the classes that happened to come as about the shift. Once
-  classes have been seen to arrive mixed, adapted answers may show that they still do: far from the source the frozen
-  ones all become the same.
-* Do neighbors agree? Queries that are near each other should get the same answer more often than chance, if the
-  answers mean anything. Where a class is spread over several answers at random, as it is once centering has removed
-  what made it that class, they do not. What is asked is what source rows say. Once answers
-  are trusted, it counts as far as they come from these: far from the source, source rows may be wrong and answers not.
-  And neighbors should agree more with the adapted answers than with the frozen ones. If they do not, adapting has
-  gained nothing that could be seen, and the frozen answers are the safer ones.
+* Is there anything to learn from this query? Not if it is foreign, that is, less like the source than the source's
+  classes are like each other. Nor if it is one more copy of earlier queries: otherwise, anyone could move all answers
+  by repeating an image.
+* Do classes arrive mixed? Probably not, if answers repeat more often than the shares of classes explain, or if one
+  class has most of them. Then the stream's mean says as much about which classes happened to come as about the shift.
+  Once classes have been seen to arrive mixed, adapted answers may confirm that they still do: far from the source, all
+  frozen answers become the same.
+* Do neighbors agree? If answers mean anything, queries near each other get the same answer more often than by chance.
+  They do not where a class is spread over several answers at random, as happens when centering has removed what made it
+  that class. The answers compared here are those of source rows. Once answers are trusted, source rows count only as
+  much as they do in the belief, since far from the source they may be wrong where the belief is right. Neighbors should
+  also agree more with adapted answers than with frozen ones. If they do not, adapting has gained nothing visible, and
+  the frozen answers are safer.
 
-The last two are running averages over the last hundred queries or so, and what people say overrules both: labels on
-which the frozen and the adapted answer differ decide between them by a sequential test.
+The last two are answered by running averages over about a hundred queries. People overrule both: labels for queries
+whose frozen and adapted answers differ decide between the two by a sequential test.
 
-All of it are values: a query makes the next one of them. So they replay, and do not depend on how a stream is cut.
+Everything here is a value, and each query turns it into the next one. So it can be replayed, and it does not depend on
+how a stream is split into batches.
 """
 
 from __future__ import annotations
@@ -35,39 +37,38 @@ from torch.nn.functional import pad
 from adanpc.core.estimate import Accuracy, Agreements, Alarm, Calibration
 from adanpc.index.grid import Array
 
-FOREIGN = 0.9  # queries of more novelty are not learned from
-COPIES = 3  # near copies of a query that are learned from
-COPY_DISTANCE = 0.2  # from a copy, as a share of the distance to the source
-APART = 1e-6  # the least distance from neighbors
+FOREIGN = 0.9  # a query of higher novelty is not learned from
+COPIES = 3  # how many near copies of a query are learned from
+COPY_DISTANCE = 0.2  # two queries are copies if their distance is below this share of the distance to the source
+APART = 1e-6  # the smallest distance, which avoids division by zero
 
-PRIOR = 16  # queries that the values before the stream count for
-RATE = 1 / 100  # of the running averages of signs
+PRIOR = 16  # how many queries the values before the stream count for
+RATE = 1 / 100  # the weight of a query in the running averages of signs
 HORIZON = 1000  # queries that the running mean of features remembers
-WARM_UP = 32  # queries before which no sign is believed
-BLOCK = 64  # queries after which it is looked again whether beliefs are mixed, so that many can be searched together
+WARM_UP = 32  # queries that must come before a sign is used
+BLOCK = 64  # beliefs are checked for being mixed only every so many queries, so that many can be searched together
 
-# From no trust to full trust. The first two were fixed by a study of PACS features; the last by which streams of
-# single classes lost and which others gained, see docs/safety.md.
+# Each pair is (no trust, full trust). How they were chosen is logged in docs/safety-study.md.
 REPETITION = (0.16, 0.08)
 LARGEST_SHARE = (0.8, 0.6)
 COHERENCE = (0.35, 0.45)
 GAIN = (0.0, 0.02)
-GAIN_PRIOR = 16  # queries that an unsuspicious gain counts for before the stream
-GAIN_RATE = 1 / 200  # of the running average of gains
+GAIN_PRIOR = 16  # how many queries the gain before the stream, which raises no suspicion, counts for
+GAIN_RATE = 1 / 200  # the weight of a query in the running average of gains
 
-# The test of labels: if one kind of answer is right in so many of the cases in which just one of them is, it is
-# chosen, but for this chance of an error.
+# The sequential test of labels looks at queries of which exactly one of the two answers is right. If one kind of answer
+# is the right one in this share of them, the other kind is chosen with at most this probability.
 ADVANTAGE = 0.7
 ERROR = 0.05
-ALARM_RATE = 0.01  # the chance of a false alarm, however long the stream
-LEAD = ceil(log((1 - ERROR) / ERROR) / log(ADVANTAGE / (1 - ADVANTAGE)))  # cases by which the better one must lead
+LEAD = ceil(log((1 - ERROR) / ERROR) / log(ADVANTAGE / (1 - ADVANTAGE)))  # labels by which one kind must lead
+ALARM_RATE = 0.01  # the probability of a false alarm, however long the stream
 
 
 def is_copy(from_source: float, from_stream: Array) -> bool:
-    """Whether a query is one more copy of earlier ones.
+    """Returns whether a query is one more copy of earlier ones.
 
     Args:
-        from_source: its distance from the nearest source rows, see ``distance``.
+        from_source: its distance to the nearest source rows, see ``distance``.
         from_stream: (k,) its similarity to the nearest rows of the stream, the nearest first.
     """
     if len(from_stream) < COPIES:
@@ -76,16 +77,16 @@ def is_copy(from_source: float, from_stream: Array) -> bool:
 
 
 def distance(similarity: Array) -> float:
-    """One minus the mean of similarities (k,), but no less than APART."""
+    """Returns one minus the mean of similarities (k,), but at least APART."""
     return max(1 - float(similarity.mean()), APART)
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """In what order classes arrive, as far as some kind of answers tells."""
+    """What one kind of answers says about the order in which classes arrive."""
 
-    shares: Array  # (C,) float64, of each class among the answers
-    repeats: float  # how often an answer is the same as the one before
+    shares: Array  # (C,) float64, the share of each class among the answers
+    repeats: float  # how often an answer equals the one before it
     last: int  # the latest answer, -1 before the first
 
     @classmethod
@@ -94,7 +95,7 @@ class Order:
         return cls(numpy.full(classes, 1 / classes), 1 / classes, -1)
 
     def after(self, count: int, answer: int) -> Order:
-        """Once a query, one after ``count`` others, has been answered so."""
+        """Returns the order after one more answer, which came after ``count`` others."""
         rate = _rate(count, RATE)
         shares = self.shares * (1 - rate)
         shares[answer] += rate
@@ -104,7 +105,7 @@ class Order:
         return Order(shares, repeats, answer)
 
     def mixed(self, count: int) -> float:
-        """How far the classes seem to arrive mixed after so many queries, from 0 to 1."""
+        """Returns how far classes seem to arrive mixed after ``count`` queries, from 0 to 1."""
         if count < WARM_UP:
             return 0.0
         by_chance = float(numpy.square(self.shares).sum())
@@ -113,7 +114,7 @@ class Order:
 
 @dataclass(frozen=True, eq=False)
 class Arrivals:
-    """What is known of the queries themselves, from their features and the frozen bank's answers to them."""
+    """What features and frozen answers tell about the queries of a stream."""
 
     count: int
     mean: Array  # (D,) float64, the running mean of transformed features
@@ -125,12 +126,12 @@ class Arrivals:
         return cls(0, origin, Order.none(classes))
 
     def mean_with(self, transformed: Array) -> Array:
-        """The running mean (D,) once a query (D,) has come."""
+        """Returns the running mean (D,) after one more query (D,)."""
         rate = _rate(self.count, 1 / HORIZON)
         return (1 - rate) * self.mean + rate * transformed
 
     def after(self, mean: Array, answer: int) -> Arrivals:
-        """Once a query has come that makes the mean this one (D,), and that the frozen bank answers so."""
+        """Returns what is known after one more query, given the mean (D,) with it and its frozen answer."""
         return Arrivals(self.count + 1, mean, self.order.after(self.count, answer))
 
     def mixed(self) -> float:
@@ -140,14 +141,14 @@ class Arrivals:
 
 @dataclass(frozen=True, eq=False)
 class Beliefs:
-    """What is known of the adapted answers to a stream."""
+    """What is known of the adapted answers to a stream. Shares, coherence and gain are running averages."""
 
     masses: Array  # (C,) float64, the sum of all beliefs
-    shares: Array  # (C,) float64, of each class among the source rows' answers, lately
-    coherence: float  # how much of a query's neighbors in the stream was answered as it is, lately
-    order: Order  # of the beliefs' most probable classes
-    mixed: float  # how far classes seemed mixed by that order when the latest BLOCK of queries began
-    gain: float  # how much more neighbors agreed with the adapted answers than with the frozen ones, lately
+    shares: Array  # (C,) float64, the share of each class among the answers of source rows
+    coherence: float  # the share of a query's neighbors in the stream that got the same answer
+    order: Order  # of the most probable classes of beliefs
+    mixed: float  # how far classes seemed mixed by that order when the current BLOCK of queries began
+    gain: float  # how much more neighbors agree with adapted answers than with frozen ones
 
     @classmethod
     def none(cls, classes: int) -> Beliefs:
@@ -157,13 +158,13 @@ class Beliefs:
         return cls(numpy.zeros(classes), uniform, 0.0, Order.none(classes), 0.0, unsuspicious)
 
     def compared(self, count: int, answer: int, agreement: float | None, weight: float) -> Beliefs:
-        """Once a query, one after ``count`` others, has been compared with its neighbors in the stream, if any.
+        """Returns what is known after one more query has been compared with its neighbors in the stream.
 
         Args:
-            count: of the others.
+            count: how many queries came before it.
             answer: what source rows say of it.
-            agreement: how much of its neighbors was answered so.
-            weight: what that counts, from 0 to 1.
+            agreement: the share of its neighbors that got the same answer; None if it has no neighbors.
+            weight: how much the agreement counts, from 0 to 1.
         """
         rate = _rate(count, RATE)
         shares = self.shares * (1 - rate)
@@ -175,33 +176,33 @@ class Beliefs:
         return replace(self, shares=shares, coherence=coherence)
 
     def with_belief(self, count: int, belief: Array, frozen_mixed: float) -> Beliefs:
-        """Once a query, one after ``count`` others, has been believed to be of these classes (C,).
+        """Returns what is known after one more query has got its belief.
 
         Args:
-            count: of the others.
-            belief: in the query.
-            frozen_mixed: how far classes seem mixed by the frozen answers.
+            count: how many queries came before it.
+            belief: (C,) the belief.
+            frozen_mixed: how far classes seem mixed according to frozen answers.
         """
         order = self.order.after(count, int(belief.argmax()))
         mixed = self.mixed
         if (count + 1) % BLOCK == 0:
-            # Beliefs can confirm that classes still arrive mixed, but not discover it: where a single class arrives and
-            # the whole mean is removed, beliefs look mixed for just that reason.
+            # Beliefs can confirm that classes still arrive mixed, but not discover it: if a single class arrives and
+            # the whole mean is removed, beliefs look mixed for that very reason.
             mixed = min(order.mixed(count + 1), max(mixed, frozen_mixed))
         return replace(self, masses=self.masses + belief, order=order, mixed=mixed)
 
     def with_gain(self, count: int, gain: float) -> Beliefs:
-        """Once neighbors agreed by so much more with the adapted answer to a query, one after ``count`` others."""
+        """Returns what is known after one more query with this gain, which came after ``count`` others."""
         rate = max(1 / (count + 1 - WARM_UP + GAIN_PRIOR), GAIN_RATE)
         return replace(self, gain=self.gain + rate * (gain - self.gain))
 
     def beyond_chance(self) -> float:
-        """How far neighbors agree: 0 as much as chance, 1 always."""
+        """Returns how much neighbors agree, from 0 (no more than by chance) to 1 (always)."""
         by_chance = float(numpy.square(self.shares).sum())
         return (self.coherence - by_chance) / max(1 - by_chance, 1e-9)
 
     def trust(self, count: int) -> float:
-        """How far adapted answers can be trusted after so many queries, from 0 to 1."""
+        """Returns how far adapted answers can be trusted after ``count`` queries, from 0 to 1."""
         if count <= WARM_UP:
             return 0.0
         return _ramp(self.beyond_chance(), *COHERENCE) * _ramp(self.gain, *GAIN)
@@ -209,32 +210,32 @@ class Beliefs:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What people's labels say where the frozen and the adapted answer differ."""
+    """What people's labels say about queries whose frozen and adapted answers differ."""
 
-    adapted: int = 0  # labels by which the adapted answer was right, and the frozen one was not
-    frozen: int = 0  # the other way round
+    adapted: int = 0  # labels for which only the adapted answer was right
+    frozen: int = 0  # labels for which only the frozen answer was right
 
     @property
     def for_adapted(self) -> bool:
-        """Whether the adapted answers have been shown to be the better ones."""
+        """Whether labels have shown that the adapted answers are better."""
         return self.adapted - self.frozen >= LEAD
 
     @property
     def for_frozen(self) -> bool:
-        """Whether the frozen answers have been shown to be the better ones."""
+        """Whether labels have shown that the frozen answers are better."""
         return self.frozen - self.adapted >= LEAD
 
 
 class Head(NamedTuple):
-    """The numbers of a packed stream before its vectors, in their order."""
+    """The numbers that a packed stream begins with, in this order; its vectors follow."""
 
-    queries: float  # that joined
+    queries: float  # how many queries joined
     repeats: float  # of the frozen answers
     last: float  # of the frozen answers, -1 before the first
     coherence: float
-    adapted_right: float  # labels by which only the adapted answer was right
-    frozen_right: float  # labels by which only the frozen answer was right
-    compared: float  # queries that were compared with the stream
+    adapted_right: float  # labels for which only the adapted answer was right
+    frozen_right: float  # labels for which only the frozen answer was right
+    compared: float  # how many queries were compared with the stream
     frozen_agreement: float
     adapted_agreement: float
     bets: float  # of the alarm
@@ -247,12 +248,12 @@ class Head(NamedTuple):
 
 
 HEAD = len(Head._fields)
-HEAD_BEFORE = HEAD - 1  # of earlier versions, which knew no gain
+HEAD_BEFORE = HEAD - 1  # the length in earlier versions, which had no gain
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """All that is known of a stream beside its rows."""
+    """Everything that is known of a stream apart from its rows."""
 
     arrivals: Arrivals
     beliefs: Beliefs
@@ -267,7 +268,7 @@ class Stream:
         return cls(arrivals, Beliefs.none(classes), Verdicts(), Agreements(), Alarm())
 
     def packed(self) -> Tensor:
-        """All of it as one vector (HEAD + D + 4 C,) float64, for changes and files."""
+        """Returns everything as one vector (HEAD + D + 4 C,) of float64, for changes and files."""
         arrivals = self.arrivals
         beliefs = self.beliefs
         head = Head(
@@ -294,7 +295,7 @@ class Stream:
 
     @classmethod
     def unpacked(cls, vector: Tensor, dim: int, classes: int) -> Stream:
-        """What ``packed`` wrote."""
+        """Returns the stream that ``packed`` wrote."""
         numbers = vector.cpu().numpy()
         ends = numpy.cumsum([HEAD, dim, classes, classes, classes])
         first, mean, shares, masses, lately, believed = numpy.split(numbers, ends)
@@ -310,7 +311,7 @@ class Stream:
         )
 
     def with_verdict(self, *, adapted_right: bool, frozen_right: bool) -> Stream:
-        """Once a person has said which of the two answers to a query was right."""
+        """Returns the stream after a person has said which of the two answers to a query was right."""
         verdicts = self.verdicts
         if adapted_right and not frozen_right:
             verdicts = replace(verdicts, adapted=verdicts.adapted + 1)
@@ -319,7 +320,7 @@ class Stream:
         return replace(self, verdicts=verdicts)
 
     def signs(self, calibration: Calibration) -> Signs:
-        """What the signs say now, in numbers and words, given how errors and agreement go together on the source."""
+        """Returns the signs in numbers and words, given how errors and agreement are related on the source."""
         arrivals = self.arrivals
         beliefs = self.beliefs
         mixed = max(arrivals.mixed(), beliefs.mixed)
@@ -360,24 +361,24 @@ class Stream:
 class Signs(NamedTuple):
     """What the guard sees."""
 
-    queries: int  # that were learned from
+    queries: int  # how many queries were learned from
     mixed: float  # how far classes seem to arrive mixed, from 0 to 1
-    agreement: float  # of neighbors in the stream: 0 as much as chance, 1 always
-    gain: float  # how much more neighbors agree with the adapted answers than with the frozen ones
-    trust: float  # in adapted answers as far as signs say, from 0 to 1
-    adapted_right: int  # labels by which only the adapted answer was right
-    frozen_right: int  # labels by which only the frozen answer was right
-    frozen: Accuracy  # of the frozen answers, estimated without labels
-    given: Accuracy  # of the answers that are given, likewise
-    alarm: bool  # whether answers were ever clearly worse than on the source; false once in a hundred streams
-    words: str  # all of it for people
+    agreement: float  # how much neighbors in the stream agree: 0 no more than by chance, 1 always
+    gain: float  # how much more neighbors agree with adapted answers than with frozen ones
+    trust: float  # how far the signs trust adapted answers, from 0 to 1
+    adapted_right: int  # labels for which only the adapted answer was right
+    frozen_right: int  # labels for which only the frozen answer was right
+    frozen: Accuracy  # the accuracy of frozen answers, estimated without labels
+    given: Accuracy  # the accuracy of the answers that are given, estimated without labels
+    alarm: bool  # whether answers were ever clearly worse than on the source; a false alarm in 1 % of streams at most
+    words: str  # everything in words
 
     def __str__(self) -> str:
         return self.words
 
 
 def _in_words(mixed: float, arrivals: Arrivals, trust: float, beliefs: Beliefs) -> str:
-    """What the signs say of a stream, in two sentences."""
+    """Returns what the signs say of a stream, in two sentences."""
     arrive = "Classes seem to arrive mixed"
     if mixed < 0.5:
         arrive = "Classes do not seem to arrive mixed, so only part of the shift is removed"
@@ -393,17 +394,17 @@ def _in_words(mixed: float, arrivals: Arrivals, trust: float, beliefs: Beliefs) 
 
 
 def _percent(accuracy: Accuracy) -> str:
-    """An accuracy and its interval."""
+    """Returns an accuracy and its interval as text."""
     return f"{100 * accuracy.estimate:.0f} % ({100 * accuracy.low:.0f} to {100 * accuracy.high:.0f})"
 
 
 def packed_length(dim: int, classes: int) -> int:
-    """How many numbers a packed stream has."""
+    """Returns the length of a packed stream."""
     return HEAD + dim + 4 * classes
 
 
 def completed(vector: Tensor, dim: int, classes: int) -> Tensor:
-    """A packed stream as it is packed today, if an earlier version packed it; any other vector as it is."""
+    """Returns a packed stream of an earlier version as today's version packs it, and any other vector unchanged."""
     if vector.shape != (HEAD_BEFORE + dim + 4 * classes,):
         return vector
     nothing_known = vector.new_tensor([Beliefs.none(classes).gain])
@@ -411,16 +412,16 @@ def completed(vector: Tensor, dim: int, classes: int) -> Tensor:
 
 
 def with_more_classes(vector: Tensor, dim: int, classes: int, count: int) -> Tensor:
-    """A packed stream of so many classes, with ``count`` of them; the new ones have not been met."""
+    """Returns a packed stream of ``classes`` classes extended to ``count``; no query of the new ones has come yet."""
     head, *by_class = vector.split([HEAD + dim, classes, classes, classes, classes])
     return torch.cat([head, *(pad(column, (0, count - classes)) for column in by_class)])
 
 
 def _rate(count: int, least: float) -> float:
-    """The weight of a query that comes after so many others."""
+    """Returns the weight in a running average of a query that comes after ``count`` others, at least ``least``."""
     return max(1 / (count + 1 + PRIOR), least)
 
 
 def _ramp(value: float, none: float, full: float) -> float:
-    """0 at ``none`` or beyond it, 1 at ``full`` or beyond it, straight between them."""
+    """Returns 0 at ``none`` and beyond, 1 at ``full`` and beyond, and interpolates linearly between them."""
     return min(1.0, max(0.0, (value - none) / (full - none)))

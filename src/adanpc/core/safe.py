@@ -10,17 +10,17 @@ query joins the bank with its belief, not a label, and each belief keeps a part 
     belief      a mixture of the class-wise vote of source rows for the moved query, and of the beliefs of its nearest
                 rows of the stream. The share of the latter grows with how near they are, up to a half; up to all if
                 classes arrive mixed. Then classes that have been answered often count less, too.
-    answer      trust x belief + (1 - trust) x frozen, see ``guard``. Trust is less for a query that is nearer to
-                source rows where it came than to any rows where it was moved to: it may well be one of the source's.
+    answer      trust x belief + (1 - trust) x frozen, see ``guard``. Trust is lower for a query that was nearer to
+                source rows before it was moved than it is to any rows now: it may well belong to the source.
 
-A query joins with its belief, which is sharpened if it is sure and comes from rows of the stream. Each time that
-beliefs are passed on they are averaged, and blur; without this they are gone after a few steps of a growing shift.
+A query joins with its belief. A belief that is confident and comes from rows of the stream is sharpened first: passing
+beliefs on averages them, so without sharpening they would blur away after a few steps of a growing shift.
 
-Every query joins but those from which there is nothing to learn: foreign ones, and further copies of earlier ones.
-They are answered like all others and leave no trace.
+Every query joins unless there is nothing to learn from it, because it is foreign or one more copy of earlier queries.
+Such a query is answered like any other and leaves no trace.
 
-``stream="mixed"`` is for those who know that classes arrive mixed: the whole mean is removed from the start, and the
-belief is the answer. Labels that people give have the same effect, once they show that it is right.
+``stream="mixed"`` is for users who know that classes arrive mixed: the whole mean is removed from the start, and the
+belief is the answer. Labels from people have the same effect once they show that adapting is right.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ from adanpc.index import unit
 from adanpc.index.grid import Array, to_main_memory
 
 STREAMS = ("unknown", "mixed")
-SOURCE_ROWS = 100  # that vote for a query
+SOURCE_ROWS = 100  # source rows that vote on a query
 SOURCE_TEMPERATURE = 0.06
 STREAM_ROWS = 10
 STREAM_TEMPERATURE = 0.1
-SHARPNESS = 8  # with which the nearer of stream and source rows counts more
-SHARPNESS_OF_HOME = 16  # the same for where a query came and where it was moved to
-SHARPNESS_OF_ANSWERS = 2.5  # the power that probabilities are raised to when they are given: see ``as_given``
-SHARPENING = 1.5  # the power by which beliefs that are not sure, or not from the stream, are sharpened less
-MOST_UNMIXED = 0.5  # the largest share of stream rows in a belief where classes may not arrive mixed
-MASS_PRIOR = 8  # queries of each class that the balance starts with
+SHARPNESS = 8  # how strongly the nearer of stream and source rows is preferred
+SHARPNESS_OF_HOME = 16  # the same for a query's place before and after it was moved
+SHARPNESS_OF_ANSWERS = 2.5  # the power that given probabilities are raised to, see ``as_given``
+SHARPENING = 1.5  # the higher, the less a belief is sharpened that is unsure or does not come from the stream
+MOST_UNMIXED = 0.5  # the largest share of stream rows in a belief unless classes arrive mixed
+MASS_PRIOR = 8  # queries of each class that the balance assumes before the stream
 SOURCE_POOL = Pool(SOURCE_ROWS, source=True, soft=False)
 STREAM_POOL = Pool(STREAM_ROWS, source=False)
 
 
 @dataclass(frozen=True)
 class SafeSettings:
-    """What can be chosen of the preset "safe". Each of its parts can be switched off by itself.
+    """The settings of the preset "safe". Each of its parts can be switched off by itself.
 
     Args:
         stream: ``unknown``: nothing is known of the order in which classes arrive; ``mixed``: they arrive mixed.
@@ -72,10 +72,10 @@ class SafeSettings:
         screen: whether foreign queries and further copies of earlier ones are kept out of the bank.
         guard: whether answers fall back to the frozen ones where neighbors do not agree; without it, trust is 1.
         balance: how strongly classes that were answered often are held back where classes arrive mixed, 0 to 1.
-        carry: whether beliefs are carried along a shift that grows: they are sharpened as they are passed on, adapted
-            answers may show that classes arrive mixed, and once answers are trusted, what source rows say counts in the
-            guard as far as it does in the belief.
-        home: whether queries that are nearer to the source where they came are answered as if nothing were learned.
+        carry: whether beliefs are carried along as a shift grows: they are sharpened when they are passed on, adapted
+            answers may show that classes arrive mixed, and once answers are trusted, source rows count in the guard
+            only as much as they do in the belief.
+        home: whether queries that lie nearer to the source before they are moved get the frozen answer.
     """
 
     stream: str = "unknown"
@@ -99,10 +99,10 @@ class SafeSettings:
 
 
 def prepared(change: Append, features: Tensor, contents: Contents, settings: SafeSettings) -> Append:
-    """The change with its checked features (n, D) as the bank is to store them.
+    """Returns the change with its checked features (n, D) in the form that the bank stores.
 
-    The first source rows fit the transform. Source rows are centered by their domains; a row of an expert's stands
-    where a query that came next would.
+    The first source rows fit the transform. Source rows are centered by their domains; a row from an expert is placed
+    where the next query would be.
     """
     if not len(features):
         return change
@@ -140,7 +140,7 @@ def prepared(change: Append, features: Tensor, contents: Contents, settings: Saf
 
 
 def _directed(moved: Tensor, transformed: Tensor) -> Tensor:
-    """Moved features in float32; one that was moved to the origin keeps the direction that it had."""
+    """Returns moved features in float32. One that was moved to the very origin keeps its earlier direction."""
     moved = moved.float()
     return torch.where((moved == 0).all(1, keepdim=True), transformed.float(), moved)
 
@@ -149,28 +149,28 @@ def _directed(moved: Tensor, transformed: Tensor) -> Tensor:
 
 
 class Frame(NamedTuple):
-    """Where one query is compared with the rows of the bank."""
+    """The place in which one query is compared with the rows of the bank."""
 
     moved: Array  # (D,) float64
-    mean: Array  # (D,) float64, of the stream once it has joined
+    mean: Array  # (D,) float64, the mean of the stream once the query has joined
     mixed: float  # how far classes seem to arrive mixed
-    nearer: float  # the squared length of the query where it was moved to, divided by that where it came
+    nearer: float  # the squared length of the query after it was moved, divided by that before
 
 
 def frame_of(transform: Transform, transformed: Array, before: Arrivals, least_mixed: float) -> Frame:
-    """The frame of a query (D,).
+    """Returns the frame of a query (D,).
 
     Args:
-        transform: of the bank.
-        transformed: the query.
-        before: what is known of the stream without it.
-        least_mixed: how far classes arrive mixed by what is known beside the frozen answers, from 0 to 1.
+        transform: the transform of the bank.
+        transformed: the transformed query.
+        before: what is known of the stream before the query.
+        least_mixed: how far classes arrive mixed, from 0 to 1, according to anything but the frozen answers.
     """
     mean = before.mean_with(transformed)
     mixed = max(least_mixed, before.mixed())
     origin = to_main_memory(transform.origin)
     shift = mean - origin
-    ambiguous = transform.within_span(shift)  # it may be the shift, or the classes that happened to come
+    ambiguous = transform.within_span(shift)  # either part of the shift, or due to which classes happened to come
     came = transformed - origin
     moved = came - (shift - ambiguous) - mixed * ambiguous
     nearer = float(numpy.square(moved).sum()) / max(float(numpy.square(came).sum()), APART)
@@ -178,7 +178,7 @@ def frame_of(transform: Transform, transformed: Array, before: Arrivals, least_m
 
 
 def frames_apart(contents: Contents, transformed: Tensor, settings: SafeSettings) -> list[Frame]:
-    """The frame of each query (B, D), as if it came next."""
+    """Returns the frame that each query (B, D) would have if it came next."""
     stream = contents.stream()
     mixed = mixed_at_least(settings, stream)
     transform = contents.transform()
@@ -186,7 +186,7 @@ def frames_apart(contents: Contents, transformed: Tensor, settings: SafeSettings
 
 
 def joining(frames: list[Frame], transformed: Tensor) -> Tensor:
-    """Queries (B, D) as they would join the bank, float32."""
+    """Returns queries (B, D) as they would join the bank, in float32."""
     if not frames:
         return transformed.float()
     moved = torch.from_numpy(numpy.stack([frame.moved for frame in frames])).to(transformed.device)
@@ -194,7 +194,7 @@ def joining(frames: list[Frame], transformed: Tensor) -> Tensor:
 
 
 def still(contents: Contents, features: Tensor) -> Tensor:
-    """Queries (B, D) where they are if nothing is known of the stream, float32."""
+    """Returns queries (B, D) as they are compared before anything is known of the stream, in float32."""
     return _directed_from_origin(contents, transformed_by(contents, features))
 
 
@@ -203,17 +203,17 @@ def _directed_from_origin(contents: Contents, transformed: Tensor) -> Tensor:
 
 
 def transformed_by(contents: Contents, features: Tensor) -> Tensor:
-    """Checked features (B, D), transformed: float64."""
+    """Returns checked features (B, D) after the transform, in float64."""
     return contents.transform()(features)
 
 
 def knows_mixed(settings: SafeSettings, verdicts: Verdicts) -> bool:
-    """Whether classes are known to arrive mixed: the user said so, or labels did."""
+    """Returns whether classes are known to arrive mixed, from the user or from labels."""
     return settings.stream == "mixed" or verdicts.for_adapted
 
 
 def mixed_at_least(settings: SafeSettings, stream: Stream) -> float:
-    """How far classes arrive mixed by what is known beside the frozen answers, from 0 to 1."""
+    """Returns how far classes arrive mixed, from 0 to 1, according to anything but the frozen answers."""
     if knows_mixed(settings, stream.verdicts):
         return 1.0
     return stream.beliefs.mixed
@@ -223,16 +223,16 @@ def mixed_at_least(settings: SafeSettings, stream: Stream) -> float:
 
 
 class Frozen(NamedTuple):
-    """What the bank answers to queries (B, D) without its stream."""
+    """The answers of source rows alone to queries (B, D)."""
 
     probs: Tensor  # (B, C) float64
     weights: Tensor  # (B, K)
     neighbors: Neighbors
-    distance: list[float]  # (B,) from the nearest source rows
+    distance: list[float]  # (B,) to the nearest source rows
 
 
 def frozen_answers(contents: Contents, near: Neighbors) -> Frozen:
-    """The answers that follow from the source rows near queries, where they are before anything is known."""
+    """Returns the answers of the source rows near queries that have not been moved."""
     if near.missing_for_some:
         raise EmptyBankError("no source row of the bank may vote: learn source rows first, or restore vetoed ones")
     probs, weights = vote_of_source(contents, near)
@@ -240,13 +240,13 @@ def frozen_answers(contents: Contents, near: Neighbors) -> Frozen:
 
 
 def vote_of_source(contents: Contents, near: Neighbors) -> tuple[Tensor, Tensor]:
-    """Probabilities (B, C) by the source rows near queries, and the weights of these rows (B, K)."""
+    """Returns the probabilities (B, C) voted by the source rows near queries, and the weights of these rows (B, K)."""
     per_class = contents.transform().per_class
     return vote(near, contents.settings.classes, "classwise", SOURCE_TEMPERATURE, per_class=per_class)
 
 
 def frozen_queries(contents: Contents, transformed: Tensor) -> Tensor:
-    """Transformed queries (B, D) at length one, where they are before anything is known of the stream."""
+    """Returns transformed queries (B, D) at length one, as they are before anything is known of the stream."""
     return unit(_directed_from_origin(contents, transformed))
 
 
@@ -260,18 +260,18 @@ class Witnesses(NamedTuple):
 
     @property
     def distance(self) -> float:
-        """How far the query is from them; infinitely far if there are none."""
+        """The distance between the query and these rows; infinite if there are none."""
         if not len(self.similarity):
             return inf
         return distance(self.similarity)
 
     @classmethod
     def among(cls, near: Neighbors, query: int) -> Witnesses:
-        """The neighbors of one query that there are."""
+        """Returns the neighbors of one query, without the padding of absent ones."""
         beliefs = near.soft
         assert beliefs is not None  # a bank of this preset keeps them
         ids = to_main_memory(near.ids[query])
-        found = int((ids >= 0).sum())  # who is missing is missing at the end
+        found = int((ids >= 0).sum())  # absent neighbors come last
         return cls(
             ids[:found],
             to_main_memory(near.similarity[query])[:found],
@@ -281,19 +281,19 @@ class Witnesses(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What source rows say of one query where it was moved to."""
+    """What source rows say of one query after it was moved."""
 
     probs: Array  # (C,) float64
-    distance: float  # from the nearest of them
+    distance: float  # to the nearest of them
 
 
 def evidence_of(near: Neighbors, probs: Tensor) -> list[Evidence]:
-    """What source rows near queries say, given the probabilities (B, C) of their vote."""
+    """Returns the evidence for each query, given its source neighbors and the probabilities (B, C) that they vote."""
     return [Evidence(row, far) for row, far in zip(to_main_memory(probs), _distances(near), strict=True)]
 
 
 def _distances(near: Neighbors) -> list[float]:
-    """How far each query is from its nearest neighbors, of which there may be fewer than NEAREST."""
+    """Returns the distance of each query from its nearest neighbors, at most NEAREST of them."""
     found = []
     for nearest in to_main_memory(near.similarity[:, :NEAREST]):
         found.append(distance(nearest[nearest > -numpy.inf]))
@@ -301,9 +301,9 @@ def _distances(near: Neighbors) -> list[float]:
 
 
 def novelty_of(transform: Transform, frozen: float, evidence: Evidence) -> float:
-    """How unlike the source a query is, from 0 to 1, given its distance in the frozen frame and where it was moved to.
+    """Returns how unlike the source a query is, from 0 to 1, given its distances before and after it was moved.
 
-    The nearer one counts: what a shift of the whole stream adds is not foreign.
+    The shorter distance counts, because a shift of the whole stream does not make its queries foreign.
     """
     return transform.novelty(1 - min(frozen, evidence.distance))
 
@@ -312,17 +312,17 @@ class Belief(NamedTuple):
     """The answer to one query, and what it is made of."""
 
     belief: Array  # (C,) float64
-    passed_on: Array  # (C,) float64, as which it joins
-    answer: Array  # (C,) float64, with the frozen answer mixed in, as it is given
-    rescaled: Array  # (C,) float64, what giving it multiplied the probability of each class by
+    passed_on: Array  # (C,) float64, the belief that the query joins with
+    answer: Array  # (C,) float64, with the frozen answer mixed in, as the user gets it
+    rescaled: Array  # (C,) float64, the factor by which ``as_given`` changed the probability of each class
     trust: float
-    stream_share: float  # of the rows of the stream in the belief
-    emphasis: Array  # (C,) float64, by which votes for each class were multiplied, so that beliefs sum to 1
+    stream_share: float  # the share of stream rows in the belief
+    emphasis: Array  # (C,) float64, the factor for votes for each class, scaled so that beliefs sum to 1
     witnesses: Witnesses
-    votes: Array  # (k,) float64, of the witnesses; they sum to 1
-    after: Beliefs  # what is known once it has joined
-    agreements: Agreements  # likewise
-    alarm: Alarm  # likewise
+    votes: Array  # (k,) float64, the weights of the witnesses; they sum to 1
+    after: Beliefs  # this and the next two: what is known once the query has joined
+    agreements: Agreements
+    alarm: Alarm
 
 
 def believe(
@@ -335,16 +335,16 @@ def believe(
     evidence: Evidence,
     witnesses: Witnesses,
 ) -> Belief:
-    """The answer to one query.
+    """Returns the answer to one query, and what is known of the stream after it.
 
     Args:
-        settings: of the preset.
-        calibration: how errors and agreement go together on the source.
-        stream: what is known of it before the query.
-        frame: of the query.
+        settings: the settings of the preset.
+        calibration: how errors and agreement are related on the source.
+        stream: what is known of the stream before the query.
+        frame: the frame of the query.
         frozen: (C,) its frozen answer.
-        frozen_distance: from the nearest source rows where it came.
-        evidence: what source rows say of it.
+        frozen_distance: its distance to the nearest source rows before it was moved.
+        evidence: what source rows say of it after it was moved.
         witnesses: rows of the stream near it.
     """
     count = stream.arrivals.count
@@ -374,13 +374,14 @@ def believe(
         after = replace(after, mixed=0.0)
     agreements = stream.agreements
     alarm = stream.alarm
-    # The first rows of a stream are few and far between, so little can agree with them.
+    # The first rows of a stream are few and far apart, so there is little to agree with.
     if count >= WARM_UP and comparable(evidence.distance, witnesses.distance):
         frozen_answer = int(frozen.argmax())
         of_frozen = agreement_with(votes, witnesses.labels, frozen_answer, answered)
         of_belief = agreement_with(votes, witnesses.labels, int(belief.argmax()), answered)
         of_answer = agreement_with(votes, witnesses.labels, int(mixture.argmax()), answered)
         after = after.with_gain(count, of_belief - of_frozen)
+        # Removing the shift has changed the answer. A calibration without shifts knows nothing of such errors.
         doubt = 0.0
         if frozen_answer != answered and not calibration.has_seen_shifts:
             doubt = frame.mixed
@@ -405,13 +406,13 @@ def believe(
 
 
 def as_given(probs: Array) -> Array:
-    """Probabilities (C,) as they are given to the user: raised to SHARPNESS_OF_ANSWERS, so that they can be read.
+    """Returns probabilities (C,) as the user gets them: raised to SHARPNESS_OF_ANSWERS, so that confidence can be read.
 
     The class-wise vote compares means of many similarities, which differ little, so its probabilities are far too
-    cautious: answers that are right in 85 of 100 cases have a mean confidence of 38 %. Beliefs keep them, since what is
-    passed on should be cautious; answers do not. No answer changes.
+    cautious: answers of which 85 % are right have a mean confidence of 38 %. Beliefs stay that cautious, since they are
+    passed on to other queries. The most probable class does not change.
     """
-    # A square and a root are rounded in one way everywhere; the bits of a power depend on the library.
+    # Squares and roots are rounded the same way everywhere; the last bits of a power depend on the library.
     powers = probs * probs * numpy.sqrt(probs)
     return numpy.asarray(powers / powers.sum())
 
@@ -419,15 +420,15 @@ def as_given(probs: Array) -> Array:
 def _compared(
     settings: SafeSettings, stream: Stream, answered: int, votes: Array, witnesses: Witnesses, share: float
 ) -> Beliefs:
-    """What is known of beliefs once a query, of which source rows say this, was compared with its witnesses.
+    """Returns what is known of beliefs once a query has been compared with its witnesses.
 
     Args:
-        settings: of the preset.
-        stream: what is known of it before the query.
-        answered: what source rows say of the query.
-        votes: (k,) of the witnesses.
+        settings: the settings of the preset.
+        stream: what is known of the stream before the query.
+        answered: the class that source rows vote for.
+        votes: (k,) the weights of the witnesses.
         witnesses: rows of the stream near the query.
-        share: of the witnesses in the belief.
+        share: the share of the witnesses in the belief.
     """
     count = stream.arrivals.count
     agreement = None
@@ -440,13 +441,13 @@ def _compared(
 
 
 def _softmax(values: Array) -> Array:
-    """The softmax of values (k,), of which the first is the largest."""
+    """Returns the softmax of values (k,). The first value must be the largest."""
     powers = numpy.exp(values - values[:1])
     return numpy.asarray(powers / powers.sum())
 
 
 def _trust(settings: SafeSettings, verdicts: Verdicts, beliefs: Beliefs, count: int) -> float:
-    """How far the belief counts in the answer to the last of so many queries."""
+    """Returns how much the belief counts in the answer to query number ``count``."""
     if verdicts.for_frozen:
         return 0.0
     if knows_mixed(settings, verdicts) or not settings.guard:
@@ -455,7 +456,7 @@ def _trust(settings: SafeSettings, verdicts: Verdicts, beliefs: Beliefs, count: 
 
 
 def _stream_share(evidence: Evidence, witnesses: Witnesses, mixed: float) -> float:
-    """What part of a belief comes from rows of the stream, given how far classes arrive mixed."""
+    """Returns the part of a belief that comes from rows of the stream, given how far classes arrive mixed."""
     found = len(witnesses.ids)
     if not found:
         return 0.0
@@ -465,21 +466,22 @@ def _stream_share(evidence: Evidence, witnesses: Witnesses, mixed: float) -> flo
 
 
 def _sharpened(belief: Array, share: float) -> Array:
-    """A belief (C,) as it is passed on, given the share of rows of the stream in it.
+    """Returns a belief (C,) as it is passed on, given the share of stream rows in it.
 
-    The surer it is, and the more of it was averaged from other beliefs, the more it is sharpened, up to its square.
+    The more confident it is, and the more of it was averaged from other beliefs, the more it is sharpened: at most, it
+    is squared.
     """
     powers = belief ** (1 + (share * float(belief.max())) ** SHARPENING)
     return numpy.asarray(powers / powers.sum())
 
 
 def nearness(one: float, other: float, sharpness: int) -> float:
-    """How much nearer one is than the other, given their distances: 0 far more distant, 1/2 the same, 1 far nearer."""
+    """Compares two distances: returns 1 if the first is much shorter, 1/2 if both are equal, 0 if it is much longer."""
     return 1 / (1 + (one / other) ** sharpness)
 
 
 def predict(contents: Contents, features: Tensor, settings: SafeSettings, exclude: Tensor | None) -> Prediction:
-    """What each query (B, D) would be answered if it came next."""
+    """Returns the answer that each query (B, D) would get if it came next."""
     transformed = transformed_by(contents, features)
     frames = frames_apart(contents, transformed, settings)
     moved = unit(joining(frames, transformed))
@@ -510,20 +512,20 @@ def predict(contents: Contents, features: Tensor, settings: SafeSettings, exclud
 class Question(NamedTuple):
     """A query on which the frozen and the adapted answer differ, so that a label would decide between them."""
 
-    query: int  # its number among those that were looked at
+    query: int  # its row among the features given to ``ask``
     frozen: int  # the answer without anything learned from the stream
-    adapted: int  # the answer with all that was learned from it
+    adapted: int  # the answer with everything learned from it
 
     def answered(self, label: int, *, who: str = "", why: str = "", when: float | None = None) -> Feedback:
-        """The change that a person's label makes; it is not applied here."""
+        """Returns the change that a person's label makes. It is not applied here."""
         return Feedback(label, self.frozen, self.adapted, who, why, when)
 
 
 def questions(contents: Contents, features: Tensor, settings: SafeSettings, most: int) -> list[Question]:
-    """Those of the queries (B, D), at most so many, whose labels would say most, the one that says most first.
+    """Returns at most ``most`` of the queries (B, D), those with the most informative labels first.
 
-    The adapted answer is the one that would be given if it were known that classes arrive mixed. A label says
-    something if just one of the two answers is right, so those come first of which that is most probable.
+    The adapted answer is the one that would be given if classes were known to arrive mixed. A label is informative if
+    exactly one of the two answers is right, so queries come first for which that is most probable.
     """
     answer = predict(contents, features, replace(settings, stream="mixed"), None)
     assert answer.frozen is not None  # it is this preset's
@@ -545,16 +547,16 @@ def prediction_of(
     novelty: list[float],
     joined: Tensor,
 ) -> Prediction:
-    """All answers as one value, with the rows behind them and their weights.
+    """Returns all answers as one value, with the rows behind them and their weights.
 
     Args:
-        contents: of the bank.
+        contents: what the bank holds.
         frozen: the frozen answers.
-        source: source rows near the queries where they were moved to.
-        source_weights: (B, K) of these rows in the class-wise vote.
-        answers: in turn.
-        novelty: of the queries.
-        joined: (B,) the ids under which the queries join, else -1.
+        source: source rows near the queries after they were moved.
+        source_weights: (B, K) the weights of these rows in the class-wise vote.
+        answers: the answers, one per query.
+        novelty: the novelty of each query.
+        joined: (B,) the ids that the queries get, -1 for those that do not join.
     """
     classes = contents.settings.classes
     device = joined.device
@@ -588,7 +590,7 @@ def prediction_of(
 
 
 def _of_labels(by_class: Tensor, neighbors: Neighbors) -> Tensor:
-    """The value (B, K) that each neighbor's class has among values by class (B, C)."""
+    """Returns, for each neighbor (B, K), the value of its class among values by class (B, C)."""
     return by_class.gather(1, neighbors.labels.clamp(min=0))
 
 
@@ -597,7 +599,7 @@ def _stacked(rows: list[Array], device: torch.device) -> Tensor:
 
 
 def _padded_witnesses(answers: list[Belief], device: torch.device) -> tuple[Neighbors, Tensor, Tensor]:
-    """The witnesses of all queries as neighbors (B, STREAM_ROWS), their votes, and how far these are heard."""
+    """Returns the witnesses of all queries as neighbors (B, STREAM_ROWS), their votes, and what those count for."""
     shape = (len(answers), STREAM_ROWS)
     ids = numpy.full(shape, -1)
     similarity = numpy.full(shape, -numpy.inf)

@@ -1,6 +1,6 @@
-"""A feature transform fitted to the source: what tells domains or single samples apart counts less than classes do.
+"""A feature transform fitted to the source: differences between classes count more than those between samples.
 
-A feature x becomes z = A W unit(sign(x) sqrt|x|), of these parts:
+A feature x becomes z = A W unit(sign(x) sqrt|x|). Its parts:
 
 * The square root keeps a few large coordinates from deciding every cosine.
 * W damps the directions in which samples of one class and domain differ most: with S the pooled covariance within
@@ -10,12 +10,12 @@ A feature x becomes z = A W unit(sign(x) sqrt|x|), of these parts:
   them; A is the root of I + R R', so a similarity after it is the plain one and that of the predicted classes, added.
   On source rows both parts are about as large.
 
-None of these parts suits every source, so ``tryout`` chooses which are used.
+No part suits every source, so ``tryout`` chooses which are used.
 
-With the transform goes what is known of similarities within the source, by which foreign queries are recognized.
+The transform also keeps similarities within the source, by which foreign queries are recognized.
 
-Everything here is exact, so that one feature and a batch of them have the same bits: coordinates and directions lie
-on the grid of 2**-24 and their products on that of 2**-48, so float64 adds up products of vectors without rounding,
+Everything here is exact, so that one feature and a batch of features get the same bits: coordinates and directions are
+multiples of 2**-24 and their products are multiples of 2**-48, so float64 adds up products of vectors without rounding,
 in any order, as long as no sum reaches 32. No vector here is longer than LONGEST.
 """
 
@@ -38,10 +38,10 @@ RANK = 64  # directions that are damped
 SHRINKAGE = 0.9  # the share of the mean variance in the covariance that is inverted
 ROUNDS = 12  # of subspace iteration, enough for directions that matter: their eigenvalues stand out
 TINY = 1e-12  # eigenvalues and lengths below this share of the largest are rounding
-RIDGE = 10.0  # rows that the belief in no difference between classes counts for
+RIDGE = 10.0  # how many rows the assumption that classes do not differ counts for
 LONGEST = 8.0  # no direction is amplified more, so that sums stay exact
-SAMPLE = 1000  # source rows that are asked how similar they are to others
-FEWEST = 3  # rows of each class that are compared, however small a class is
+SAMPLE = 1000  # source rows that are compared with rows of other classes
+FEWEST = 3  # rows of each class that are compared at least, however small a class is
 NEAREST = 10  # rows whose mean similarity says how near a query is
 
 
@@ -55,7 +55,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """What was learned of the source features; a value that is part of a classifier's state."""
+    """What was learned from the source features; a value that is part of a classifier's state."""
 
     power: Tensor  # (1,) float64, to which magnitudes are raised first: 0.5 or 1
     origin: Tensor  # (D,) float64, the mean of the source domains' centers, on the grid
@@ -73,12 +73,12 @@ class Transform:
         return f"<Transform of {len(self.origin)} coordinates: {found}>"
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Checked features (n, D) of any length, transformed: float64 on the grid."""
+        """Returns checked features (n, D) of any length after the transform, in float64 on the grid."""
         evened = less_along(start(features, float(self.power)), self.directions, self.damped)
         return more_along(evened, self.telling, self.amplified)
 
     def still(self, transformed: Tensor) -> Tensor:
-        """Transformed queries (n, D) where they are compared with rows if nothing is known of the stream."""
+        """Returns transformed queries (n, D) as they are compared with rows before anything is known of the stream."""
         return transformed - self.origin
 
     @property
@@ -87,11 +87,11 @@ class Transform:
         return int(self.voters)
 
     def novelty(self, similarity: float) -> float:
-        """How unlike the source a query is, from 0 to 1, given its mean similarity to the NEAREST source rows.
+        """Returns how unlike the source a query is, from 0 to 1, given its mean similarity to the NEAREST source rows.
 
         It is the share of source rows that are more similar to rows of other classes than the query is to any rows:
         one minus the p-value of a query that is no nearer to the source than its classes are to each other. It is 0
-        where there are no two classes to compare.
+        if there are no two classes to compare.
         """
         known = to_main_memory(self.foreign)
         if not len(known):
@@ -100,20 +100,20 @@ class Transform:
         return 1 - no_more / len(known)
 
     def within_span(self, vector: Array) -> Array:
-        """The part of a vector (D,) that lies in the span of differences between classes."""
+        """Returns the part of a vector (D,) that lies in the span of differences between classes."""
         span = to_main_memory(self.span)
         return _snapped(_snapped(_snapped(vector) @ span.T) @ span)
 
     def to(self, device: torch.device) -> Transform:
-        """The same in tensors of its own on a device."""
+        """Returns a copy of the transform on a device."""
         parts = {part.name: getattr(self, part.name).to(device, copy=True) for part in fields(self)}
         return Transform(**parts)
 
 
 def fit(features: Tensor, labels: Tensor, domains: Tensor, classes: int, parts: Parts) -> Transform:
-    """The transform of these parts for source features (n, D) with labels (n,) and domains (n,).
+    """Returns the transform with these parts for source features (n, D) with labels (n,) and domains (n,).
 
-    What is to be known of errors is left for the caller to add, who knows how answers are made.
+    The calibration is left for the caller to add, who knows how answers are computed.
     """
     power = 0.5 if parts.root else 1.0
     begun = start(features, power)
@@ -147,7 +147,7 @@ def fit(features: Tensor, labels: Tensor, domains: Tensor, classes: int, parts: 
 
 
 def domain_centers(transformed: Tensor, labels: Tensor, domains: Tensor) -> dict[int, Tensor]:
-    """The center (D,) of each domain: the mean of its class means, so that frequent classes do not pull it."""
+    """Returns the center (D,) of each domain: the mean of its class means, so that frequent classes do not pull it."""
     centers = {}
     for domain in domains.unique().tolist():
         inside = domains == domain
@@ -157,7 +157,7 @@ def domain_centers(transformed: Tensor, labels: Tensor, domains: Tensor) -> dict
 
 
 def centered(transformed: Tensor, labels: Tensor, domains: Tensor) -> Tensor:
-    """Transformed features (n, D) less the centers of their domains (n,), where queries are compared with them."""
+    """Returns transformed features (n, D) minus the centers of their domains (n,), to be compared with queries."""
     result = transformed.clone()
     for domain, center in domain_centers(transformed, labels, domains).items():
         result[domains == domain] -= center
@@ -165,13 +165,13 @@ def centered(transformed: Tensor, labels: Tensor, domains: Tensor) -> Tensor:
 
 
 def per_class(labels: Tensor) -> int:
-    """How many rows of each class are compared: if a class has fewer, what it lacks counts against it."""
+    """Returns how many rows of each class are compared, so that no class has too few: missing rows count against it."""
     smallest = int(labels.bincount().where(labels.bincount() > 0, PER_CLASS).min())
     return max(FEWEST, min(PER_CLASS, smallest))
 
 
 def start(features: Tensor, power: float) -> Tensor:
-    """Features (n, D), each coordinate raised to a power and its sign kept, at length one: float64 on the grid."""
+    """Returns features (n, D) with each coordinate raised to a power, its sign kept, at length one on the grid."""
     features = features.double()
     if power == 0.5:
         features = features.sign() * features.abs().sqrt()
@@ -179,13 +179,13 @@ def start(features: Tensor, power: float) -> Tensor:
 
 
 def less_along(features: Tensor, directions: Tensor, damped: Tensor) -> Tensor:
-    """Features (n, D) less what is damped along some directions (R, D)."""
+    """Returns features (n, D) damped along some directions (R, D)."""
     along = snap(features @ directions.T)  # (n, R)
     return features - snap(along @ damped)
 
 
 def more_along(features: Tensor, telling: Tensor, amplified: Tensor) -> Tensor:
-    """Features (n, D) with what is added along some directions (A, D)."""
+    """Returns features (n, D) amplified along some directions (A, D)."""
     along = snap(features @ telling.T)  # (n, A)
     return features + snap(along @ amplified)
 
@@ -196,7 +196,7 @@ def _snapped(vector: Array) -> Array:
 
 
 def _within(rooted: Tensor, labels: Tensor, domains: Tensor, classes: int) -> tuple[Tensor, int]:
-    """The scatter (D, D) of features around the means of their class and domain, and its degrees of freedom."""
+    """Returns the scatter (D, D) of features around the means of their class and domain, and its degrees of freedom."""
     dim = rooted.shape[1]
     scatter = rooted.new_zeros(dim, dim)
     freedom = 0
@@ -210,7 +210,7 @@ def _within(rooted: Tensor, labels: Tensor, domains: Tensor, classes: int) -> tu
 
 
 def damping(rooted: Tensor, labels: Tensor, domains: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Orthonormal directions (R, D), and how much of a feature is taken away along each (R, D)."""
+    """Returns orthonormal directions (R, D), and what is subtracted from a feature along each (R, D)."""
     scatter, freedom = _within(rooted, labels, domains, classes)
     dim = len(scatter)
     nothing = scatter.new_zeros(0, dim)
@@ -227,7 +227,8 @@ def damping(rooted: Tensor, labels: Tensor, domains: Tensor, classes: int) -> tu
 
 
 def strongest(scatter: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalues (R,) of a symmetric matrix and their eigenvectors (R, D), by subspace iteration."""
+    """Returns the largest eigenvalues (R,) of a symmetric matrix and their eigenvectors (R, D)."""
+    # Subspace iteration: far faster than all eigenvectors of a large matrix, of which few are needed.
     dim = len(scatter)
     if dim <= 4 * rank:
         values, vectors = torch.linalg.eigh(scatter)
@@ -242,7 +243,7 @@ def strongest(scatter: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def amplification(offsets: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The directions (A, D) that tell classes apart, and what is added along each (A, D), for centered rows (n, D)."""
+    """Returns the directions (A, D) that tell classes of centered rows (n, D) apart, and what is added along each."""
     rows = normalize(offsets)
     _, classes = labels.unique(return_inverse=True)
     sizes = classes.bincount()
@@ -263,7 +264,10 @@ def amplification(offsets: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _between_classes(offsets: Tensor, labels: Tensor) -> Tensor:
-    """How similar some rows are to the NEAREST rows of other classes in the mean, (M,) rising; () for one class."""
+    """Returns, in rising order (M,), the mean similarity of some rows to their NEAREST rows of other classes.
+
+    With a single class there is nothing to compare, and M is 0.
+    """
     rows = normalize(offsets.float())
     generator = torch.Generator().manual_seed(0)
     chosen = torch.randperm(len(rows), generator=generator)[:SAMPLE].to(rows.device)
@@ -279,7 +283,7 @@ def _between_classes(offsets: Tensor, labels: Tensor) -> Tensor:
 
 
 def _basis(class_centers: Tensor) -> Tensor:
-    """An orthonormal basis (S, D) of what class centers (C, D) span."""
+    """Returns an orthonormal basis (S, D) of the span of class centers (C, D)."""
     _, lengths, basis = torch.linalg.svd(class_centers, full_matrices=False)
     spanned = lengths > 1e-6 * lengths.max().clamp(min=TINY)
     return snap(basis[spanned])

@@ -1,13 +1,14 @@
-"""Which parts of the feature transform suit a source: each is tried on source rows that are left out.
+"""Chooses the parts of the feature transform that suit a source, by trying each on source rows that are left out.
 
-No part suits every source. The square root amplifies what is near zero, which is noise in the pixels of digits on a
-black ground. Damping takes away what a class has most of, which may be what tells it from others. A network that was
-trained for the task tells its classes apart already, and nothing need be amplified. Labels of the source say which
-parts help, as far as that can be known without the stream: some rows are learned, others are disturbed and asked.
+No part suits every source. The square root amplifies values near zero, which are noise in pixels of digits on a black
+background. Damping removes the directions in which a class varies most, which may be what tells it from others. A
+network that was trained for the task already separates its classes, and nothing need be amplified. As far as that can
+be known without the stream, the labels of the source show which parts help: some rows are learned, and the others are
+disturbed and used as queries.
 
-What is asked differs from what is learned as a stream may differ from the source. Of several domains, each is left
-out in turn. A single one is cut in two along the directions in which samples of a class differ most, and its rows are
-disturbed more.
+The queries should differ from the learned rows as a stream may differ from the source. If there are several domains,
+each is left out in turn. A single domain is cut in two along the directions in which samples of a class differ most,
+and its rows are disturbed more.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ from adanpc.core.transform import (
 from adanpc.core.types import Neighbors
 from adanpc.core.vote import vote
 
-TRIED = 2000  # source rows that are learned or asked
-MOST_PROBLEMS = 4  # ways of leaving some of them out
-FOLDS = 3  # in which a single domain is left out, to see whether amplification suits it
-VOTERS = 100  # rows that answer
-# Noise of rows that are asked, compared with how far samples of a class differ. Another domain is a disturbance by
-# itself, so there is less of it.
+TRIED = 2000  # the most source rows that are used, as learned rows or as queries
+MOST_PROBLEMS = 4  # the most ways of leaving some of them out
+FOLDS = 3  # how many parts of a single domain are left out, to see whether amplification suits it
+VOTERS = 100  # how many rows vote on a query
+# The length of the noise added to queries, relative to how much samples of a class differ. Another domain is a
+# disturbance by itself, so it gets less noise.
 NOISE_OF_SEVERAL_DOMAINS = 0.5
 NOISE_OF_ONE_DOMAIN = 1.0
-CLEARLY = 0.02  # the share of answers by which the root must lose to be left out: two standard errors of TRIED rows
-ENOUGH = 1000  # rows, if it is to lose by so much
-SURELY = 2  # standard deviations by which damping must lose to be left out
+CLEARLY = 0.02  # the loss of accuracy at which the root is left out: two standard errors with TRIED rows
+ENOUGH = 1000  # rows from which on that loss is required; with fewer, a smaller loss is enough
+SURELY = 2  # the loss, in standard deviations, at which damping is left out
 
 
 def suitable_parts(features: Tensor, labels: Tensor, domains: Tensor, classes: int) -> Parts:
-    """The parts of the transform that suit source features (n, D) with labels (n,) and domains (n,).
+    """Returns the parts of the transform that suit source features (n, D) with labels (n,) and domains (n,).
 
-    Root and damping are used unless they lose, since they are worth most where a stream is far from the source, which
-    left-out rows are not.
+    Root and damping are used unless they lose: they help most where a stream is far from the source, and left-out rows
+    are not that far.
     """
     problem = _problem(features, labels, domains, classes)
     with_root = problem.answered_right(Parts(root=True, damped=True))
@@ -61,17 +62,17 @@ def suitable_parts(features: Tensor, labels: Tensor, domains: Tensor, classes: i
 
 
 class _Problem(NamedTuple):
-    """Source rows of which some are left out and asked, in several ways."""
+    """Source rows, and several ways to leave some of them out and use them as queries."""
 
     features: Tensor  # (n, D)
-    disturbed: Tensor  # (n, D), as they are asked
+    disturbed: Tensor  # (n, D), the same rows as queries
     labels: Tensor  # (n,)
     domains: Tensor  # (n,)
     classes: int
-    left_out: list[Tensor]  # (n,) of bool, each a way of leaving rows out
+    left_out: list[Tensor]  # (n,) bool each: one way of leaving rows out
 
     def answered_right(self, parts: Parts) -> Tensor:
-        """Which of all that is asked is answered rightly with these parts, in a fixed order."""
+        """Returns which queries are answered correctly with these parts, in a fixed order."""
         marks = [self.labels.new_zeros(0, dtype=torch.bool)]
         for asked in self.left_out:
             known = ~asked
@@ -88,7 +89,7 @@ class _Problem(NamedTuple):
 
 
 def _problem(features: Tensor, labels: Tensor, domains: Tensor, classes: int) -> _Problem:
-    """At most TRIED rows of the source, and what is left out of them."""
+    """Returns at most TRIED rows of the source, and the ways in which they are left out."""
     generator = torch.Generator().manual_seed(0)
     tried = torch.randperm(len(features), generator=generator)[:TRIED].to(features.device)
     features = features[tried]
@@ -104,18 +105,18 @@ def _problem(features: Tensor, labels: Tensor, domains: Tensor, classes: int) ->
 
 
 def _root_suits(with_root: Tensor, without_root: Tensor, rows: int) -> bool:
-    """Whether the root may be used, given which answers are right with and without it, of a problem of so many rows."""
+    """Returns whether the root may be used, given which answers are right with and without it."""
     if not len(with_root):
-        return True  # nothing could be asked
+        return True  # there were no queries
     lost = float(without_root.double().mean() - with_root.double().mean())
-    # Few rows tell little, and then the root must not lose at all.
+    # With few rows the evidence is weak, so hardly any loss is tolerated.
     return lost <= CLEARLY * min(1.0, rows / ENOUGH)
 
 
 def _lead(one: Tensor, other: Tensor) -> float:
-    """By how many standard deviations one way of answering leads another, given which answers are right (m,).
+    """Returns the lead of one way of answering over another in standard deviations, given which answers are right (m,).
 
-    If it were a matter of chance which of them is right where just one is, the lead would be about one.
+    Where exactly one of them is right, it might be either by chance; then the lead would typically be about one.
     """
     gained = int((one & ~other).sum())
     lost = int((other & ~one).sum())
@@ -123,17 +124,17 @@ def _lead(one: Tensor, other: Tensor) -> float:
 
 
 def _amplification_suits(features: Tensor, labels: Tensor, domains: Tensor, classes: int, parts: Parts) -> bool:
-    """Whether amplification suits source features (n, D) that are transformed by these parts.
+    """Returns whether amplification suits source features (n, D) that are transformed by these parts.
 
-    What tells classes apart in several domains probably does so elsewhere, so there amplification must not lose
-    clearly; in a single domain it must clearly gain. Rows are asked undisturbed, since what is asked here is not how
-    robust the directions are but whether there is anything to learn from them.
+    Directions that tell classes apart in several domains probably do so elsewhere, so with several domains
+    amplification is used unless it clearly loses; with a single one, only if it clearly gains. Queries are not
+    disturbed: the question is not how robust the directions are, but whether they carry anything at all.
     """
     transformed = fit(features, labels, domains, classes, parts)(features)
     offsets = centered(transformed, labels, domains)
     plain, amplified = amplified_right(offsets, labels, domains, classes)
     if torch.equal(plain, amplified):
-        return False  # nothing could be compared, or nothing changes
+        return False  # there was nothing to compare, or nothing changes
     lead = _lead(amplified, plain)
     if len(domains.unique()) > 1:
         return lead >= -1
@@ -141,7 +142,7 @@ def _amplification_suits(features: Tensor, labels: Tensor, domains: Tensor, clas
 
 
 def amplified_right(offsets: Tensor, labels: Tensor, domains: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Which of the left-out rows among centered ones (n, D) are answered rightly, without amplification and with it."""
+    """Returns which left-out rows among centered ones (n, D) are answered correctly, without and with amplification."""
     generator = torch.Generator().manual_seed(0)
     asked = torch.zeros_like(labels, dtype=torch.bool)
     asked[torch.randperm(len(labels), generator=generator)[:TRIED].to(labels.device)] = True
@@ -161,7 +162,7 @@ def amplified_right(offsets: Tensor, labels: Tensor, domains: Tensor, classes: i
 
 
 def _groups(domains: Tensor) -> list[Tensor]:
-    """Rows (n,) that are left out together: each domain, or every third row of a single one."""
+    """Returns masks (n,) of rows that are left out together: each domain, or every third row of a single one."""
     names = domains.unique().tolist()
     if len(names) > 1:
         return [domains == name for name in names[:MOST_PROBLEMS]]
@@ -170,10 +171,10 @@ def _groups(domains: Tensor) -> list[Tensor]:
 
 
 def _left_out(features: Tensor, labels: Tensor, domains: Tensor) -> list[Tensor]:
-    """Rows (n,) that are asked while all others are learned, so that the two differ as a stream and the source may.
+    """Returns masks (n,) of rows that become queries while all others are learned.
 
-    They are the domains, one after another. A single domain is cut in two along the directions in which samples of one
-    class differ most, each class at its median.
+    With several domains, each is one mask. A single domain is cut in two along the directions in which samples of one
+    class differ most, each class at its median, and either half is a mask.
     """
     names = domains.unique().tolist()
     if len(names) > 1:
@@ -191,7 +192,7 @@ def _left_out(features: Tensor, labels: Tensor, domains: Tensor) -> list[Tensor]
 
 
 def _residuals(features: Tensor, labels: Tensor) -> Tensor:
-    """Features (n, D) less the mean of their class."""
+    """Returns features (n, D) minus the mean of their class."""
     residuals = features.clone()
     for label in labels.unique():
         members = labels == label
@@ -200,7 +201,7 @@ def _residuals(features: Tensor, labels: Tensor) -> Tensor:
 
 
 def _answers(queries: Tensor, rows: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """What rows (n, D) with these labels (n,) answer to queries (q, D)."""
+    """Returns the answers of rows (n, D) with these labels (n,) to queries (q, D)."""
     similarity = normalize(queries) @ normalize(rows).T
     nearest, places = similarity.topk(min(VOTERS, len(labels)), dim=1)
     near = Neighbors(places, nearest, labels[places])

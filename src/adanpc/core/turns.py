@@ -1,10 +1,15 @@
-"""Queries of the preset "safe" answered one after another, though the bank is searched for many of them at once.
+"""Answers the queries of a batch one after another, with the preset "safe", but searches the bank for many at once.
 
-Where a query is compared with rows depends on which of the earlier ones joined, and whether a query joins depends on
-what is near it there: on a search. So it is guessed who will join; all queries that are left are searched for in the
-frames that follow; and they are answered in turn for as long as the guess proves right. The first one for which it
-does not is answered rightly all the same, since the guess was right for all before it. From the next one on, all is
-done again, with a better guess: what was found near the others in slightly wrong frames. Mostly, one round is enough.
+The two needs conflict. Where a query is compared with rows (its frame) depends on which earlier queries joined the
+bank, and whether a query joins depends on what a search in its frame finds. So the work is done in rounds:
+
+1. Guess which of the remaining queries will join. The frames of all of them follow from that.
+2. Search the bank in these frames, for all of them together.
+3. Answer the queries in turn, for as long as the guess proves right.
+
+The first query for which the guess is wrong still gets the right answer, because its own frame depends only on earlier
+queries, for which the guess was right. The next round starts after it, with a better guess: what this round found near
+the other queries, in frames that are only slightly wrong. Most batches need one or two rounds.
 """
 
 from __future__ import annotations
@@ -50,13 +55,13 @@ from adanpc.index.grid import Array, to_main_memory
 def propose(
     contents: Contents, queue: Eviction | None, features: Tensor, settings: SafeSettings
 ) -> tuple[Prediction, Append | None, Tensor | None]:
-    """The answers to queries (B, D) that arrive in this order, the change by which they join, and its unit rows.
+    """Returns the answers to queries (B, D) that arrive in this order, the change that adds them, and its unit rows.
 
     Args:
-        contents: of the bank when the first one arrives.
-        queue: of its evictions, which is used up; None without a capacity.
-        features: checked.
-        settings: of the preset.
+        contents: what the bank holds when the first query arrives.
+        queue: the order in which rows are evicted, which is used up here; None without a capacity.
+        features: the queries, already checked.
+        settings: the settings of the preset.
     """
     turns = _Turns(contents, queue, transformed_by(contents, features), settings)
     turns.answer_all()
@@ -64,54 +69,58 @@ def propose(
 
 
 class Found(NamedTuple):
-    """What was found near the queries that are left, in the frames of a guess."""
+    """What one round found near its R queries, in the frames that follow from the guess."""
 
     frames: list[Frame]
-    rows: Tensor  # (R, D) float32, as they would join
-    queries: Tensor  # (R, D) the same at length one
-    stored: Tensor  # (R, D) float64, what they would be read back as
-    source: Neighbors
-    weights: Tensor  # (R, K) of the source rows
+    rows: Tensor  # (R, D) float32, the queries as they would join
+    queries: Tensor  # (R, D) the same rows at length one
+    stored: Tensor  # (R, D) float64, the values that would be read back from storage
+    source: Neighbors  # among source rows
+    weights: Tensor  # (R, K) the weights of the source rows in the vote
     evidence: list[Evidence]
-    stream: Neighbors
-    similarity: Array  # (R, F + R) to the rows that joined in earlier rounds, and to each other
+    stream: Neighbors  # among rows of the stream
+    similarity: Array  # (R, F + R) to the F rows that joined in earlier rounds, and to each other
 
 
 class _Turns:
-    """The state between two queries; see above."""
+    """The state of a batch between two of its queries."""
 
     def __init__(self, contents: Contents, queue: Eviction | None, transformed: Tensor, settings: SafeSettings) -> None:
         self.contents = contents
         self.queue = queue
         self.transformed = transformed
         self.settings = settings
-        self.known = contents.stream()  # of the stream, before the next query
+        self.known = contents.stream()  # what is known of the stream before the next query
         self.calibration = contents.calibration()
         self.answers: list[Belief] = []
-        self.parts: list[tuple[Neighbors, Tensor]] = []  # source rows and their weights, of the queries of each round
-        self.joined: list[int] = []  # the id of each query that was answered, -1 if it did not join
-        self.gone: list[int] = []  # ids of rows that were evicted
+        self.parts: list[tuple[Neighbors, Tensor]] = []  # source rows and their weights, one pair per round
+        self.joined: list[int] = []  # ids of the queries answered so far, -1 for those that did not join
+        self.gone: list[int] = []  # ids of rows that have been evicted since the batch began
+        # The queries of this batch that have joined: one entry per query in each of these lists.
         self.fresh_ids: list[int] = []
         self.fresh_beliefs: list[Array] = []  # (C,) float32 each
-        self.fresh_rows: list[Tensor] = []  # (D,) float32 each, as they join
-        self.fresh_queries: list[Tensor] = []  # (D,) the same at length one
-        self.fresh_stored: list[Tensor] = []  # (D,) float64 each, as they are read back
+        self.fresh_rows: list[Tensor] = []  # (D,) float32 each
+        self.fresh_queries: list[Tensor] = []  # (D,) each, the same at length one
+        self.fresh_stored: list[Tensor] = []  # (D,) float64 each, as read back from storage
         self.first_search: Found | None = None
         self.frozen = self._search_frozen()
         self.frozen_labels = self.frozen.probs.argmax(1).tolist()
         self.frozen_probs = to_main_memory(self.frozen.probs)
-        self.novelty: list[float] = []  # of each query that was answered
-        self.guess = [self._looks_known(distance) for distance in self.frozen.distance]  # who will join
+        self.novelty: list[float] = []  # of the queries answered so far
+        self.guess = [self._looks_known(distance) for distance in self.frozen.distance]  # whether each will join
 
     def answer_all(self) -> None:
-        """Answers all queries."""
+        """Answers every query."""
         while len(self.answers) < len(self.transformed):
             self._round()
 
     # Searching
 
     def _search_frozen(self) -> Frozen:
-        """The frozen answers to all queries. A single query is searched for in both frames at once."""
+        """Returns the frozen answers to all queries.
+
+        A single query is searched for in both of its frames at once, which saves a pass over all rows.
+        """
         still = frozen_queries(self.contents, self.transformed)
         if len(still) != 1:
             near = self.contents.nearest_of(still, [SOURCE_POOL])[0]
@@ -124,7 +133,7 @@ class _Turns:
         return frozen
 
     def _search(self) -> Found:
-        """What is near the queries that are left, if those join of whom it is guessed."""
+        """Searches for the remaining queries in the frames that they have if the guess is right."""
         left = range(len(self.answers), len(self.transformed))
         frames = []
         arrivals = self.known.arrivals
@@ -132,7 +141,7 @@ class _Turns:
         block = arrivals.count // BLOCK
         transform = self.contents.transform()
         for query in left:
-            # Whether classes arrive mixed is looked at again when a block ends, by beliefs that are not known yet.
+            # When a block ends, beliefs that are not known yet decide again whether classes arrive mixed.
             if arrivals.count // BLOCK > block:
                 break
             frame = frame_of(transform, to_main_memory(self.transformed[query]), arrivals, mixed)
@@ -140,7 +149,7 @@ class _Turns:
             if self.guess[query]:
                 arrivals = arrivals.after(frame.mean, self.frozen_labels[query])
         rows = joining(frames, self.transformed[left.start : left.start + len(frames)])
-        # As many rows may be evicted before the last query's turn; that many more are found, to take their place.
+        # Up to this many rows may be evicted before the last query's turn, so as many spare ones are searched for.
         leaving = 0 if self.queue is None else len(self.transformed)
         pools = [SOURCE_POOL, STREAM_POOL._replace(k=STREAM_ROWS + leaving)]
         source, stream = self.contents.nearest_of(unit(rows), pools)
@@ -159,14 +168,14 @@ class _Turns:
     # Answering
 
     def _round(self) -> None:
-        """Answers queries for as long as the guess proves right, and one more."""
+        """Answers queries up to and including the first one for which the guess is wrong."""
         found = self.first_search
         self.first_search = None
         if found is None:
             found = self._search()
         first = len(self.answers)
         earlier = len(self.fresh_ids)
-        columns = list(range(earlier))  # of the similarity, of rows that have joined
+        columns = list(range(earlier))  # of ``found.similarity`` that belong to rows that have joined
         for number in range(len(found.frames)):
             query = first + number
             witnesses = self._witnesses(found, number, columns)
@@ -180,7 +189,7 @@ class _Turns:
         self.parts.append((found.source.of(answered), found.weights[answered]))
 
     def _answer(self, query: int, found: Found, number: int, witnesses: Witnesses) -> bool:
-        """Answers a query; whether it joins."""
+        """Answers a query and returns whether it joins."""
         frame = found.frames[number]
         evidence = found.evidence[number]
         frozen = self.frozen_probs[query]
@@ -208,7 +217,7 @@ class _Turns:
         return True
 
     def _looks_known(self, distance: float) -> bool:
-        """Whether a query at this distance from the source rows, where it came, seems not to be foreign."""
+        """Guesses whether a query is familiar, given its distance from source rows in the frozen frame."""
         if not self.settings.screen:
             return True
         return self.contents.transform().novelty(1 - distance) <= FOREIGN
@@ -217,15 +226,15 @@ class _Turns:
         return novelty_of(self.contents.transform(), self.frozen.distance[query], evidence)
 
     def _joins(self, novelty: float, evidence: Evidence, similarity: Array) -> bool:
-        """Whether there is something to learn from a query, given its similarity (k,) to rows of the stream."""
+        """Returns whether a query joins, given its similarity (k,) to the nearest rows of the stream."""
         if not self.settings.screen:
             return True
         return novelty <= FOREIGN and not is_copy(evidence.distance, similarity)
 
     def _witnesses(self, found: Found, number: int, columns: list[int]) -> Witnesses:
-        """The nearest rows of the stream to a query that is left, earlier queries of the batch among them."""
+        """Returns the nearest rows of the stream to a query of this round, including earlier queries of the batch."""
         old = Witnesses.among(found.stream, number)
-        if not columns:  # then nothing was evicted either
+        if not columns:  # nothing has joined, so nothing was evicted either
             return Witnesses(*(column[:STREAM_ROWS] for column in old))
         fresh = numpy.stack(self.fresh_beliefs)
         beliefs = numpy.concatenate([old.beliefs, fresh])
@@ -238,14 +247,14 @@ class _Turns:
             similarity = similarity[held]
             labels = labels[held]
             beliefs = beliefs[held]
-        # Fresh rows come last: their ids are higher, and a stable sort leaves ties in this order.
+        # Fresh rows come last because their ids are higher, and a stable sort keeps ties in this order.
         nearest = numpy.argsort(-similarity, kind="stable")[:STREAM_ROWS]
         return Witnesses(ids[nearest], similarity[nearest], labels[nearest], beliefs[nearest])
 
     def _guess_again(self, found: Found, start: int, columns: list[int], earlier: int) -> None:
-        """Guesses who of the queries from number ``start`` on will join, by what is near them in the frames searched.
+        """Guesses again which queries from number ``start`` on will join, by what this round found near them.
 
-        Evictions are left out: a guess need not be right.
+        Evictions are ignored, since a guess need not be right.
         """
         first = len(self.answers) - start
         expected = list(columns)
@@ -261,7 +270,7 @@ class _Turns:
     # Results
 
     def prediction(self) -> Prediction:
-        """All answers, with ids that are provisional."""
+        """Returns all answers. Their ids are provisional until the change is applied."""
         device = self.transformed.device
         joined = torch.tensor(self.joined, dtype=torch.int64, device=device)
         if not self.parts:
@@ -272,7 +281,7 @@ class _Turns:
         return with_fields(prediction, provisional=self.contents.next_id)
 
     def change(self) -> Append | None:
-        """The change by which those join that do."""
+        """Returns the change that adds the queries that join; None if none does."""
         if not self.fresh_ids:
             return None
         device = self.transformed.device
@@ -288,7 +297,7 @@ class _Turns:
         )
 
     def rows(self) -> Tensor | None:
-        """What ``unit`` makes of the features of the change."""
+        """Returns the features of the change at length one; None if there is no change."""
         if not self.fresh_ids:
             return None
         return torch.stack(self.fresh_queries)
