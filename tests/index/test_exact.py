@@ -538,6 +538,7 @@ def test_products_of_whole_numbers_are_used_only_where_they_are_right(monkeypatc
         (torch.ones(4), r"shape \(B, 4\), got \(4,\): pass features\[None\] for a single one"),
         (torch.ones(2, 3), r"shape \(B, 4\), got \(2, 3\)"),
         (torch.ones(1, 4, dtype=torch.complex64), "real numbers, got torch.complex64"),
+        (torch.eye(4).to_sparse(), "dense, got torch.sparse_coo: pass features.to_dense()"),
         (torch.tensor([[1.0, 1, 1, 1], [1, float("nan"), 1, 1]]), "row 1 holds NaN"),
         (torch.tensor([[float("inf"), 1, 1, 1]]), "row 0 holds NaN or a value infinite"),
         (torch.tensor([[1e300, 1, 1, 1]], dtype=torch.float64), "infinite in float32"),
@@ -554,6 +555,12 @@ def test_other_number_types_are_taken_as_float32(dtype: torch.dtype) -> None:
     checked = check_features(torch.tensor([[1, 0, 1, 1]]).to(dtype), 4)
     assert checked.dtype == torch.float32
     assert checked.tolist() == [[1, 0, 1, 1]]
+
+
+def test_features_that_torch_negates_when_they_are_read() -> None:
+    features = torch.tensor([[1 + 2j, 3 - 4j]]).conj().imag
+    assert features.is_neg()
+    assert unit(check_features(features, 2)).equal(unit(torch.tensor([[-2.0, 4.0]])))
 
 
 def test_an_unknown_storage_is_refused() -> None:
