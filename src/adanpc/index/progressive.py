@@ -195,10 +195,13 @@ class ProgressiveIndex:
     def put_kept(self, ids: Tensor, columns: Columns, group: Tensor, kept: Kept) -> ProgressiveIndex:
         """``put`` for an index without rows: in the slots that ``codes`` named, without making codes.
 
-        Codes are believed, so whoever has read them from somewhere must know that they are those of these rows. The
-        memory of columns and codes becomes that of the index. Rows that are not given but stored are read when they
-        are needed.
+        Codes are believed, so whoever has read them from somewhere must know that they are those of these rows. Rows
+        that are not given but stored are read when they are needed.
         """
+        if not kept.memory_too:
+            ids = ids.clone()
+            columns = {name: columns[name].clone() for name in self._exact.encoded}
+            kept = kept._replace(codes={name: code.clone() for name, code in kept.codes.items()})
         slots = kept.codes["slot"]
         unread = None
         if kept.rows is not None:
@@ -314,7 +317,8 @@ class ProgressiveIndex:
     def _audit(self, found: list[Found], number: int, query: Array, wanted: Sequence[Wanted], excluded: Array) -> None:
         """Notes whether exact search finds the same for one query (D,) of a batch; what it finds is the answer."""
         exclude = torch.from_numpy(excluded[None])
-        self._bring(numpy.arange(self.slots))
+        # Not all slots: one whose row has left may be given to another row while this thread reads.
+        self._bring(self._exact.visible.numpy())
         exact = self._exact.search_groups(torch.from_numpy(query[None]), wanted, exclude=exclude)
         same = all(torch.equal(ours.ids[number], theirs.ids[0]) for ours, theirs in zip(found, exact, strict=True))
         self._auditor.note(same)
@@ -608,7 +612,7 @@ class _Codes:
         columns["sum"] = torch.from_numpy(self._sum[None].copy())
         columns["numbers"] = torch.tensor([[self.longest, self._summed]], dtype=torch.float64)
         for name, part in coder.parts.items():
-            columns[PART + name] = torch.from_numpy(part)
+            columns[PART + name] = torch.from_numpy(part.copy())
         return columns
 
     def restore(self, columns: Columns, slots: int) -> None:
