@@ -510,7 +510,8 @@ def test_the_fast_scan_is_used_where_it_is_faster(monkeypatch: pytest.MonkeyPatc
         patch.setattr(scans, "chosen", lambda: "avx2")
         asked = ((torch.int8, 1), (torch.float16, 7), (torch.float32, 3), (torch.float32, 7), (torch.int8, 8))
         assert [scan(*each) for each in asked] == ["kernel", "kernel", "kernel", "kernel", "integer"]
-        assert scan(torch.int8, 1, dim=2**16 + 1) == "numkong"
+        assert scan(torch.int8, 1, dim=2**16 + 1) == "torch"
+        assert scan(torch.int8, 8, dim=2**16 + 1) == "torch"
         patch.setattr(torch, "get_num_threads", lambda: 3)
         assert scan(torch.float32, 1) == "torch"
         patch.setattr(torch, "get_num_threads", lambda: 1)
@@ -529,6 +530,18 @@ def test_products_of_whole_numbers_are_used_only_where_they_are_right(monkeypatc
     assert not right()  # as on processors that clip sums
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert not right()
+
+
+@pytest.mark.parametrize("queries", [1, 8])
+def test_sums_of_long_int8_rows_do_not_overflow(queries: int) -> None:
+    dim = 140_000  # 127 * 127 * dim does not fit into 32 bits
+    rows = torch.full((64, dim), 127, dtype=torch.int8)
+    query = unit(torch.ones(queries, dim))
+    products = torch.empty(1, queries, 64)
+    errors = scans.scan([rows], query, products)
+    exact = 127.0 * query.double().sum(1)
+    length = 127.0 * dim**0.5
+    assert ((products[0].double() - exact[:, None]).abs() <= errors[:, None] * length).all()
 
 
 @pytest.mark.parametrize(
