@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 import os
@@ -294,6 +295,17 @@ def test_a_state_has_codes_only_if_it_is_asked() -> None:
     assert "kept" not in classifier(storage="float32").state(codes=True)
 
 
+def test_banks_that_are_loaded_from_the_same_state_share_no_memory() -> None:
+    original = classifier()
+    state = original.state(codes=True)
+    one = AdaNPC.load(state)
+    other = AdaNPC.load(state)
+    one.apply(Delete(tuple(range(100))))
+    one.learn(features(7, 90), torch.arange(90) % CLASSES)  # into the slots of deleted rows
+    assert other.digest() == original.digest()
+    assert_same(other, original)
+
+
 def test_codes_are_no_part_of_another_index(tmp_path: Path) -> None:
     state = classifier(gaps=True).state(codes=True)
     state["document"]["bank"]["storage"] = "float16"
@@ -461,6 +473,16 @@ def test_files_of_format_6_load_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
             assert torch.equal(answer.probs, expected["probs"])
             assert torch.equal(answer.neighbors.ids, expected["ids"])
             assert torch.equal(answer.neighbors.similarity, expected["similarity"])
+
+
+def test_a_lack_of_memory_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: Any, **options: Any) -> Any:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    save(classifier(), tmp_path / "bank")
+    monkeypatch.setattr(mmap, "mmap", refused)
+    with pytest.raises(BankFileError, match="there is not enough memory; free some and try again"):
+        load(tmp_path / "bank", lazy_rows=True)
 
 
 def test_a_state_with_codes_and_nothing_in_them_is_written_without(tmp_path: Path) -> None:

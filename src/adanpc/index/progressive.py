@@ -196,8 +196,8 @@ class ProgressiveIndex:
         """``put`` for an index without rows: in the slots that ``codes`` named, without making codes.
 
         Codes are believed, so whoever has read them from somewhere must know that they are those of these rows. The
-        memory of columns and codes becomes that of the index. Rows that are not given but stored are read when they
-        are needed; all at once if the index keeps rows in a folder.
+        memory of columns and codes becomes that of the index if it is given away. Rows that are not given but stored
+        are read when they are needed; all at once if the index keeps rows in a folder.
         """
         slots = kept.codes["slot"]
         unread = None
@@ -206,14 +206,17 @@ class ProgressiveIndex:
         elif kept.rows is not None:
             unread = Unread(kept.rows, slots.numpy())
             exact = self._exact.put_unread(slots, ids, group)
-        elif torch.equal(slots, torch.arange(len(slots))):
+        elif kept.given_away and torch.equal(slots, torch.arange(len(slots))):
             exact = self._exact.put_all(ids, columns, group)
         else:
             exact = self._exact.put(slots, ids, columns, group)
         changed = self._with(exact)
         changed._unread = unread
         changed._codes = _Codes(self.dim)
-        changed._codes.restore(kept.codes, changed.slots)
+        codes = kept.codes
+        if not kept.given_away:
+            codes = {name: column.clone() for name, column in codes.items()}
+        changed._codes.restore(codes, changed.slots)
         return changed
 
     def hide(self, slots: Tensor) -> ProgressiveIndex:

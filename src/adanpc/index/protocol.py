@@ -140,6 +140,7 @@ class Kept(NamedTuple):
 
     codes: Columns
     rows: StoredRows | None = None  # from which rows are read when they are needed; None if they are given
+    given_away: bool = False  # whether nobody else uses the memory of codes and rows, so that an index may keep it
 
     def with_rows(self, columns: Columns) -> Columns:
         """The columns (n, …) of all rows, the rows themselves included: read now if they are stored."""
