@@ -176,15 +176,16 @@ def test_an_audit_leaves_hidden_slots_alone_because_they_may_get_other_rows_mean
     state = file_module._read(tmp_path / "bank", lazy_rows=True)
     stored = state["kept"].rows
     assert stored is not None
+    read_stored = stored.read
     slot = torch.tensor([7])
     new_row = original.bank.contents.index.encode(unit(features(9, 1)))
     changed = []
 
     class ChangedMeanwhile:
-        """Puts another row into a slot while an audit reads rows: the first that is read belongs to a search."""
+        """Puts another row into a slot while an audit, which alone needs so many, reads rows."""
 
         def read(self, places: Array) -> Mapping[str, Tensor]:
-            rows = stored.read(places)
+            rows = read_stored(places)
             if len(places) > 200:
                 changed.append(hidden.put(slot, torch.tensor([300]), new_row, torch.ones(1, dtype=torch.uint8)))
             return rows
