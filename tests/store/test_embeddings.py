@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import sys
 from pathlib import Path
@@ -38,6 +39,20 @@ def test_a_table_of_comma_separated_values(tmp_path: Path) -> None:
     assert (found.domains.tolist(), found.keys.tolist()) == ([0, 1], [7, 8])
     assert found.classes() == ["cat", "dog"]
     assert found.labels_in(("ant", "cat", "dog"), 3).tolist() == [1, 2]
+
+
+def test_reading_a_table_leaves_the_limits_of_other_readers_alone(tmp_path: Path) -> None:
+    """The longest field that the csv module reads is a setting of the whole process."""
+    before = csv.field_size_limit()
+    whole = tmp_path / "whole.csv"
+    whole.write_text("label,f0\ncat,1\n")
+    read_embeddings(whole)
+    assert csv.field_size_limit() == before
+    uneven = tmp_path / "uneven.csv"
+    uneven.write_text("label,f0\ncat,1,2\n")
+    with pytest.raises(EmbeddingsError):
+        read_embeddings(uneven)
+    assert csv.field_size_limit() == before
 
 
 def test_arrays(tmp_path: Path) -> None:

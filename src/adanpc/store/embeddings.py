@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,9 +165,18 @@ def _blaming(path: Path) -> Any:
         raise EmbeddingsError(f"{path} was not read: {error}; correct it, or write it again") from None
 
 
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Lets fields be as long as a line. The limit belongs to the whole process, so it is put back afterward."""
+    before = csv.field_size_limit(LONGEST_LINE)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
 def _csv(path: Path) -> dict[str, Sequence[Any]]:
-    csv.field_size_limit(LONGEST_LINE)
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with _long_fields(), path.open(newline="", encoding="utf-8-sig") as file:
         lines = csv.reader(file)
         header = next(lines, [])
         columns: list[list[str]] = [[] for _ in header]
