@@ -52,7 +52,7 @@ def _nearest_by(
 ) -> Found:
     """Returns the k nearest rows, given bounds (tiles, B, 64) and their slack (B,).
 
-    ``finer`` says that the bounds already use both bytes of int8 rows, so that they cannot be tightened further.
+    ``finer`` means that the bounds already use both bytes of int8 rows, so that they cannot be tightened further.
     """
     excluded = 0 if exclude is None else exclude.shape[1]
     width = k + excluded + 16

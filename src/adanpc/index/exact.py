@@ -25,7 +25,7 @@ WORD = {
     "float16": torch.int16,
     "int8": torch.int8,
     "progressive": torch.int16,
-}  # the integer type as which the bits of a coordinate are hashed
+}  # the integer type for hashing the bits of a coordinate
 FEW = 7  # up to this many queries in main memory, NumPy is faster than torch
 
 
@@ -139,9 +139,9 @@ class ExactIndex:
         return changed
 
     def put_all(self, ids: Tensor, columns: Columns, group: Tensor) -> ExactIndex:
-        """Returns an index without rows after ``put`` in slots 0 … n - 1, reusing the memory of the columns.
+        """Returns the index with rows added in slots 0 … n - 1, reusing the memory of the columns; see ``put``.
 
-        The index must be in main memory.
+        The index must have no rows yet and must be in main memory.
         """
         encoded = {name: columns[name] for name in self.encoded}
         self.blocks.adopt({**encoded, "id": ids, "hash": torch.as_tensor(self._hash(columns))})
@@ -149,9 +149,9 @@ class ExactIndex:
         return self._regrouped(self._with_room(count), count, torch.arange(count), group, 0)
 
     def put_unread(self, slots: Tensor, ids: Tensor, group: Tensor) -> ExactIndex:
-        """Returns an index without rows after ``put`` of everything but the rows, which ``fill`` adds later.
+        """Returns the index with slots in use whose rows are still missing, until ``fill`` writes them; see ``put``.
 
-        The index must be in main memory.
+        The index must have no rows yet and must be in main memory.
         """
         used = int(slots.max()) + 1
         room = -(-used // self.blocks.block) * self.blocks.block  # whole blocks, because ``adopt`` does not copy those
@@ -286,6 +286,7 @@ class ExactIndex:
         return [one_after_another(pieces) for pieces in zip(*parts, strict=True)]
 
     def _nothing(self, queries: int, k: int) -> Found:
+        """Returns a result in which no rows were found."""
         nothing = torch.full((queries, k), -1, device=self.device)
         return Found(nothing, nothing, nothing.double() * torch.inf)
 

@@ -36,7 +36,7 @@ from adanpc.index.unread import Unread
 
 logger = logging.getLogger("adanpc")
 
-LEAST = 16384  # rows from which codes are made: it is faster to read fewer rows than to bound them
+LEAST = 16384  # codes are made once there are this many rows: reading fewer rows is faster than bounding them
 SPAN = 4096  # slots whose tails share a center
 ENCODED = 512  # rows encoded at once
 FIRST = 1024  # to find what the k-th nearest must reach, read four bits of at least this many rows with the top bounds
@@ -44,11 +44,11 @@ SHARE = 400  # and of at least one row in this many
 SAMPLED = 16384  # sampled bounds, from which a bound that a given number of rows reach is estimated
 SPARE = 14  # rows scored beyond the wanted number to find what the k-th nearest must reach
 BOUNDS = 8  # bytes that a search writes for each slot
-SEVERAL = 8  # queries from which they share a pass over four bits of each row: fewer are faster one by one
-TOGETHER = 64  # most queries that share such a pass
+SEVERAL = 8  # at least this many queries share a pass over four bits of each row: fewer are faster one by one
+TOGETHER = 64  # at most this many queries share such a pass
 MANY = 8  # if more than one row in this many is wanted, every row is scored
 PART = "coder."  # prefix of the names under which the parts of the coder are kept
-SPARSE = 2  # slots per row from which codes are not kept, because codes that are made again take less room
+SPARSE = 2  # with this many slots per row or more, codes are not kept: making them again takes less room
 
 
 class ProgressiveIndex:
@@ -124,7 +124,7 @@ class ProgressiveIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the slots in use and of the coder."""
+        """Bytes of the slots in use, of their codes and of the coder."""
         return self._exact.nbytes + self._codes.nbytes(self.slots)
 
     @property
@@ -194,10 +194,11 @@ class ProgressiveIndex:
         return self._codes.kept(coder, slots)
 
     def put_kept(self, ids: Tensor, columns: Columns, group: Tensor, kept: Kept) -> ProgressiveIndex:
-        """Returns an index without rows after ``put`` in the slots that ``codes`` returned, without making codes.
+        """Returns the index with rows added in the slots that ``codes`` returned, without making codes; see ``put``.
 
-        The codes are not checked, so the caller must be sure that they belong to these rows. The index reuses the
-        memory of the columns and codes. If ``kept.rows`` is given, rows are read from there when they are needed.
+        The index must have no rows yet. The codes are not checked, so the caller must be sure that they belong to these
+        rows. The index reuses the memory of the columns and codes. If ``kept.rows`` is given, rows are read from there
+        when they are needed.
         """
         slots = kept.codes["slot"]
         unread = None
@@ -657,7 +658,7 @@ class _Codes:
         return base[:slots], upper[:slots]
 
     def bounds(self, query: Nibbles, slots: Array, base: Array) -> Array:
-        """Returns tighter bounds (n,) on the rows in these slots (n,), which must rise, given what ``scan`` wrote."""
+        """Returns tighter bounds (n,) on the rows in these slots (n,), sorted; ``base`` is what ``scan`` returned."""
         upper = numpy.empty(len(slots), numpy.float32)
         path = chosen()
         size = self._rows.block

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Beyond wanted + MORE + slots / SHARE int8 candidates, scanning their second byte is faster than scoring them all.
 MORE = 64
 SHARE = 128
-GROUP = 16  # size of the groups of rows of which only the best is ranked
+GROUP = 16  # rows in a group; only the best row of each group is ranked
 LEAST = float(numpy.finfo(numpy.float32).min)
 NOBODY = numpy.zeros(0, numpy.int64)  # ids to exclude if there are none
 
