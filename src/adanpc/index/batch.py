@@ -15,7 +15,7 @@ from adanpc.index.grid import fine_weight, hidden_from_both, to_main_memory
 from adanpc.index.protocol import Found, Wanted
 from adanpc.index.scan import COORDINATES, scan
 
-LONG = 1 << 13  # from this many coordinates per query, NumPy scores candidates faster, query by query
+LONG = 1 << 13  # from this many coordinates in a query's candidates, NumPy scores them faster, query by query
 
 if TYPE_CHECKING:
     from adanpc.index.exact import ExactIndex

@@ -301,7 +301,7 @@ def _directions(rows: Array, random: numpy.random.Generator) -> Array:
 
 
 class _Rotation:
-    """A random rotation: for few coordinates, any rotation; for many, two rounds of signs and small rotations.
+    """A random rotation: dense for few coordinates, two rounds of random signs and small rotations for many.
 
     Args:
         parts: the matrices that ``_random_rotation`` returned.

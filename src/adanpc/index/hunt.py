@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 STRIDE = 16  # one tile in this many is read for a first guess at the floor
 CAUTION = 4 / 3  # the middle of a row's bounds, less two standard deviations: rarely more than the row reaches
 CROWD = 256  # with more candidates than this beyond four per wanted row, surplus copies of equal rows are left out
-ROOM = 4096  # each query has room for this many candidates
-SHARE = 64  # and one more for every this many slots
+ROOM = 4096  # a search has room for this many candidates, plus one for every SHARE slots
+SHARE = 64
 
 Block = tuple[Codes, int, int]  # codes of whole tiles, how many, and the number of the first
 

@@ -25,7 +25,7 @@ CACHED = 1 << 23  # float32 numbers that fit into the cache: 32 MiB
 ALONE = 9216  # size of a matrix from which OpenBLAS, NumPy's BLAS, wakes threads to multiply it
 COORDINATES = 1 << 20  # coordinates scored in float64 at once, few enough to stay in the cache
 CONVERTED = 16  # tiles converted to float32 at once, few enough to stay in the cache
-LONG_ENOUGH = 32  # row length from which integer products pay off; torch 2.13 gets them wrong for rows of length one
+LONG_ENOUGH = 32  # row length from which integer products pay off; torch 2.13 gets them wrong for one coordinate
 MULTIPLIED = 128  # tiles of int8 rows multiplied at once, few enough for their products to stay in the cache
 INPUT_ROUNDING = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # by torch's float32 matmul precision
 

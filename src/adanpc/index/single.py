@@ -23,7 +23,7 @@ MORE = 64
 SHARE = 128
 GROUP = 16  # rows in a group; only the best row of each group is ranked
 LEAST = float(numpy.finfo(numpy.float32).min)
-NOBODY = numpy.zeros(0, numpy.int64)  # ids to exclude if there are none
+NOBODY = numpy.zeros(0, numpy.int64)  # no ids to exclude
 
 
 def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclude: Tensor | None) -> list[Found]:
