@@ -265,6 +265,37 @@ def test_a_state_has_codes_only_if_it_is_asked() -> None:
     assert "kept" not in classifier(storage="float32").state(codes=True)
 
 
+def test_classifiers_of_the_same_state_share_no_memory() -> None:
+    original = classifier()
+    state = original.state(codes=True)
+    first = AdaNPC.load(state)
+    second = AdaNPC.load(state)
+    first.apply(Delete(tuple(range(40, 80))))
+    first.learn(features(7, 330), torch.arange(330) % CLASSES)
+    assert_same(second, original)
+
+
+def test_a_state_may_be_changed_by_whoever_asked_for_it() -> None:
+    made = classifier()
+    given = made.state(codes=True)["kept"].codes
+    before = {name: column.clone() for name, column in given.items()}
+    for column in given.values():
+        column.zero_()
+    again = made.state(codes=True)["kept"].codes
+    for name, column in before.items():
+        assert torch.equal(again[name], column), name
+
+
+def test_an_audit_reads_no_row_that_cannot_be_found(tmp_path: Path) -> None:
+    """The slot of such a row may be given to another row meanwhile."""
+    save(classifier(), tmp_path / "bank")
+    state = file_module._read(tmp_path / "bank", lazy_rows=True)
+    bank = MemoryBank.load(state, index=lambda *about: ProgressiveIndex(*about, sample=1.0))
+    bank.apply(Delete((9,)))
+    bank.search(features(2, 1), 5)
+    assert bank.memory()["rows in a file"] == 2 * DIM * 2  # the deleted one, and the one that is vetoed
+
+
 def test_codes_are_no_part_of_another_index(tmp_path: Path) -> None:
     state = classifier(gaps=True).state(codes=True)
     state["document"]["bank"]["storage"] = "float16"

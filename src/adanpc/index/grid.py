@@ -37,7 +37,7 @@ def check_features(features: Any, dim: int) -> Tensor:
     """Returns features as a float32 tensor (B, dim).
 
     Raises:
-        FeatureError: if the features have another shape, or any row is not finite or is zero.
+        FeatureError: if the features are not dense real numbers of this shape, or if a row is zero or not finite.
     """
     values = features if isinstance(features, Tensor) else _as_tensor(features)
     if values.ndim != 2 or values.shape[1] != dim:
@@ -47,7 +47,9 @@ def check_features(features: Any, dim: int) -> Tensor:
         raise FeatureError(f"features must have shape (B, {dim}), got {tuple(values.shape)}{remedy}")
     if values.is_complex():
         raise FeatureError(f"features must be real numbers, got {values.dtype}")
-    values = values.detach().float()
+    if values.layout != torch.strided:
+        raise FeatureError(f"features must be dense, got {values.layout}: pass features.to_dense()")
+    values = values.detach().float().resolve_neg()  # NumPy cannot read tensors that torch negates lazily
     path = chosen()
     if values.is_cpu and path != "numpy" and have_direction(path, values.numpy()):
         return values

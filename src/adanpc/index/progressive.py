@@ -197,9 +197,13 @@ class ProgressiveIndex:
         """Returns the index with rows added in the slots that ``codes`` returned, without making codes; see ``put``.
 
         The index must have no rows yet. The codes are not checked, so the caller must be sure that they belong to these
-        rows. The index reuses the memory of the columns and codes. If ``kept.rows`` is given, rows are read from there
-        when they are needed.
+        rows. The index takes over the memory of columns and codes if ``kept.memory_too`` is true, and copies them
+        otherwise. If ``kept.rows`` is given, rows are read from there when they are needed.
         """
+        if not kept.memory_too:
+            ids = ids.clone()
+            columns = {name: columns[name].clone() for name in self._exact.encoded}
+            kept = kept._replace(codes={name: code.clone() for name, code in kept.codes.items()})
         slots = kept.codes["slot"]
         unread = None
         if kept.rows is not None:
@@ -318,7 +322,8 @@ class ProgressiveIndex:
     def _audit(self, found: list[Found], number: int, query: Array, wanted: Sequence[Wanted], excluded: Array) -> None:
         """Compares the result of one query (D,) of a batch with exact search, whose result replaces it in ``found``."""
         exclude = torch.from_numpy(excluded[None])
-        self._bring(numpy.arange(self.slots))
+        # Only visible slots: a slot whose row was removed may be reused for another row while this thread reads.
+        self._bring(self._exact.visible.numpy())
         exact = self._exact.search_groups(torch.from_numpy(query[None]), wanted, exclude=exclude)
         same = all(torch.equal(ours.ids[number], theirs.ids[0]) for ours, theirs in zip(found, exact, strict=True))
         self._auditor.note(same)
@@ -612,7 +617,7 @@ class _Codes:
         columns["sum"] = torch.from_numpy(self._sum[None].copy())
         columns["numbers"] = torch.tensor([[self.longest, self._summed]], dtype=torch.float64)
         for name, part in coder.parts.items():
-            columns[PART + name] = torch.from_numpy(part)
+            columns[PART + name] = torch.from_numpy(part.copy())
         return columns
 
     def restore(self, columns: Columns, slots: int) -> None:

@@ -139,6 +139,7 @@ class Kept(NamedTuple):
 
     codes: Columns
     rows: StoredRows | None = None  # from which rows are read when they are needed; None if they are given
+    memory_too: bool = False  # whether the index may take over the memory of rows and codes; otherwise it copies them
 
 
 @runtime_checkable
