@@ -1,12 +1,12 @@
-"""Memory that is supplied before it is needed, so that an append need not wait for it.
+"""Supplies memory before it is needed, so that an append does not have to wait for it.
 
-The system supplies memory when it is first touched, 2 MiB at a time where there are huge pages. That takes a tenth of
-a millisecond at best, and up to twenty in a virtual machine whose host has to find the memory first. So another thread
-asks for it, a little ahead of what is written.
+The operating system supplies memory when it is first touched, 2 MiB at a time with huge pages. That takes a tenth of a
+millisecond at best, and up to twenty milliseconds in a virtual machine whose host has to find the memory first. So
+another thread requests it, a little ahead of what is written.
 
-Such a host may hold up every processor of the virtual machine while it finds memory for one of them, whatever the
-others are doing. So pieces are requested one at a time, with a rest after each: an append is held up by one of them
-at most.
+Such a host may stall every processor of the virtual machine while it finds memory for one of them, no matter what the
+others are doing. So memory is requested one piece at a time, with a rest after each: an append is delayed by at most
+one piece.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 
 from adanpc.index.grid import Array
 
-PIECE = 2 << 20  # bytes of a huge page: no more are requested at once
-POPULATE = 23  # MADV_POPULATE_WRITE supplies pages and leaves what they hold as it is; Linux 5.14 and newer have it
+PIECE = 2 << 20  # bytes of a huge page, the most that is requested at once
+POPULATE = 23  # MADV_POPULATE_WRITE supplies pages without changing their contents; available since Linux 5.14
 
 
 def supply(parts: Sequence[Array]) -> None:
-    """Has the memory of these arrays supplied by another thread, and does not wait for it.
+    """Starts a thread that supplies the memory of these arrays, and does not wait for it.
 
-    Nothing depends on it: where it cannot be done, memory is supplied as it is written to.
+    Nothing depends on the thread: if it cannot run, the system supplies memory when it is written.
     """
     if not parts or _libc() is None:
         return
@@ -42,7 +42,7 @@ def supply(parts: Sequence[Array]) -> None:
 
 
 def supply_now(parts: Sequence[Array]) -> None:
-    """Has the memory of these arrays supplied, and holds them until it is, so that nothing else gets it meanwhile."""
+    """Supplies the memory of these arrays, and keeps a reference to them so that the memory is not freed meanwhile."""
     for part in parts:
         start = part.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
         stop = part.ctypes.data + part.nbytes
@@ -55,24 +55,24 @@ def supply_now(parts: Sequence[Array]) -> None:
 
 
 def _supply_piece(start: int, size: int) -> None:
-    """Has so many bytes supplied, and rests for as long as that took."""
+    """Supplies ``size`` bytes of memory, then rests for as long as that took."""
     began = time.thread_time()
-    _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), POPULATE)  # an older system refuses
+    _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), POPULATE)  # older systems refuse, without harm
     time.sleep(time.thread_time() - began)
 
 
 @cache
 def _turn(process: int) -> Lock:
-    """Held by the thread of this process that has memory supplied, and while it rests.
+    """Returns the lock that a thread of this process holds while it supplies memory and rests.
 
-    A forked process has its own: the thread that holds the other one does not exist in it.
+    A forked process needs its own lock: the thread that holds its parent's lock does not exist there.
     """
     return Lock()
 
 
 @cache
 def _libc() -> Any:
-    """The C library, called without Python's lock; None where it cannot supply memory."""
+    """Returns the C library, whose functions run without Python's lock; None if it cannot supply memory."""
     if sys.platform != "linux":
         return None
     return ctypes.CDLL(None)

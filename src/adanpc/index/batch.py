@@ -1,4 +1,4 @@
-"""The nearest rows of many queries, in torch, on any device."""
+"""Nearest rows of many queries, in torch, on any device."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from adanpc.index.grid import fine_weight, hidden_from_both, to_main_memory
 from adanpc.index.protocol import Found, Wanted
 from adanpc.index.scan import COORDINATES, scan
 
-LONG = 1 << 13  # coordinates of a query's candidates from which on NumPy scores them faster, query by query
+LONG = 1 << 13  # from this many coordinates in a query's candidates, NumPy scores them faster, query by query
 
 if TYPE_CHECKING:
     from adanpc.index.exact import ExactIndex
 
 
 def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclude: Tensor | None) -> list[Found]:
-    """The searches of as many queries as the bounds have room for.
+    """Returns the results of a batch of queries (B, D) whose bounds fit into memory.
 
-    Candidates are the rows with the highest bounds. They are enough once no other bound reaches the exact k-th
-    similarity. Queries for which they are not enough are bounded again by the second byte of int8 rows. Queries for
-    which that is not enough either, because many rows are nearly equal, are finished one by one with all rows whose
-    bound reaches it.
+    Candidates are the rows with the highest bounds. They suffice if no other bound reaches the exact k-th similarity.
+    If they do not suffice for a query, int8 rows get tighter bounds from their second byte. If even that does not
+    settle a query, because many rows are nearly equal, all rows whose bound reaches the k-th similarity are scored for
+    that query.
     """
     all_bounds, slack = _bounds(index, queries)
     found = []
     for number, (k, group) in enumerate(wanted):
         bounds = all_bounds
         if number < len(wanted) - 1:
-            bounds = all_bounds.clone()  # others are still to be found in them
+            bounds = all_bounds.clone()  # the next search needs them unchanged
         _hide(index, bounds, index.hidden_from(group))
         found.append(_nearest_by(index, queries, bounds, slack, k, exclude))
     return found
@@ -50,11 +50,14 @@ def _nearest_by(
     *,
     finer: bool = False,
 ) -> Found:
-    """The k nearest rows by these bounds (tiles, B, 64) and their slack (B,), which may be as fine as they get."""
+    """Returns the k nearest rows, given bounds (tiles, B, 64) and their slack (B,).
+
+    ``finer`` means that the bounds already use both bytes of int8 rows, so that they cannot be tightened further.
+    """
     excluded = 0 if exclude is None else exclude.shape[1]
     width = k + excluded + 16
     if index.storage == "int8":
-        width += k + 16  # its bounds are wider, so more candidates are needed
+        width += k + 16  # bounds of int8 rows are looser, so more candidates are needed
     width = min(width, index.padded)
     found, others = _best_of(index, queries, bounds, exclude, k, width)
     if width == index.padded:
@@ -84,7 +87,7 @@ def _best_of_all(
     slack: Tensor,
     query: int,
 ) -> Found:
-    """The k best for one query, among all rows whose bound reaches the k-th similarity found so far."""
+    """Returns the k best for one query among all rows whose bound reaches the k-th similarity found so far."""
     reach = found.similarity[query, -1] - slack[query]
     everyone = bounds[:, query].flatten()
     candidates = ((everyone >= reach) & ~everyone.isneginf()).nonzero()[:, 0]
@@ -98,7 +101,7 @@ def _best_of_all(
 def _best_of(
     index: ExactIndex, queries: Tensor, bounds: Tensor, exclude: Tensor | None, k: int, width: int
 ) -> tuple[Found, Tensor]:
-    """The k best of the ``width`` candidates with the highest bounds, and the bound of all other rows (B,)."""
+    """Returns the k best of the ``width`` candidates with the highest bounds, and a bound (B,) on all other rows."""
     bound, near = _highest(bounds, width)  # (B, width)
     exact = _exact(index, queries, near)
     ids = index.ids(near)
@@ -116,10 +119,10 @@ def _best_of(
 
 
 def _exact(index: ExactIndex, queries: Tensor, near: Tensor) -> Tensor:
-    """The similarities (B, width) float64 of queries (B, D) and their candidates (B, width)."""
+    """Returns the exact similarities (B, width) float64 of queries (B, D) to their candidates (B, width)."""
     if queries.is_cpu and near.shape[1] * index.dim >= LONG:
         owners = numpy.repeat(numpy.arange(len(queries)), near.shape[1])
-        with numpy.errstate(all="ignore"):  # slots that were never written hold anything
+        with numpy.errstate(all="ignore"):  # slots that were never written hold arbitrary values
             scores = single.scores(index, near.numpy().ravel(), owners, queries.numpy().astype(numpy.float64))
         return torch.from_numpy(scores.reshape(near.shape))
     size = max(1, COORDINATES // (near.shape[1] * index.dim))
@@ -131,7 +134,7 @@ def _exact(index: ExactIndex, queries: Tensor, near: Tensor) -> Tensor:
 
 
 def _bounds(index: ExactIndex, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Upper bounds of all similarities (tiles, B, 64) and their slack (B,); any number where no row is."""
+    """Returns upper bounds (tiles, B, 64) on similarities and their slack (B,); arbitrary where no row is stored."""
     bounds = queries.new_empty(index.padded // TILE, len(queries), TILE)
     slack = scan(index.blocks.used("row", index.padded), queries, bounds)
     if index.storage == "int8":
@@ -146,9 +149,9 @@ def _bounds(index: ExactIndex, queries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _finer(index: ExactIndex, queries: Tensor, bounds: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
-    """Upper bounds of int8 rows (tiles, B, 64) by both of their bytes, and their slack, from those by one of them.
+    """Returns upper bounds (tiles, B, 64) from both bytes of int8 rows and their slack (B,), given those from one byte.
 
-    Where one coordinate of a row dominates, its first byte says little of all the others.
+    Where one coordinate of a row dominates, the first byte says little about all the others.
     """
     fine = torch.empty_like(bounds)
     error = scan(index.blocks.used("fine", index.padded), queries, fine)
@@ -156,27 +159,27 @@ def _finer(index: ExactIndex, queries: Tensor, bounds: Tensor, slack: Tensor) ->
     scale = torch.cat(index.blocks.used("scale", index.padded)).view(-1, 1, TILE)
     hidden = hidden_from_both(index.dim)
     finer = bounds - residual + fine * fine_weight(scale)
-    finer.masked_fill_(bounds.isneginf(), -torch.inf)  # slots that were never written hold anything
+    finer.masked_fill_(bounds.isneginf(), -torch.inf)  # slots that were never written hold arbitrary values
     return finer, slack + error * (index.residual + hidden) + hidden + 1e-6
 
 
 def _hide(index: ExactIndex, bounds: Tensor, hidden: Tensor | None) -> None:
-    """Makes the bounds (tiles, B, 64) of hidden slots (padded,), and of those not in use, -inf."""
+    """Sets the bounds (tiles, B, 64) of hidden slots (padded,) and of slots not in use to -inf."""
     tail = index.padded - index.slots
     if tail:
         bounds[-1, :, TILE - tail :] = -torch.inf
     if hidden is None:
         return
     hidden = hidden.view(-1, 1, TILE)
-    holes = hidden.sum((1, 2)).nonzero()[:, 0]  # torch sums faster than it asks for any
+    holes = hidden.sum((1, 2)).nonzero()[:, 0]  # sum is faster than any in torch
     if len(holes):
         bounds[holes] = bounds[holes].masked_fill(hidden[holes], -torch.inf)
 
 
 def _highest(bounds: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The ``width`` highest of bounds (tiles, B, 64) for each query and their slots, (B, width), in any order.
+    """Returns the ``width`` highest bounds (tiles, B, 64) of each query and their slots, both (B, width), unsorted.
 
-    They lie in the ``width`` tiles with the highest peaks, so only those are looked into.
+    They are all in the ``width`` tiles with the highest peaks, so no other tile is searched.
     """
     peaks = bounds.amax(2).T  # (B, tiles)
     tiles = _places_of_highest(peaks, min(width, peaks.shape[1]))  # (B, tiles)
@@ -186,7 +189,7 @@ def _highest(bounds: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _places_of_highest(values: Tensor, count: int) -> Tensor:
-    """The columns (B, count) of the highest of values (B, n), in any order; in main memory NumPy finds them faster."""
+    """Returns the columns (B, count) of the highest values (B, n), unsorted; NumPy is faster in main memory."""
     if not values.is_cpu:
         return values.topk(count, sorted=False).indices
     places = numpy.argpartition(values.numpy(), -count, axis=1)[:, -count:]

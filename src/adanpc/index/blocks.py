@@ -1,4 +1,4 @@
-"""Blocks: growing columns in memory that is not copied once it is large."""
+"""Blocks: columns that grow without copying once they are large."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from adanpc.errors import AdaNPCError
 from adanpc.index.ahead import supply
 from adanpc.index.grid import Array, Columns, array_if_on_cpu, to_main_memory
 
-TILE = 64  # slots come in whole tiles, which is what a scan reads together
-BLOCK_BYTES = 128 << 20  # of a full block: few enough of them to scan and read well
-SMALL_BYTES = 1 << 20  # of the first block while it still doubles: copying this much takes less than a millisecond
-AHEAD_BYTES = 16 << 20  # of slots that are not in use yet, for which memory is supplied
-ONE_BY_ONE = 512  # slots in several blocks that are read faster one by one than block by block
-PIECE = 1 << 14  # rows written at once, since writing copies them
-LINE = 64  # bytes of a line of the cache: a scan of rows that begin with one takes an eighth less time
+TILE = 64  # slots are allocated in whole tiles, because a scan reads the rows of a tile together
+BLOCK_BYTES = 128 << 20  # size of a full block, large enough that there are only a few blocks to scan and read
+SMALL_BYTES = 1 << 20  # up to this size the first block doubles: copying this much takes less than a millisecond
+AHEAD_BYTES = 16 << 20  # bytes of slots not yet in use for which memory is supplied
+ONE_BY_ONE = 512  # up to this many slots in several blocks are read faster one by one than block by block
+PIECE = 1 << 14  # rows written at once; a limit, because writing copies them
+LINE = 64  # bytes of a cache line: scanning rows that start on one takes an eighth less time
 
-Kind = tuple[tuple[int, ...], torch.dtype]  # the shape and type of what a slot holds in a column
+Kind = tuple[tuple[int, ...], torch.dtype]  # the shape and type of a slot's value in a column
 
 
 class Blocks:
     """Columns of numbers in slots 0, 1, …, each column (slots, …).
 
-    Memory is taken from the system untouched, so room for later rows costs nothing until it is written. The first
-    block doubles while it is small; after that, growing adds a block and copies nothing, so no append has to wait for
-    a copy of all rows. Nor does it wait for memory, which is supplied a little ahead of what is written.
+    Memory is allocated but not touched, so room for later rows costs nothing until it is written. The first block
+    doubles while it is small. After that, growing adds a block and copies nothing, so an append never waits for all
+    rows to be copied. Nor does it wait for memory, which is supplied a little ahead of what is written.
 
-    Whoever holds a list of blocks may go on reading the slots that were written before, while others are written.
+    Code that holds a list of blocks can keep reading slots that are already written while other slots are written.
 
     Args:
-        kinds: of the columns, by name.
-        device: where they are kept.
-        folders: where columns are kept that shall be in files instead, by name. A file has no name and is gone with
-            the process. What is read of it stays in memory as long as nothing else needs that.
-        block: slots of a full block; by default as many as make 128 MiB.
+        kinds: the shape and type of each column, by name.
+        device: where the columns are stored.
+        folders: for columns that are stored in files instead, the folder of the file, by column name. A file has no
+            name and disappears with the process. What is read from it stays in memory until the memory is needed
+            elsewhere.
+        block: slots in a full block; by default as many as fit into 128 MiB.
     """
 
     def __init__(
@@ -59,15 +60,15 @@ class Blocks:
         self._process = os.getpid()
         self.slot_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in kinds.values())
         tiles = max(1, BLOCK_BYTES // (self.slot_bytes * TILE))
-        self.block = block or tiles * TILE  # slots of all but the last
+        self.block = block or tiles * TILE  # slots in a full block
         self.columns: dict[str, list[Tensor]] = {name: [] for name in kinds}
         self._supplied = 0  # slots whose memory was requested ahead of use
         self._supply_beyond = 0  # once more slots than this are in use, memory for more is requested
-        self._known_arrays: tuple[dict[str, list[Tensor]], dict[str, list[Any]]] = ({}, {})  # and what they are made of
+        self._known_arrays: tuple[dict[str, list[Tensor]], dict[str, list[Any]]] = ({}, {})  # columns and their arrays
 
     @property
     def room(self) -> int:
-        """How many slots there is memory for."""
+        """How many slots fit into the memory allocated so far."""
         return sum(part.shape[0] for part in next(iter(self.columns.values())))
 
     def reserve(self, slots: int) -> None:
@@ -81,18 +82,19 @@ class Blocks:
         """Adds blocks until there is room for this many slots."""
         self._supply_beyond = 0
         if not self.room:
-            self._supply_beyond = slots  # rows that come all at once are perhaps all: wait until there are more
+            self._supply_beyond = slots  # rows added all at once may be all there are: wait until there are more
         while self.room < slots:
-            self.columns = self._extended(slots)  # one assignment: memory may run out, or Ctrl-C come, before it
+            # A single assignment: if memory runs out or Ctrl-C comes before it, the old columns are still intact.
+            self.columns = self._extended(slots)
 
     def _supply(self, slots: int) -> None:
-        """Has memory supplied ahead of this many slots, for twice as many at most."""
+        """Requests memory ahead of this many slots, for at most twice as many."""
         ahead_of_use = min(slots, AHEAD_BYTES // self.slot_bytes)
         start = max(slots, self._supplied)
         stop = slots + ahead_of_use
         self._supply_beyond = slots + ahead_of_use // 2
         if self.device.type != "cpu" or self.room < self.block:
-            return  # a block that still doubles is small
+            return  # a block that still doubles is too small to matter
         if stop > self.room and not self.folders:
             self._add_block_early(stop)
         self._supplied = min(stop, self.room)
@@ -107,10 +109,10 @@ class Blocks:
         try:
             self.columns = self._extended(slots)
         except MemoryError:
-            return  # what is in use has room: whoever needs more will be told
+            return  # nothing needs the block yet: an append that does need it will raise the error
 
     def _between(self, blocks: list[Array], start: int, stop: int) -> list[Array]:
-        """What the blocks of a column hold from one slot to another."""
+        """Returns the parts of a column's blocks from slot ``start`` up to slot ``stop``."""
         parts = []
         for number, block in enumerate(blocks):
             first = number * self.block
@@ -120,7 +122,7 @@ class Blocks:
         return parts
 
     def _extended(self, slots: int) -> dict[str, list[Tensor]]:
-        """The columns with a larger first block, or with one more block."""
+        """Returns the columns with a larger first block or with one more block."""
         room = self.room
         extended = {}
         for name, parts in self.columns.items():
@@ -135,14 +137,14 @@ class Blocks:
         return extended
 
     def _first_block(self, slots: int) -> int:
-        """How many slots the first block gets when it must hold this many: twice as many as now, or all of them."""
+        """Returns the size of a first block for this many slots: at least twice the present size, or a full block."""
         wanted = max(2 * self.room, -(-slots // TILE) * TILE)
         if wanted * self.slot_bytes > SMALL_BYTES:
             return self.block
         return min(wanted, self.block)
 
     def _memory(self, name: str, size: int) -> Tensor:
-        """Untouched memory (size, …); main memory comes from NumPy, in huge pages that are faster to scan."""
+        """Returns untouched memory (size, …); main memory comes from NumPy, in huge pages, which are faster to scan."""
         shape, dtype = self.kinds[name]
         if self.device.type != "cpu":
             return torch.empty(size, *shape, dtype=dtype, device=self.device)
@@ -153,17 +155,17 @@ class Blocks:
         return torch.from_numpy(main_memory(wanted)).view(dtype).view(size, *shape)
 
     def adopt(self, columns: Columns) -> None:
-        """Takes columns (n, …) in main memory for slots 0 … n - 1, of which none is in use, and their memory with them.
+        """Uses the memory of columns (n, …) in main memory for slots 0 … n - 1, none of which may be in use.
 
-        Whole blocks are used as they are. The last one needs room for more: it is used as it is, too, if the column's
-        memory goes on far enough behind it, and otherwise copied.
+        Whole blocks are used without a copy. The last block needs room for more rows: it is copied unless the memory
+        of the column extends far enough beyond it.
         """
         count = len(next(iter(columns.values())))
         self.columns = {name: self._adopted(name, columns[name], count) for name in self.kinds}
-        self._supply_beyond = count  # as when rows come all at once
+        self._supply_beyond = count  # as for other rows that are added all at once
 
     def _adopted(self, name: str, column: Tensor, count: int) -> list[Tensor]:
-        """A column (count, …) in whole blocks."""
+        """Returns a column (count, …) as whole blocks."""
         whole = count // self.block
         parts = [column[number * self.block :][: self.block] for number in range(whole)]
         rest = column[whole * self.block :]
@@ -176,7 +178,7 @@ class Blocks:
         return parts
 
     def write(self, slots: Tensor, values: Mapping[str, Any]) -> None:
-        """Writes values, each a tensor or array (n, …), into these slots (n,), for which there must be room."""
+        """Writes values, each a tensor or an array (n, …), into these slots (n,), for which there must be room."""
         if self.folders and os.getpid() != self._process:
             raise AdaNPCError(
                 "a bank with rows in a file cannot be changed in a forked process, which shares the file: "
@@ -197,13 +199,13 @@ class Blocks:
                     targets[block][written] = array_if_on_cpu(values[name])[piece][positions]
 
     def _write_one(self, slot: int, values: Mapping[str, Any]) -> None:
-        """``write`` for a single slot, which needs no lists of places."""
+        """``write`` for a single slot, without arrays of positions."""
         block, offset = divmod(slot, self.block)
         for name, targets in self.arrays().items():
             targets[block][offset] = array_if_on_cpu(values[name])[0]
 
     def _write_run(self, first: int, count: int, values: Mapping[str, Any]) -> None:
-        """``write`` for slots that follow one another, as those of an append do: nothing is copied on the way."""
+        """``write`` for consecutive slots, such as those of an append, without intermediate copies."""
         stop = first + count
         for block in range(first // self.block, -(-stop // self.block)):
             offset = block * self.block
@@ -214,16 +216,16 @@ class Blocks:
                 targets[block][there] = array_if_on_cpu(values[name])[start_here - first : stop_here - first]
 
     def arrays(self) -> dict[str, list[Any]]:
-        """The blocks as NumPy reads and writes them, or as torch does if they lie on another device."""
+        """Returns the blocks of each column as NumPy arrays, or as tensors if they are on another device."""
         columns = self.columns
         known_columns, arrays = self._known_arrays
         if known_columns is not columns:
             arrays = {name: [array_if_on_cpu(part) for part in parts] for name, parts in columns.items()}
-            self._known_arrays = (columns, arrays)  # one assignment: others may ask meanwhile
+            self._known_arrays = (columns, arrays)  # a single assignment, because other threads may read the pair
         return arrays
 
     def read(self, slots: Array, *names: str) -> dict[str, Array]:
-        """The values of the named columns at these slots (n,), in main memory: ``take`` for few slots."""
+        """Returns the values of the named columns in these slots (n,) in main memory: ``take`` for a few slots."""
         arrays = self.arrays()
         if len(arrays[names[0]]) == 1:
             return {name: to_main_memory(arrays[name][0][slots]) for name in names}
@@ -234,7 +236,7 @@ class Blocks:
         return {name: to_main_memory(column) for name, column in columns.items()}
 
     def take(self, slots: Tensor, *names: str) -> Columns:
-        """The values at these slots, of any shape, each column (*shape, …): the named columns, or all."""
+        """Returns the values of the named columns, or of all, in slots of any shape; each column is (*shape, …)."""
         wanted = names or tuple(self.kinds)
         arrays = self.arrays()
         if len(arrays[wanted[0]]) == 1:
@@ -253,7 +255,7 @@ class Blocks:
         return taken
 
     def used(self, name: str, slots: int) -> list[Tensor]:
-        """A column's blocks, as far as they hold the first so many slots."""
+        """Returns the blocks of a column, cut off after the first ``slots`` slots."""
         parts = []
         for number, part in enumerate(self.columns[name]):
             left = slots - number * self.block
@@ -263,7 +265,7 @@ class Blocks:
         return parts
 
     def _locate(self, slots: Tensor) -> Iterator[tuple[int, Tensor | slice, Tensor]]:
-        """For each block touched: its number, where ``slots`` are in it, and their offsets in the block (n,)."""
+        """Yields for each block with some of ``slots`` its number, which slots it holds, and their offsets (n,)."""
         if self.room <= self.block:
             yield 0, slice(None), slots
             return
@@ -275,7 +277,7 @@ class Blocks:
 
 
 def _with_room(column: Tensor, slots: int) -> Tensor | None:
-    """A column (n, …) with the memory behind it, for so many slots in all; None if there is not so much."""
+    """Returns a column (n, …) extended to this many slots into the memory behind it; None if that is too small."""
     wanted = (column.storage_offset() + slots * column.stride(0)) * column.itemsize
     if column.untyped_storage().nbytes() < wanted:
         return None
@@ -283,20 +285,20 @@ def _with_room(column: Tensor, slots: int) -> Tensor | None:
 
 
 def main_memory(size: int) -> Array:
-    """So many untouched bytes (size,) uint8, at the beginning of a line of the cache; huge pages if they are many."""
+    """Returns untouched bytes (size,) uint8 that start on a cache line; in huge pages if there are many."""
     memory = numpy.empty(size + LINE, numpy.uint8)
     start = -memory.ctypes.data % LINE
     return memory[start : start + size]
 
 
 def _file_memory(folder: Path, size: int) -> Array:
-    """So many bytes in a file without a name, (size,) uint8, read page by page."""
+    """Returns bytes (size,) uint8 of a new file without a name, which is read page by page."""
     try:
         with TemporaryFile(dir=folder, prefix="adanpc-") as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and not a signal later
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here rather than a signal later
             mapped = mmap.mmap(file.fileno(), size)
     except OSError as error:
         reason = error.strerror or error
         raise AdaNPCError(f"{size} bytes of rows cannot be kept in {folder}: {reason}; give another folder") from error
-    mapped.madvise(mmap.MADV_RANDOM)  # a search reads single rows: what lies behind them is not wanted
+    mapped.madvise(mmap.MADV_RANDOM)  # a search reads single rows, so reading ahead would be wasted
     return numpy.frombuffer(mapped, numpy.uint8)

@@ -1,10 +1,11 @@
-"""Short codes of rows, and what they say about similarities: the arithmetic of a progressive search.
+"""Short codes of rows, and what they tell about similarities: the arithmetic of a progressive search.
 
-A row x is split by directions V that were fitted once: its head Vx is kept in one byte a direction, and its tail, what
-V leaves of it, is turned by a random rotation and kept twice: as signs, and in four bits a coordinate. A code y of a
-turned tail z with F = |z|² / ⟨y, z⟩ gives F⟨y, q⟩ as an estimate of ⟨z, q⟩. What it leaves out is z - Fy, of length G.
-That is orthogonal to z, so its product with q is G|q| times a coordinate of a random unit vector: within 6 standard
-deviations, G|q| / √(D - 1) each, but for a probability below exp(-18). It is never more than G|q|.
+A row x is split by directions V that were fitted once. Its head Vx is stored in one byte per direction. Its tail, which
+is what remains of x, is turned by a random rotation and stored twice: as signs, and in four bits per coordinate. For a
+code y of a turned tail z, with F = |z|² / ⟨y, z⟩, the estimate of ⟨z, q⟩ is F⟨y, q⟩. The code leaves out z - Fy, which
+has length G and is orthogonal to z. So the product of z - Fy and q is G|q| times a coordinate of a random unit vector:
+its standard deviation is G|q| / √(D - 1), it exceeds 6 standard deviations with a probability below exp(-18), and it is
+never more than G|q|.
 """
 
 from __future__ import annotations
@@ -28,37 +29,37 @@ from adanpc.index.kernels import (
     split_rows,
 )
 
-RULE = 1  # by which codes are made; another number wherever codes of the same rows would differ or mean another thing
+RULE = 1  # version of the codes; must change whenever codes of the same rows would differ or have another meaning
 HEAD = 64  # directions of a head
-BIT_STEPS = 7  # of a query's coordinate on either side of zero beside a row's single bit
-SHORT = 1024  # signs that are read of every row: all of a shorter tail, half of a longer one but no fewer
-DENSE = 256  # coordinates up to which the rotation is drawn from all rotations
+BIT_STEPS = 7  # steps on either side of zero for a query's coordinate that is multiplied by a single bit of a row
+SHORT = 1024  # signs that are read of every row: all of a shorter tail, half of a longer one but no fewer than these
+DENSE = 256  # up to this many coordinates, the rotation is drawn from all rotations
 WIDEST = 1 << 14  # the longest rows for which codes are made
-NIBBLE_STEP = 0.335  # of a coordinate in four bits, as a share of its standard deviation: least error for a normal one
+NIBBLE_STEP = 0.335  # step of four bits, in standard deviations of a coordinate: the least error for a normal one
 SIGMAS = 6.0
-SLACK = 2.0**-18  # for the float32 arithmetic of bounds
-USEFUL = 0.1  # the least cosine of a tail and its code for which the code says anything
+SLACK = 2.0**-18  # allowance for the float32 arithmetic of bounds
+USEFUL = 0.1  # the least cosine between a tail and its code for which the code is used
 SAMPLE = 4096  # rows to which directions are fitted
-ROUNDS = 4  # of the iteration that finds them
+ROUNDS = 4  # rounds of the iteration that finds the directions
 NOTHING = numpy.zeros(0)
-SINGLES = 128  # rows up to which a kernel encodes them, as many as a service appends at once: it wakes no threads
-SPLIT = 64  # rows up to which a kernel splits them: no faster than BLAS, but it wakes no threads
+SINGLES = 128  # up to this many rows, as a service appends at once, a kernel encodes them, since it wakes no threads
+SPLIT = 64  # up to this many rows, a kernel splits them: it is no faster than BLAS, but it wakes no threads
 ROUND = 64  # coordinates that a small rotation mixes
 
 
 def padded_length(dim: int) -> int:
-    """The length of a turned tail of rows of this length: kernels read whole vectors."""
+    """Returns the length of a turned tail for rows of this length, padded because kernels read whole vectors."""
     return -(-dim // 128) * 128
 
 
 def number_of_signs(dim: int) -> int:
-    """How many signs of a turned tail are read of every row."""
+    """Returns how many signs of its turned tail are read for every row."""
     padded = padded_length(dim)
     return min(padded, max(SHORT, padded // 64 * 32))
 
 
 def bytes_of_coder(dim: int) -> int:
-    """Bytes of what a ``Coder`` for rows of this length keeps."""
+    """Returns the bytes of a ``Coder`` for rows of this length."""
     return 8 * sum(prod(shape) for shape in shapes_of_parts(dim).values())
 
 
@@ -67,18 +68,18 @@ class Coded(NamedTuple):
 
     head: Array  # (n, HEAD) int8
     bits: Array  # (n, words) uint32
-    weights: Array  # (n, 3) float32: scale of the head, F and G of the signs
+    weights: Array  # (n, 3) float32: the scale of the head, then F and G of the signs
     nibbles: Array  # (n, width) uint8
     factors: Array  # (n, 2) float32: F and G of the nibbles
     longest: float  # the greatest length of F times the nibbles
-    tails: Array  # (n, padded) float64: turned, before a center was subtracted
+    tails: Array  # (n, padded) float64: the turned tails before a center was subtracted
 
 
 class Coder:
-    """Makes codes of rows, and of queries what kernels compare with them. It never changes.
+    """Encodes rows, and prepares queries for the kernels that compare them with codes. A coder is immutable.
 
     Args:
-        parts: what it is made of, (rows, columns) float64 each, with the shapes of ``shapes_of_parts``.
+        parts: the matrices that define it, (rows, columns) float64 each, with the shapes of ``shapes_of_parts``.
     """
 
     def __init__(self, parts: Mapping[str, Array]) -> None:
@@ -94,12 +95,12 @@ class Coder:
 
     @classmethod
     def fitted(cls, rows: Array, seed: int | None = None) -> Coder:
-        """A coder for rows such as these.
+        """Returns a coder fitted to a sample of rows.
 
         Args:
-            rows: (n, D) float64, a sample.
-            seed: of the rotation; None for one that nobody can foresee, so that no rows can be made for which it is
-                bad.
+            rows: (n, D) float64, the sample.
+            seed: the seed of the rotation; None for an unpredictable rotation, so that nobody can craft rows for which
+                it is bad.
         """
         random = numpy.random.default_rng(seed)
         dim = rows.shape[1]
@@ -111,7 +112,7 @@ class Coder:
         return cls({"directions": directions, "scales": scales[None], "dither": dither, **rotation})
 
     def split(self, rows: Array) -> tuple[Array, Array]:
-        """The heads (n, HEAD) of rows (n, D) and their turned tails (n, padded), all float64."""
+        """Returns the heads (n, HEAD) of rows (n, D) and their turned tails (n, padded), all float64."""
         path = chosen()
         if path != "numpy" and len(rows) <= SPLIT:
             return split_rows(path, rows, self._frame, self.padded)
@@ -125,7 +126,7 @@ class Coder:
         return heads, self._rotation.turned(tails)
 
     def encode(self, rows: Array, center: Array) -> Coded:
-        """The codes of rows (n, D) float64, with this center (padded,) subtracted from their turned tails."""
+        """Returns the codes of rows (n, D) float64, after subtracting ``center`` (padded,) from their turned tails."""
         path = chosen()
         if path == "numpy" or len(rows) > SINGLES:
             return self._encoded(rows, center)
@@ -160,19 +161,19 @@ class Coder:
         )
 
     def prepare(self, query: Array, centers: Array, *, certified: bool) -> tuple[HeadAndBits, Nibbles]:
-        """What kernels compare with codes for a query (D,) float64.
+        """Returns a query in the forms that kernels compare with codes.
 
         Args:
-            query: of length one.
-            centers: (spans, padded) that were subtracted from tails.
-            certified: whether bounds of nibbles hold for certain, not only but for a small probability.
+            query: (D,) float64, of length one.
+            centers: (spans, padded) the centers that were subtracted from tails.
+            certified: whether bounds from nibbles must always hold, rather than with high probability.
         """
         heads, tails = self.split(query[None])
         tail = tails[0]
         length = sqrt(tail @ tail) * (1 + 1e-9)
         deviation = length / sqrt(self.padded - 1)
-        # By vecdot, in this thread: for so many numbers, BLAS would wake threads and wait for them, on a busy machine
-        # a thousand times as long as the product takes.
+        # vecdot stays in this thread. For this many numbers, BLAS would wake threads and wait for them, which on a busy
+        # machine takes a thousand times as long as the product itself.
         at_centers = numpy.vecdot(centers, tail) + SLACK
         width = length
         if not certified:
@@ -180,15 +181,15 @@ class Coder:
         return self._head_and_bits(heads[0], tail, at_centers, deviation), self._nibbles(tail, width)
 
     def _head_and_bits(self, head: Array, tail: Array, at_centers: Array, deviation: float) -> HeadAndBits:
-        """For the scan: the query's head in 16 bits, the signed part of its tail in four."""
+        """Returns a query for the scan: its head in 16 bits per direction, the signed part of its tail in four bits."""
         scaled = head * self.scales
         head_step = max(numpy.abs(scaled).max(), 1e-30) / 32000
         rounded = numpy.rint(scaled / head_step)
-        # Half a unit of a row's byte in each direction, and what the rounding of the query makes of 127 units.
+        # Half a unit of a row's byte in each direction, plus the rounding error of the query times up to 127 units.
         head_slack = 0.5 * numpy.abs(scaled).sum() + 127 * numpy.abs(scaled - rounded * head_step).sum()
         signed = tail[: self.signs]
         step = max(numpy.abs(signed).max(), 1e-30) / BIT_STEPS
-        # Rounded up or down at random, by chances that keep the mean: the sum of the errors is sub-Gaussian.
+        # Rounded up or down at random, with probabilities that preserve the mean, so the sum of errors is sub-Gaussian.
         units = numpy.floor(signed / step + self._dither[: self.signs]).astype(numpy.int8)
         planes = numpy.unpackbits(units.view(numpy.uint8)[:, None], axis=1, bitorder="little")[:, :PLANES]  # (signs, 4)
         words = numpy.packbits(planes.T, axis=1, bitorder="little").view(numpy.uint32)  # (4, words)
@@ -206,7 +207,7 @@ class Coder:
         )
 
     def _nibbles(self, tail: Array, width: float) -> Nibbles:
-        """For single rows: all of the query's tail in 16 bits."""
+        """Returns a query for bounds on single rows: its whole tail in 16 bits per coordinate."""
         most = min(32000, 2**31 // (16 * self.padded))  # sums must stay below 2**31
         step = max(numpy.abs(tail).max(), 1e-30) / most
         whole = numpy.rint(tail / step).astype(numpy.int32)
@@ -222,18 +223,18 @@ class Coder:
         )
 
     def prepare_many(self, queries: Array, centers: Array, longest: float) -> Queries:
-        """What a pass for many queries (B, D) float64 compares with codes.
+        """Returns many queries in the form that a pass over all codes takes.
 
         Args:
-            queries: of length one.
-            centers: (spans, padded) that were subtracted from tails.
-            longest: of the codes of all rows, see ``Coded``.
+            queries: (B, D) float64, of length one.
+            centers: (spans, padded) the centers that were subtracted from tails.
+            longest: the greatest ``Coded.longest`` of all rows.
         """
         heads, tails = self.split(queries)
         length, deviation = self._spread(tails)
         whole_heads, head_numbers = self._heads(heads)
         step = numpy.maximum(numpy.abs(tails).max(1), 1e-30) / 127
-        # Rounded by chance, as beside the signs.
+        # Rounded at random, as in ``_head_and_bits``.
         units = numpy.floor(tails / step[:, None] + self._dither).astype(numpy.int8)
         shift = 7.5 * step * units.sum(1, dtype=numpy.int64)
         width = numpy.minimum(length, SIGMAS * deviation)
@@ -249,16 +250,19 @@ class Coder:
         )
 
     def _spread(self, tails: Array) -> tuple[Array, Array]:
-        """The lengths (B,) of tails (B, padded), and the standard deviation of their products with what codes omit."""
+        """Returns the lengths (B,) of tails (B, padded), and the standard deviations (B,) of what codes leave out.
+
+        A standard deviation is that of the product of a tail and what a code leaves out, per unit of G.
+        """
         length = numpy.sqrt(numpy.vecdot(tails, tails)) * (1 + 1e-9)
         return length, length / sqrt(self.padded - 1)
 
     def _heads(self, heads: Array) -> tuple[Array, Array]:
-        """For the scan: the heads of queries (B, HEAD) in 16 bits, and their step and slack."""
+        """Returns the heads of queries (B, HEAD) in 16 bits per direction, and their steps and slacks (B, 2)."""
         scaled = heads * self.scales
         step = numpy.maximum(numpy.abs(scaled).max(1), 1e-30) / 32000
         rounded = numpy.rint(scaled / step[:, None])
-        # Half a unit of a row's byte in each direction, and what the rounding of the query makes of 127 units.
+        # Half a unit of a row's byte in each direction, plus the rounding error of the query times up to 127 units.
         lost = numpy.abs(scaled - rounded * step[:, None]).sum(1)
         slack = 0.5 * numpy.abs(scaled).sum(1) + 127 * lost
         numbers = numpy.column_stack([step, slack * 1.0001])
@@ -266,23 +270,23 @@ class Coder:
 
 
 def _longest(lengths: Array) -> float:
-    """The greatest of these lengths (n,), but for those of rows that were never written."""
+    """Returns the greatest of these lengths (n,), ignoring those of rows that were never written."""
     return float(numpy.max(lengths, initial=0, where=numpy.isfinite(lengths)))
 
 
 def _weights(square: Array, along: Array, code_square: Array | float, padded: int) -> Array:
-    """F and G (n, 2) float32 of codes, from |z|², ⟨y, z⟩ and |y|², each (n,)."""
+    """Returns F and G (n, 2) float32 of codes, given |z|², ⟨y, z⟩ and |y|², each (n,)."""
     useful = along > USEFUL * numpy.sqrt(square * code_square)
     weight = numpy.zeros_like(square)
     numpy.divide(square, along, out=weight, where=useful)
     left_out = numpy.sqrt(numpy.maximum(weight * weight * code_square - square, 0))
-    # Where the code says nothing, all of the tail is left out, and may lie in the query's direction.
+    # If the code is useless, all of the tail is left out, and it may point in the direction of the query.
     left_out = numpy.where(useful, left_out, numpy.sqrt(square * padded))
     return numpy.column_stack([weight, left_out * (1 + 1e-6)]).astype(numpy.float32)
 
 
 def _directions(rows: Array, random: numpy.random.Generator) -> Array:
-    """Orthonormal directions (HEAD, D) in which rows (n, D) have the most energy; zero where there are too few."""
+    """Returns orthonormal directions (HEAD, D) in which rows (n, D) have the most energy, padded with zeros."""
     dim = rows.shape[1]
     sample = rows.astype(numpy.float32)
     found = random.standard_normal((dim, min(dim, HEAD + 16)))
@@ -297,10 +301,10 @@ def _directions(rows: Array, random: numpy.random.Generator) -> Array:
 
 
 class _Rotation:
-    """A random rotation: one of all rotations of few coordinates, two rounds of signs and small rotations of many.
+    """A random rotation: dense for few coordinates, two rounds of random signs and small rotations for many.
 
     Args:
-        parts: what ``_random_rotation`` drew.
+        parts: the matrices that ``_random_rotation`` returned.
     """
 
     def __init__(self, parts: Mapping[str, Array]) -> None:
@@ -312,14 +316,14 @@ class _Rotation:
             self._rounds = list(zip(parts["signs"], lefts, rights, strict=True))
 
     def parts(self) -> tuple[Array, Array, Array, Array]:
-        """The dense rotation, and signs, left and right sides of the rounds; empty what there is not."""
+        """Returns the dense rotation, then the signs, left and right factors of the rounds; empty where not used."""
         if self._dense is not None:
             return self._dense, NOTHING, NOTHING, NOTHING
         signs, lefts, rights = (numpy.stack(parts) for parts in zip(*self._rounds, strict=True))
         return NOTHING, signs, lefts, rights
 
     def turned(self, rows: Array) -> Array:
-        """Rows (n, size) after the rotation."""
+        """Returns rows (n, size) after the rotation."""
         if self._dense is not None:
             turned: Array = rows @ self._dense
             return turned
@@ -331,7 +335,7 @@ class _Rotation:
 
 
 def shapes_of_parts(dim: int) -> dict[str, tuple[int, int]]:
-    """The shapes of what a ``Coder`` for rows of this length is made of, by name."""
+    """Returns the shapes of the parts of a ``Coder`` for rows of this length, by name."""
     padded = padded_length(dim)
     shapes = {"directions": (HEAD, dim), "scales": (1, HEAD), "dither": (1, padded)}
     if padded <= DENSE:
@@ -341,7 +345,7 @@ def shapes_of_parts(dim: int) -> dict[str, tuple[int, int]]:
 
 
 def _random_rotation(size: int, random: numpy.random.Generator) -> dict[str, Array]:
-    """The parts of a rotation of so many coordinates, a multiple of 128."""
+    """Returns the parts of a random rotation of ``size`` coordinates, a multiple of 128."""
     if size <= DENSE:
         return {"dense": _haar(size, random)}
     signs = []
@@ -355,7 +359,7 @@ def _random_rotation(size: int, random: numpy.random.Generator) -> dict[str, Arr
 
 
 def _haar(size: int, random: numpy.random.Generator) -> Array:
-    """A rotation (size, size) drawn from all of them, each as likely as another."""
+    """Returns a rotation (size, size) drawn uniformly from all rotations."""
     factor, triangle = numpy.linalg.qr(random.standard_normal((size, size)))
     rotation: Array = numpy.ascontiguousarray(factor * numpy.sign(numpy.diag(triangle)))
     return rotation

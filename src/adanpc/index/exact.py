@@ -1,4 +1,4 @@
-"""ExactIndex: unit rows in slots, and the exact nearest of them."""
+"""ExactIndex: stores unit rows in slots and finds the exact nearest ones."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from adanpc.index.grid import STORAGE, Array, Columns, array_if_on_cpu, decode, 
 from adanpc.index.protocol import FILE, Found, Wanted, one_after_another
 from adanpc.index.unread import scattered_memory
 
-SCORES = 1 << 25  # bounds held at once: 128 MiB
-WORDS = 1 << 16  # coordinates hashed at once: what the cache holds
+SCORES = 1 << 25  # bounds held in memory at once: 128 MiB
+WORDS = 1 << 16  # coordinates hashed at once, few enough to stay in the cache
 WORD = {
     "float32": torch.int32,
     "float16": torch.int16,
     "int8": torch.int8,
     "progressive": torch.int16,
-}  # as which the bits of one are hashed
-FEW = 7  # queries in main memory that NumPy answers faster than torch
+}  # the integer type for hashing the bits of a coordinate
+FEW = 7  # up to this many queries in main memory, NumPy is faster than torch
 
 
 class ExactIndex:
-    """The index that reads every row once for each batch of queries.
+    """An index that reads every row once for each batch of queries.
 
-    A search bounds the similarity of every row, then scores exactly all rows whose bound could reach the k-th best. The
-    result is that of exact arithmetic, for every storage, device, batch size and scan.
+    A search computes a bound on the similarity of every row, then scores exactly all rows whose bound could reach the
+    k-th best. The result is that of exact arithmetic for every storage, device, batch size and scan.
 
     Args:
         dim: length of a row.
-        storage: see ``MemoryBank``.
-        device: where rows are kept and searched.
-        folder: where rows are kept in a file instead, which is gone with the process.
+        storage: how rows are stored, see ``MemoryBank``.
+        device: where rows are stored and searched.
+        folder: if given, rows are stored in a temporary file in this folder, which disappears with the process.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ExactIndex:
         self.dim = dim
         self.storage = require.one_of("storage", storage, STORAGE)
         self.device = torch.device(device)
-        self.residual = 0.0  # the largest of any row
+        self.residual = 0.0  # the largest residual of any row
         kinds: dict[str, Kind] = {"row": ((dim,), STORAGE[storage]), "id": ((), torch.int64), "hash": ((), torch.int64)}
         if storage == "int8":
             kinds |= {"fine": ((dim,), torch.int8), "scale": ((1,), torch.float32), "residual": ((1,), torch.float32)}
@@ -63,9 +63,9 @@ class ExactIndex:
         self.blocks = Blocks(kinds, self.device, folders)
         self.encoded = [name for name in kinds if name not in ("id", "hash")]
         self._used = 0
-        self._hidden = 0  # slots in use whose row is not to be found
-        self._groups = torch.zeros(TILE, dtype=torch.uint8, device=self.device)  # of each slot; 0 is hidden
-        # Random numbers that nobody outside knows: rows that are not equal but have equal hashes cannot be crafted.
+        self._hidden = 0  # slots in use whose rows cannot be found
+        self._groups = torch.zeros(TILE, dtype=torch.uint8, device=self.device)  # the group of each slot; 0 is hidden
+        # The keys are random and secret, so that nobody can craft different rows with equal hashes.
         hash_keys = torch.randint(-(2**62), 2**62, (2, dim), generator=_secret())
         self._hash_keys = array_if_on_cpu(hash_keys.to(self.device))
 
@@ -81,7 +81,7 @@ class ExactIndex:
 
     @property
     def padded(self) -> int:
-        """How many slots a scan reads: whole tiles."""
+        """How many slots a scan reads: the slots in use, rounded up to whole tiles."""
         return -(-self._used // TILE) * TILE
 
     @property
@@ -100,7 +100,7 @@ class ExactIndex:
         return self._used * (self.blocks.slot_bytes + 1)
 
     def memory(self, slots: int) -> dict[str, int]:
-        """Bytes that so many slots need, by what they are for."""
+        """Returns the bytes that this many slots need, by purpose; those under ``FILE`` are on a disk."""
         row = self.dim * STORAGE[self.storage].itemsize
         where = "rows"
         if self.blocks.folders:
@@ -108,15 +108,15 @@ class ExactIndex:
         return {where: slots * row, "beside rows": slots * (self.blocks.slot_bytes + 1 - row)}
 
     def encode(self, rows: Tensor) -> Columns:
-        """Unit rows (n, D) as they are stored."""
+        """Returns unit rows (n, D) as they are stored."""
         return encode(rows, self.storage)
 
     def stored(self, rows: Tensor) -> Tensor:
-        """What unit rows are read back as once they are put, (n, D) float32."""
+        """Returns the rows (n, D) float32 that would be read back if these unit rows were stored."""
         return decode(encode(rows, self.storage)).float()
 
     def put(self, slots: Tensor, ids: Tensor, columns: Columns, group: Tensor) -> ExactIndex:
-        """With encoded rows in these slots (n,), each under its id (n,) and in its group (n,); group 0 is hidden."""
+        """Returns the index with rows added; see ``Index.put``."""
         places = slots.tolist()
         if not places:
             return self
@@ -126,9 +126,10 @@ class ExactIndex:
         groups = self._with_room(used)
         all_new = min(places) >= self._used
         if not all_new:
-            groups = _copied(groups)  # others may read these; what lies beyond the slots in use is read by nobody
+            # Other versions of the index may be reading these slots; nobody reads beyond the slots in use.
+            groups = _copied(groups)
         if not all_new or len(places) < used - self._used:
-            array_if_on_cpu(groups)[self._used : used] = 0  # slots that are not among these stay empty
+            array_if_on_cpu(groups)[self._used : used] = 0  # new slots that are not written stay empty
         found_before = 0
         if not all_new:
             found_before = _count(array_if_on_cpu(groups)[array_if_on_cpu(slots)])
@@ -138,16 +139,22 @@ class ExactIndex:
         return changed
 
     def put_all(self, ids: Tensor, columns: Columns, group: Tensor) -> ExactIndex:
-        """``put`` in slots 0 … n - 1 of an index in main memory that has no rows; it takes over the columns' memory."""
+        """Returns the index with rows added in slots 0 … n - 1, reusing the memory of the columns; see ``put``.
+
+        The index must have no rows yet and must be in main memory.
+        """
         encoded = {name: columns[name] for name in self.encoded}
         self.blocks.adopt({**encoded, "id": ids, "hash": torch.as_tensor(self._hash(columns))})
         count = len(ids)
         return self._regrouped(self._with_room(count), count, torch.arange(count), group, 0)
 
     def put_unread(self, slots: Tensor, ids: Tensor, group: Tensor) -> ExactIndex:
-        """``put`` for an index in main memory that has no rows, without the rows, which ``fill`` adds later."""
+        """Returns the index with slots in use whose rows are still missing, until ``fill`` writes them; see ``put``.
+
+        The index must have no rows yet and must be in main memory.
+        """
         used = int(slots.max()) + 1
-        room = -(-used // self.blocks.block) * self.blocks.block  # whole blocks, which are not copied
+        room = -(-used // self.blocks.block) * self.blocks.block  # whole blocks, because ``adopt`` does not copy those
         shape, dtype = self.blocks.kinds["row"]
         rows = torch.from_numpy(scattered_memory(room * self.dim * dtype.itemsize))
         all_ids = torch.zeros(room, dtype=torch.int64)
@@ -159,36 +166,36 @@ class ExactIndex:
         return self._regrouped(groups, used, slots, group, 0)
 
     def fill(self, slots: Tensor, columns: Mapping[str, Tensor]) -> None:
-        """Writes the encoded rows of slots (n,) that were put without them."""
+        """Writes encoded rows into slots (n,) that ``put_unread`` left without rows."""
         encoded = dict(columns)
         self.blocks.write(slots, {**encoded, "id": self.ids(slots), "hash": self._hash(encoded)})
 
     def hide(self, slots: Tensor) -> ExactIndex:
-        """With the rows in these slots no longer to be found."""
+        """Returns the index with the rows in these slots (n,) hidden."""
         return self.show(slots, torch.zeros_like(slots, dtype=torch.uint8))
 
     def show(self, slots: Tensor, group: Tensor) -> ExactIndex:
-        """With the rows in these slots to be found again, each in its group (n,)."""
+        """Returns the index with the rows in these slots (n,) no longer hidden, each in its group (n,)."""
         groups = _copied(self._groups)
         found_before = _count(array_if_on_cpu(groups)[array_if_on_cpu(slots)])
         return self._regrouped(groups, self._used, slots, group, found_before)
 
     def _with_room(self, slots: int) -> Tensor:
-        """The groups, with room for so many slots."""
+        """Returns the groups with room for this many slots, copied only if they have to grow."""
         room = len(self._groups)
         if slots <= room:
             return self._groups
         return _copied(self._groups, max(2 * room, -(-slots // TILE) * TILE))
 
     def _regrouped(self, groups: Tensor, used: int, slots: Tensor, group: Tensor, found_before: int) -> ExactIndex:
-        """With so many slots in use, in these groups but for those slots (n,), which are in others (n,).
+        """Returns the index with other groups and another number of slots in use.
 
         Args:
-            groups: of all slots, which become those of the index.
+            groups: the groups of all slots; changed in place and used by the returned index.
             used: how many slots are in use.
-            slots: whose group changes.
-            group: of each of these.
-            found_before: how many of their rows could be found until now.
+            slots: (n,) the slots whose group changes.
+            group: (n,) their new groups.
+            found_before: how many of the rows in ``slots`` could be found until now.
         """
         new_values = array_if_on_cpu(group)
         array_if_on_cpu(groups)[array_if_on_cpu(slots)] = new_values
@@ -200,7 +207,7 @@ class ExactIndex:
         return changed
 
     def _hash(self, columns: Columns) -> Any:
-        """A number (n,) for each encoded row that equal rows share, and others by no chance worth mentioning."""
+        """Returns the hashes (n,) of encoded rows: equal for equal rows, and almost certainly different for others."""
         row = array_if_on_cpu(columns["row"].contiguous().view(WORD[self.storage]))
         keys = self._hash_keys
         hashes: list[Any] = []
@@ -217,21 +224,21 @@ class ExactIndex:
         return torch.cat([torch.as_tensor(total) for total in hashes])
 
     def ids(self, slots: Tensor) -> Tensor:
-        """The ids (n,) of the rows in these slots."""
+        """Returns the ids (n,) of the rows in these slots."""
         return self.blocks.take(slots, "id")["id"]
 
     def find(self, ids: Sequence[int]) -> list[int]:
-        """The slots of the rows under these ids; -1 where no row under it can be found."""
+        """Returns the slots of the rows with these ids; -1 for a row that is hidden or not there."""
         arrays = self.blocks.arrays()["id"]
         groups = array_if_on_cpu(self._groups)
         return [self._slot_of(row, arrays, groups) for row in ids]
 
     def _slot_of(self, row: int, arrays: list[Any], groups: Any) -> int:
-        """The slot of one row, or -1."""
+        """Returns the slot of the row with this id, or -1."""
         size = self.blocks.block
         low = 0
         high = self._used
-        while low < high:  # as if ids rose from slot to slot, which they do until a slot is used again
+        while low < high:  # binary search first: ids rise from slot to slot until a slot is reused
             middle = (low + high) // 2
             if arrays[middle // size][middle % size] < row:
                 low = middle + 1
@@ -247,19 +254,19 @@ class ExactIndex:
         return -1
 
     def rows(self, slots: Tensor) -> Tensor:
-        """The rows in these slots, (n, D) float32."""
+        """Returns the rows in these slots, (n, D) float32."""
         return decode(self.state(slots)).float()
 
     def state(self, slots: Tensor) -> Columns:
-        """The encoded rows in these slots, as ``put`` takes them."""
+        """Returns the encoded rows in these slots, as ``put`` takes them."""
         return self.blocks.take(slots, *self.encoded)
 
     def search(self, queries: Tensor, k: int, *, group: int | None = None, exclude: Tensor | None = None) -> Found:
-        """The k nearest rows of unit queries (B, D), of one group if given, without the ids in ``exclude`` (B, E)."""
+        """Returns the k rows nearest to each query; see ``Index.search``."""
         return self.search_groups(queries, [(k, group)], exclude=exclude)[0]
 
     def search_groups(self, queries: Tensor, wanted: Sequence[Wanted], *, exclude: Tensor | None = None) -> list[Found]:
-        """What ``search`` finds for each of several numbers of rows and groups; all rows are read once for all."""
+        """Returns the result of ``search`` for each pair of a number of rows and a group; reads all rows only once."""
         count = len(queries)
         exclude = self.checked_exclude(exclude, count)
         wanted = [(min(k, self._used), group) for k, group in wanted]
@@ -279,11 +286,15 @@ class ExactIndex:
         return [one_after_another(pieces) for pieces in zip(*parts, strict=True)]
 
     def _nothing(self, queries: int, k: int) -> Found:
+        """Returns a result in which no rows were found."""
         nothing = torch.full((queries, k), -1, device=self.device)
         return Found(nothing, nothing, nothing.double() * torch.inf)
 
     def usable(self, group: int | None) -> Any:
-        """Which of the slots in use may be found (slots,), as NumPy reads them; None if all may be."""
+        """Returns a mask (slots,) of the slots in use whose rows can be found in a group; None if all of them can.
+
+        The mask is a NumPy array in main memory and a tensor on any other device.
+        """
         if group is None and not self._hidden:
             return None
         groups = array_if_on_cpu(self._groups)[: self._used]
@@ -291,17 +302,17 @@ class ExactIndex:
 
     @property
     def groups(self) -> Array:
-        """The group of each slot in use (slots,), 0 where the row is hidden: of an index in main memory."""
+        """The group of each slot in use (slots,), 0 where the row is hidden; the index must be in main memory."""
         return self._groups.numpy()[: self._used]
 
     def count_of(self, group: int | None) -> int:
-        """How many rows of a group can be found, or of all."""
+        """Returns how many rows of a group can be found; None counts all groups."""
         if group is None:
             return self.count
         return int(numpy.count_nonzero(self.groups == group))
 
     def group_code(self, group: int | None) -> int:
-        """A group as kernels take it: 0 for all rows that are not hidden, -1 for all if none is."""
+        """Returns a group as kernels expect it: 0 for all rows that are not hidden, -1 for all rows if none is."""
         if group is not None:
             return group
         if self._hidden:
@@ -309,14 +320,14 @@ class ExactIndex:
         return -1
 
     def shows(self, slots: Array) -> Array:
-        """Whether each of these slots (n,), which may not be in use, holds a row that can be found."""
+        """Returns whether each of these slots (n,) holds a row that can be found; slots not in use are allowed."""
         used = slots < self._used
         shown = numpy.zeros(len(slots), bool)
         shown[used] = self._groups.numpy()[slots[used]] != 0
         return shown
 
     def hidden_from(self, group: int | None) -> Tensor | None:
-        """Which of the slots that a scan reads may not be found (padded,); None if all in use may be."""
+        """Returns a mask (padded,) of the slots that must not be found; None if all rows in use can be found."""
         if group is None and not self._hidden:
             return None
         groups = self._groups[: self.padded]
@@ -325,7 +336,11 @@ class ExactIndex:
         return hidden
 
     def checked_exclude(self, exclude: Tensor | None, queries: int) -> Tensor | None:
-        """Ids to exclude on this device, or an error unless there is a row of them for each query."""
+        """Returns the ids to exclude on this device.
+
+        Raises:
+            AdaNPCError: if they are not whole numbers, with one row of ids for each query.
+        """
         if exclude is None:
             return None
         if exclude.ndim != 2 or len(exclude) != queries or exclude.is_floating_point():
@@ -335,19 +350,19 @@ class ExactIndex:
 
 
 def _count(groups: Any) -> int:
-    """How many of these groups (n,) are not hidden."""
+    """Returns how many of these groups (n,) are not hidden."""
     return int(numpy.count_nonzero(to_main_memory(groups)))
 
 
 def _copied(groups: Tensor, room: int = 0) -> Tensor:
-    """A copy of these groups, with room for so many slots; what is added holds anything."""
+    """Returns a copy of these groups with room for at least this many slots; the added room is uninitialized."""
     copied = groups.new_empty(max(room, len(groups)))
     array_if_on_cpu(copied)[: len(groups)] = array_if_on_cpu(groups)
     return copied
 
 
 def _secret() -> torch.Generator:
-    """A generator seeded by the operating system, apart from torch's own random state."""
+    """Returns a generator seeded by the operating system, which leaves torch's global random state untouched."""
     generator = torch.Generator()
     generator.seed()
     return generator

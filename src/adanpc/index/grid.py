@@ -1,8 +1,8 @@
 """Unit rows on a grid: how features are checked, normalized and encoded.
 
-Every stored coordinate is a multiple of 2**-24, so the product of two is a multiple of 2**-48 and a cosine needs at
-most 49 bits: float64 adds it up without rounding, in any order. Exact similarities are why a batch answers as its
-queries would one by one, whatever BLAS does with shapes.
+Every stored coordinate is a multiple of 2**-24, so the product of two coordinates is a multiple of 2**-48, and a cosine
+needs at most 49 bits: float64 sums it without rounding, in any order. Because similarities are exact, a batch gives the
+same results as its queries one by one, no matter how BLAS treats different shapes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from adanpc.errors import FeatureError
 from adanpc.index.kernels import LONGEST_SQUARES, chosen, have_direction, unit_rows
 
 GRID = 2.0**24
-PIECE = 1 << 16  # numbers computed at once: what the cache holds
+PIECE = 1 << 16  # numbers computed at once, few enough to stay in the cache
 STORAGE = {
     "float32": torch.float32,
     "float16": torch.float16,
     "int8": torch.int8,
-    "progressive": torch.float16,  # as float16, with codes beside the rows that are no part of them
+    "progressive": torch.float16,  # like float16; the codes are not part of the rows
 }
-INT8 = ("row", "fine", "scale", "residual")  # the columns of rows that are stored as int8
+INT8 = ("row", "fine", "scale", "residual")  # the columns of rows stored as int8
 
 Columns = dict[str, Tensor]
 Array = numpy.ndarray[Any, Any]
@@ -34,7 +34,11 @@ Rows = TypeVar("Rows", Tensor, Array)
 
 
 def check_features(features: Any, dim: int) -> Tensor:
-    """Finite float32 features of shape (B, dim), none of them zero, or a FeatureError that says what is wrong."""
+    """Returns features as a float32 tensor (B, dim).
+
+    Raises:
+        FeatureError: if the features are not dense real numbers of this shape, or if a row is zero or not finite.
+    """
     values = features if isinstance(features, Tensor) else _as_tensor(features)
     if values.ndim != 2 or values.shape[1] != dim:
         remedy = ""
@@ -45,11 +49,11 @@ def check_features(features: Any, dim: int) -> Tensor:
         raise FeatureError(f"features must be real numbers, got {values.dtype}")
     if values.layout != torch.strided:
         raise FeatureError(f"features must be dense, got {values.layout}: pass features.to_dense()")
-    values = values.detach().float().resolve_neg()  # NumPy reads no tensor that is negated only when it is read
+    values = values.detach().float().resolve_neg()  # NumPy cannot read tensors that torch negates lazily
     path = chosen()
     if values.is_cpu and path != "numpy" and have_direction(path, values.numpy()):
         return values
-    # A row whose largest magnitude is finite has no NaN and no infinity.
+    # A row whose largest magnitude is finite contains neither NaN nor infinity.
     for row, size in enumerate(_magnitudes(values)):
         if 0 < size < torch.inf:
             continue
@@ -61,14 +65,17 @@ def check_features(features: Any, dim: int) -> Tensor:
 
 
 def array_if_on_cpu(values: Any) -> Any:
-    """A tensor as a NumPy array unless it lies on another device: NumPy's calls cost less and wake no threads."""
+    """Returns a tensor in main memory as a NumPy array, and anything else as it is.
+
+    Calls to NumPy have less overhead than calls to torch, and they wake no threads.
+    """
     if isinstance(values, Tensor) and values.is_cpu:
         return values.numpy()
     return values
 
 
 def to_main_memory(values: Any) -> Array:
-    """An array, or a tensor on any device, as a NumPy array."""
+    """Returns an array, or a tensor on any device, as a NumPy array."""
     if isinstance(values, Tensor):
         return values.cpu().numpy()
     array: Array = values
@@ -76,12 +83,12 @@ def to_main_memory(values: Any) -> Array:
 
 
 def _magnitudes(values: Tensor) -> list[float]:
-    """The largest magnitude in each row of (B, D); NaN where a row has one."""
+    """Returns the largest magnitude in each row of values (B, D); NaN for a row that contains NaN."""
     if not values.is_cpu:
         return _magnitudes_of_tensor(values)
     rows = values.numpy()
     largest: list[float] = []
-    with numpy.errstate(invalid="ignore"):  # a signaling NaN, which only forged bytes hold, would warn
+    with numpy.errstate(invalid="ignore"):  # a signaling NaN, which only forged bytes contain, would warn
         for piece in _pieces(rows):
             largest += numpy.abs(rows[piece]).max(1, initial=0).tolist()
     return largest
@@ -94,10 +101,10 @@ def _magnitudes_of_tensor(values: Tensor) -> list[float]:
 
 
 def tensor_of(values: Any) -> Tensor:
-    """Arrays and lists of numbers as a tensor.
+    """Returns an array or a list of numbers as a tensor.
 
-    Arrays that run backward are copied, since torch refuses them, and so are those that cannot be written to, as
-    pandas and memory maps give them, since it warns.
+    Arrays with negative strides are copied, because torch rejects them. So are read-only arrays, such as those from
+    pandas and memory maps, because torch warns about them.
     """
     if isinstance(values, numpy.ndarray) and not (values.flags.writeable and min(values.strides, default=0) >= 0):
         values = values.copy()
@@ -105,7 +112,7 @@ def tensor_of(values: Any) -> Tensor:
 
 
 def _as_tensor(features: Any) -> Tensor:
-    """Features that are not a tensor, as one."""
+    """Returns features that are not a tensor as a tensor, or raises a FeatureError."""
     try:
         return tensor_of(numpy.asarray(features))
     except (TypeError, ValueError):
@@ -115,12 +122,15 @@ def _as_tensor(features: Any) -> Tensor:
 
 
 def snap(values: Tensor) -> Tensor:
-    """The nearest multiples of 2**-24."""
+    """Returns values rounded to the nearest multiples of 2**-24."""
     return (values * GRID).round() / GRID + 0.0  # no negative zeros: equal rows have equal bytes
 
 
 def unit(features: Tensor) -> Tensor:
-    """Features at length one on the grid, (B, D) float32; each row a function of that row alone; zero stays zero."""
+    """Returns features (B, D) scaled to length one on the grid, float32; zero stays zero.
+
+    Each row of the result depends only on the same row of the features.
+    """
     if not features.is_cpu:
         return _unit_tensor(features)
     rows = features.numpy()
@@ -138,20 +148,23 @@ def unit(features: Tensor) -> Tensor:
 
 
 def _pieces(rows: Array) -> list[slice]:
-    """A few rows of (n, D) at a time: what is computed of them stays in the cache, and in memory that is used again."""
+    """Returns slices that split rows (n, D) into pieces small enough that what is computed from one stays in the cache.
+
+    The memory of one piece's results can be reused for the next piece.
+    """
     size = max(1, PIECE // rows.shape[1])
     return [slice(start, start + size) for start in range(0, max(len(rows), 1), size)]
 
 
 def _unit_array(features: Array) -> Array:
-    """``unit`` in NumPy, but for the type."""
+    """``unit`` in NumPy, except that the result is float64."""
     scaled = features.astype(numpy.float64, order="C")
     largest = numpy.abs(scaled).max(1, keepdims=True)  # (n, 1)
     scaled /= numpy.maximum(largest, 1e-300)
-    # The length is taken of whole numbers, whose squares add up without rounding.
+    # The length is computed from whole numbers, whose squares are summed without rounding.
     whole = numpy.rint(scaled * 2.0**20)
     if whole.shape[1] > 2**13:
-        whole = whole.astype(numpy.int64)  # so many squares are more than the 53 bits of float64 hold
+        whole = whole.astype(numpy.int64)  # the sum of this many squares may exceed the 53 bits of float64
     squares = numpy.vecdot(whole, whole)  # (n,)
     length = numpy.maximum(numpy.sqrt(squares)[:, None], 1)
     scaled *= 2.0**20 * GRID / length
@@ -171,10 +184,10 @@ def _unit_tensor(features: Tensor) -> Tensor:
 
 
 def encode(rows: Tensor, storage: str) -> Columns:
-    """Unit rows as stored columns.
+    """Returns unit rows as the columns that are stored.
 
-    int8 has two planes: ``row``, which is scanned, and ``fine``, read for the few candidates only; together 16 bits a
-    coordinate. ``residual`` is the length of what a scan of ``row`` cannot see.
+    int8 rows have two planes, together 16 bits per coordinate: ``row`` is scanned, and ``fine`` is read only for the
+    few candidates. ``residual`` is the length of what a scan of ``row`` cannot see.
     """
     if storage == "float32":
         return {"row": rows}
@@ -219,16 +232,16 @@ def _int8_tensor(rows: Tensor) -> Columns:
 
 
 def _residual(hidden: Tensor) -> Tensor:
-    """The length of what is hidden of each row (n, D), (n, 1) float32.
+    """Returns the length (n, 1) float32 of the hidden part (n, D) of each row.
 
-    It is a little more than the length itself, so that its own rounding cannot make the bound false.
+    It is slightly more than the true length, so that its own rounding cannot invalidate the bound.
     """
     length: Tensor = torch.linalg.vector_norm(hidden, dim=1, keepdim=True)
     return (length * 1.0001).float()
 
 
 def decode(columns: dict[str, Rows]) -> Rows:
-    """The rows that stored columns stand for, (n, D) on the grid, float32 or as they are stored."""
+    """Returns the rows (n, D) on the grid that stored columns represent, in float32 or in the stored type."""
     if "fine" not in columns:
         return columns["row"]
     scale = columns["scale"]
@@ -238,20 +251,20 @@ def decode(columns: dict[str, Rows]) -> Rows:
 
 
 def fine_weight(scale: Rows) -> Rows:
-    """What one unit of ``fine`` stands for in rows of this scale (n, 1)."""
+    """Returns the value of one unit of ``fine`` in rows of this scale (n, 1)."""
     return _fine_step(scale) / GRID
 
 
 def hidden_from_both(dim: int) -> float:
-    """The most that rows of so many coordinates differ, in length, from what ``row`` and ``fine`` add up to.
+    """Returns a bound on the length of the difference between a row (dim,) and the sum of its ``row`` and ``fine``.
 
-    ``decode`` rounds each coordinate to the grid, and float32 may round twice on the way: less than two steps in all.
+    ``decode`` rounds each coordinate to the grid, and float32 may round twice on the way: less than two steps in total.
     """
     return math.sqrt(dim) * 2 / GRID
 
 
 def _fine_step(scale: Rows) -> Rows:
-    """How many steps of the grid one unit of ``fine`` stands for, rounded up so that 127 of them always suffice."""
+    """Returns how many grid steps one unit of ``fine`` represents, rounded up so that 127 units always suffice."""
     steps = scale / 254 * GRID
     if isinstance(steps, Tensor):
         return steps.ceil()

@@ -1,4 +1,4 @@
-"""The candidates of many queries in one pass over the codes of all rows, which they share."""
+"""Finds the candidates of many queries in one shared pass over the codes of all rows."""
 
 from __future__ import annotations
 
@@ -17,41 +17,42 @@ from adanpc.index.protocol import Found
 if TYPE_CHECKING:
     from adanpc.index.exact import ExactIndex
 
-STRIDE = 16  # of tiles, one is looked at for a first guess at the floor
-CAUTION = 4 / 3  # the middle of a row's bounds, less two standard deviations: rarely more than it reaches
-CROWD = 256  # candidates beyond four for each row that is wanted from which on equal ones are sought among them
-ROOM = 4096  # candidates of a query that there is room for, at least
-SHARE = 64  # and one in so many slots
+STRIDE = 16  # one tile in this many is read for a first guess at the floor
+CAUTION = 4 / 3  # the middle of a row's bounds, less two standard deviations: rarely more than the row reaches
+CROWD = 256  # with more candidates than this beyond four per wanted row, surplus copies of equal rows are left out
+ROOM = 4096  # a search has room for this many candidates, plus one for every SHARE slots
+SHARE = 64
 
 Block = tuple[Codes, int, int]  # codes of whole tiles, how many, and the number of the first
 
 
 class Search(NamedTuple):
-    """One of the things that are wanted of every query."""
+    """One search that is made for every query."""
 
     k: int
-    group: int  # as ``kernels.Hunt`` has it
-    spare: int  # rows beyond k that may turn out to be excluded
+    group: int  # as in ``kernels.Hunt.wanted``
+    spare: int  # rows to find beyond k, because they may turn out to be excluded
 
 
 class Pass(NamedTuple):
-    """What all queries of a search have in common.
+    """A pass over all codes: everything that does not depend on the queries.
 
-    The floor of a search is a guess, from what rows probably reach. If the k-th exact similarity of the candidates is
-    not below it, then no row that was left out can be nearer; otherwise the guess was wrong, and nothing is said.
+    The floor of a search is a guess, based on what rows probably reach. If the k-th exact similarity of the candidates
+    is not below the floor, no row that was left out can be nearer. Otherwise the guess was too high, and the result is
+    not certain.
 
-    Queries are shared among as many threads as torch uses. Those run kernels only, which need neither Python's lock nor
-    the threads of torch or BLAS.
+    Queries are divided among as many threads as torch uses. These threads run only kernels, which need neither Python's
+    lock nor the threads of torch or BLAS.
     """
 
-    path: str  # of the kernels
+    path: str  # which kernels to run, see ``kernels.paths``
     blocks: list[Block]
     span: int  # tiles that share a center
-    groups: Array  # of the slots, (n,) uint8
-    slots: int  # in use
+    groups: Array  # (n,) uint8: the groups of the slots
+    slots: int  # how many slots are in use
 
     def candidates(self, queries: Queries, searches: list[Search]) -> Hunt:
-        """All rows that reach the floor, for each query and each thing that is wanted of it."""
+        """Returns all rows whose bound reaches the floor, for each query and each search."""
         count = len(queries.numbers)
         guess = _hunt(count, [(rank_in_sample(search), search.group) for search in searches], 1)
         self._go_through(queries, guess, STRIDE)
@@ -61,6 +62,7 @@ class Pass(NamedTuple):
         return hunt
 
     def _go_through(self, queries: Queries, hunt: Hunt, stride: int) -> None:
+        """Reads all blocks, or one tile in ``stride``, with the queries divided among threads."""
         sides = len(queries.nibbles)
         threads = min(torch.get_num_threads(), sides)
         if threads == 1:
@@ -72,10 +74,12 @@ class Pass(NamedTuple):
                 pool.submit(self._in_this_thread, *_shared(queries, hunt, start, start + size), stride)
                 for start in range(0, sides, size)
             ]
+        # An error in one of the threads is raised here.
         for work in works:
             work.result()
 
     def _in_this_thread(self, queries: Queries, hunt: Hunt, stride: int) -> None:
+        """``_go_through`` in a single thread."""
         for codes, tiles, first in self.blocks:
             hunt_tiles(
                 self.path, codes, tiles, first, self.span, self.groups, self.slots, queries, hunt,
@@ -84,29 +88,29 @@ class Pass(NamedTuple):
 
 
 def _shared(queries: Queries, hunt: Hunt, start: int, end: int) -> tuple[Queries, Hunt]:
-    """The queries of some sides, and what is known of their searches: views, which are altered in place."""
+    """Returns the queries of some sides and the state of their searches, as views that are changed in place."""
     some = slice(start * SIDE, end * SIDE)
     theirs = Queries(queries.nibbles[start:end], queries.heads[start:end], queries.centers[some], queries.numbers[some])
     return theirs, Hunt(hunt.wanted, *[column[some] for column in hunt[1:]])
 
 
 def room(slots: int) -> int:
-    """How many candidates there is room for."""
+    """Returns how many candidates there is room for in each search."""
     return ROOM + slots // SHARE
 
 
 def bytes_of_candidates(slots: int) -> int:
-    """Bytes of the room for the candidates of one query."""
+    """Returns the bytes of the room for the candidates of one query."""
     return room(slots) * 12
 
 
 def rank_in_sample(search: Search) -> int:
-    """The rank, among the best of the sampled rows, of what is rarely above the k-th best of all."""
+    """Returns a rank among the sampled rows whose value is rarely above the k-th best of all rows."""
     return 2 * -(-(search.k + search.spare) // STRIDE) + 4
 
 
 def _hunt(queries: int, wanted: list[tuple[int, int]], room: int) -> Hunt:
-    """A hunt that has not begun."""
+    """Returns the state of a hunt that has not begun."""
     shape = (queries, len(wanted))
     most = max(k for k, _ in wanted)
     return Hunt(
@@ -120,7 +124,7 @@ def _hunt(queries: int, wanted: list[tuple[int, int]], room: int) -> Hunt:
 
 
 def candidates_of(hunt: Hunt, number: int) -> Array:
-    """The slots (n,) of all candidates of one search, of all queries."""
+    """Returns the slots (n,) of all candidates of one search, for all queries together."""
     counts = hunt.counts[:, number]
     listed = numpy.arange(hunt.slots.shape[2]) < counts[:, None]
     slots: Array = hunt.slots[:, number][listed]
@@ -130,7 +134,7 @@ def candidates_of(hunt: Hunt, number: int) -> Array:
 def nearest(
     index: ExactIndex, queries: Array, hunt: Hunt, number: int, search: Search, exclude: Array | None
 ) -> tuple[Found, Array]:
-    """The k best of the candidates of one search of all queries (B, D), and for which of them (B,) that is certain."""
+    """Returns the k best candidates of one search for queries (B, D), and for which queries (B,) they are certain."""
     counts = numpy.maximum(hunt.counts[:, number], 0)
     listed = numpy.arange(max(counts.max(), 1)) < counts[:, None]
     crowded = counts > 4 * (search.k + search.spare) + CROWD
@@ -149,7 +153,7 @@ def nearest(
 
 
 def _best(index: ExactIndex, queries: Array, near: Array, listed: Array, k: int, exclude: Array | None) -> Found:
-    """The k best of the slots (B, n) that are listed (B, n), by exact similarity, ties to the lowest id."""
+    """Returns the k best of the slots (B, n) that are listed (B, n), by exact similarity, ties to the lowest id."""
     owners = listed.nonzero()[0]
     slots = near[listed]
     ids = index.blocks.read(slots, "id")["id"]
@@ -173,7 +177,7 @@ def _best(index: ExactIndex, queries: Array, near: Array, listed: Array, k: int,
 
 
 def blocks_of(tiles: dict[str, list[Array]], rows: dict[str, list[Array]], size: int, count: int) -> Iterator[Block]:
-    """The blocks of so many tiles, each but the last of this size."""
+    """Yields the blocks of the first ``count`` tiles, all but the last of ``size`` tiles."""
     for number, first in enumerate(range(0, count, size)):
         codes = Codes(
             tiles["head"][number],

@@ -1,7 +1,7 @@
-"""Upper bounds of similarities from codes of rows: in C where it was built, else in NumPy, to the same bit.
+"""Upper bounds on similarities from the codes of rows: in C if the extension was built, otherwise in NumPy.
 
-Sums are of whole numbers, which have no order; what is made of them is float32, one IEEE operation after another. So
-every path gives the same bounds, and a search the same candidates.
+All sums are of whole numbers, so their order does not matter, and everything computed from them is float32, in the same
+sequence of IEEE operations. So every path computes the same bounds, to the bit, and a search gets the same candidates.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import numpy
 from adanpc import require
 
 Array = numpy.ndarray[Any, Any]
-LANES = 16  # rows of a tile, whose codes stand side by side
-SIDE = 8  # queries that are multiplied with a tile side by side
-PLANES = 4  # bits of a query's coordinate beside the single bit of a row
-PLANE_WEIGHTS = (1, 2, 4, -8)  # of those bits, in two's complement
-PIECE = 64  # tiles, or rows, that NumPy looks at together: what the cache holds
-LARGEST_WHOLE = 127 * 256  # of a query's coordinate beside int8 rows
-LONGEST_SQUARES = 1 << 13  # coordinates of features that ``unit_rows`` takes: their squares fit into 53 bits
-LONGEST = 1 << 16  # coordinates of int8 rows whose products are sure to fit into 32 bits
+LANES = 16  # rows in a tile, whose codes are interleaved
+SIDE = 8  # queries that are interleaved and multiplied by a tile together
+PLANES = 4  # bits of a query's coordinate that is multiplied by a single bit of a row
+PLANE_WEIGHTS = (1, 2, 4, -8)  # weights of those bits, in two's complement
+PIECE = 64  # tiles, or rows, that NumPy processes at once, few enough to stay in the cache
+LARGEST_WHOLE = 127 * 256  # the largest whole number in a query that is multiplied by int8 rows
+LONGEST_SQUARES = 1 << 13  # the longest features that ``unit_rows`` takes: the sum of their squares fits into 53 bits
+LONGEST = 1 << 16  # the longest int8 rows whose products are sure to fit into 32 bits
 NO_STEPS = numpy.zeros(0)
-VARIABLE = "ADANPC_KERNELS"  # names the path to take
+VARIABLE = "ADANPC_KERNELS"  # the environment variable that selects a path
 
 COMPILED = "adanpc.index._kernels"  # the extension in C
 _compiled: Any = import_module(COMPILED) if find_spec(COMPILED) else None
 
 
 def paths(compiled: Any = _compiled) -> list[str]:
-    """The names of the paths that run on this machine, the fastest first."""
+    """Returns the names of the paths that run on this machine, fastest first."""
     if compiled is None:
         return ["numpy"]
     return [*compiled.paths(), "numpy"]
@@ -42,7 +42,7 @@ FASTEST = paths()[0]
 
 
 def chosen() -> str:
-    """The path that searches take: the fastest, or the one that the environment names."""
+    """Returns the path that searches take: the one named in the environment, or else the fastest."""
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return FASTEST
@@ -50,29 +50,29 @@ def chosen() -> str:
 
 
 class HeadAndBits(NamedTuple):
-    """A query as the scan of all tiles reads it."""
+    """A query in the form that ``scan_tiles`` takes."""
 
     head: Array  # (pairs, 2) int16
     bits: Array  # (words, PLANES) uint32
-    centers: Array  # (spans,) float32: what the center of each span of tiles contributes, with the slack of it all
-    head_step: float  # what one unit of a head's sum stands for
-    head_slack: float  # how much the rounding of heads may hide, as a multiple of a row's scale
-    bit_step: float  # what one unit of a sum of bits stands for
-    bit_shift: float  # the sum over bits that are not set
+    centers: Array  # (spans,) float32: what the center of each span of tiles contributes, plus slack for all rounding
+    head_step: float  # the value of one unit of a sum over heads
+    head_slack: float  # how much rounding of heads may hide, as a multiple of a row's scale
+    bit_step: float  # the value of one unit of a sum over bits
+    bit_shift: float  # what is subtracted because bits that are not set count as -1
     spread: float  # variance of what a row's bits leave out
-    rounding: float  # variance of the rounding of the query
+    rounding: float  # variance of the query's rounding
     sigmas: float  # standard deviations in the bound
 
 
 class Nibbles(NamedTuple):
-    """A query as bounds of single rows read it: each coordinate is 256 * high + low."""
+    """A query in the form that ``bound_rows`` takes: each coordinate is 256 * high + low."""
 
     high: Array  # (2, width) int8
     low: Array  # (2, width) int8
-    step: float  # what one unit of a sum stands for
-    shift: float  # the middle of a nibble's range, over all coordinates
+    step: float  # the value of one unit of a sum
+    shift: float  # the contribution of the middle of a nibble's range, summed over all coordinates
     spread: float  # how much a row's nibbles may leave out
-    rounding: float  # how much the rounding of the query may hide, as a multiple of a row's weight
+    rounding: float  # how much the query's rounding may hide, as a multiple of a row's weight
 
 
 def scan_tiles(
@@ -82,14 +82,14 @@ def scan_tiles(
 
     Args:
         path: one of ``paths()``.
-        codes: of a block of tiles: head (n, pairs, LANES, 2) int8, bits (n, words, LANES) uint32 and
+        codes: the codes of a block of tiles: head (n, pairs, LANES, 2) int8, bits (n, words, LANES) uint32 and
             weights (n, 3, LANES) float32.
-        tiles: how many of them.
-        first: number of the first tile of the block among all.
-        span: tiles that share a center.
-        query: what is compared with them.
-        base: (tiles * LANES,) float32, written.
-        upper: (tiles * LANES,) float32, written.
+        tiles: how many tiles of the block to read.
+        first: the number of the block's first tile among all tiles.
+        span: how many tiles share a center.
+        query: the query to compare with the codes.
+        base: (tiles * LANES,) float32, overwritten with what each row is known to reach without its tail.
+        upper: (tiles * LANES,) float32, overwritten with the upper bounds.
     """
     if path == "numpy":
         for start in range(0, tiles, PIECE):
@@ -107,7 +107,7 @@ def scan_tiles(
 
 def _scan_tiles(codes: dict[str, Array], query: HeadAndBits, centers: Array, base: Array, upper: Array) -> None:
     """``scan_tiles`` for a few tiles, in NumPy."""
-    # Products of such whole numbers are added up without rounding: in float64 for heads, in float32 for bits.
+    # These whole numbers are small enough to be summed without rounding: in float64 for heads, in float32 for bits.
     heads = numpy.zeros((len(codes["head"]), LANES))
     for side in range(2):
         numbers = codes["head"][..., side].astype(numpy.float64)  # (tiles, pairs, LANES)
@@ -121,7 +121,7 @@ def _scan_tiles(codes: dict[str, Array], query: HeadAndBits, centers: Array, bas
     tail = codes["weights"][:, 1]
     left_out = codes["weights"][:, 2]
     head_step, head_slack, bit_step, bit_shift, spread, rounding, sigmas = map(numpy.float32, query[3:])
-    with numpy.errstate(all="ignore"):  # slots that were never written hold anything
+    with numpy.errstate(all="ignore"):  # slots that were never written hold arbitrary values
         known = scale * (heads.astype(numpy.float32) * head_step + head_slack) + centers
         estimate = tail * (tails * bit_step - bit_shift)
         variance = (left_out * left_out) * spread + (tail * tail) * rounding
@@ -133,16 +133,16 @@ def _scan_tiles(codes: dict[str, Array], query: HeadAndBits, centers: Array, bas
 def bound_rows(
     path: str, codes: dict[str, Array], slots: Array, first: int, query: Nibbles, base: Array, upper: Array
 ) -> None:
-    """Writes upper bounds of the rows in these slots, tighter than those of a scan.
+    """Writes upper bounds on the rows in these slots, tighter than those of a scan.
 
     Args:
         path: one of ``paths()``.
-        codes: of a block of rows: nibbles (n, width) uint8 and factors (n, 2) float32.
-        slots: (m,) int64, of rows in the block.
+        codes: the codes of a block of rows: nibbles (n, width) uint8 and factors (n, 2) float32.
+        slots: (m,) int64, the slots of rows in the block.
         first: the first slot of the block.
-        query: what is compared with them.
-        base: of all slots, as ``scan_tiles`` wrote it.
-        upper: (m,) float32, written.
+        query: the query to compare with the codes.
+        base: for all slots, what ``scan_tiles`` wrote.
+        upper: (m,) float32, overwritten with the bounds.
     """
     if path == "numpy":
         for start in range(0, len(slots), PIECE):
@@ -157,13 +157,13 @@ def bound_rows(
 
 def _bound_rows(codes: dict[str, Array], query: Nibbles, base: Array) -> Array:
     """``bound_rows`` for a few rows, in NumPy."""
-    whole = 256.0 * query.high + query.low  # float64 adds up such numbers without rounding
+    whole = 256.0 * query.high + query.low  # float64 sums these numbers without rounding
     nibbles = codes["nibbles"]
-    sums = numpy.vecdot(nibbles & 15, whole[0]) + numpy.vecdot(nibbles >> 4, whole[1])  # which wakes no threads
+    sums = numpy.vecdot(nibbles & 15, whole[0]) + numpy.vecdot(nibbles >> 4, whole[1])  # vecdot wakes no threads
     weight = codes["factors"][:, 0]
     left_out = codes["factors"][:, 1]
     step, shift, spread, rounding = map(numpy.float32, query[2:])
-    with numpy.errstate(all="ignore"):  # slots that were never written hold anything
+    with numpy.errstate(all="ignore"):  # slots that were never written hold arbitrary values
         estimate = weight * (sums.astype(numpy.float32) * step - shift)
         width = left_out * spread + weight * rounding
         upper: Array = (base + estimate) + width
@@ -171,7 +171,7 @@ def _bound_rows(codes: dict[str, Array], query: Nibbles, base: Array) -> Array:
 
 
 class Codes(NamedTuple):
-    """The codes of a block of tiles that ``hunt_tiles`` reads; see ``scan_tiles`` and ``bound_rows``."""
+    """The codes of a block of tiles in the form that ``hunt_tiles`` takes; see ``scan_tiles`` and ``bound_rows``."""
 
     head: Array
     weights: Array
@@ -180,27 +180,27 @@ class Codes(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """B queries, as ``hunt_tiles`` takes them: a coordinate has one byte, and SIDE queries stand side by side."""
+    """B queries in the form that ``hunt_tiles`` takes: one byte per coordinate, and SIDE queries interleaved."""
 
-    nibbles: Array  # (sides, width / 4, SIDE, 2, 4) int8: what is beside low nibbles, then beside high ones
+    nibbles: Array  # (sides, width / 4, SIDE, 2, 4) int8: factors of the low nibbles, then of the high ones
     heads: Array  # (sides, pairs, SIDE, 2) int16
     centers: Array  # (B, spans) float32
     numbers: Array  # (B, 6) float32: head_step, head_slack, step, shift, spread, and rounding and slack together
 
 
 class Hunt(NamedTuple):
-    """What is known of the searches of B queries for W things each, altered from block to block."""
+    """The state of W searches for each of B queries, updated block by block."""
 
-    wanted: Array  # (W, 2) int64: how many rows, and of which group; 0 for all that are not hidden, -1 for all
-    best: Array  # (B, W, K) float32: heaps of what rows probably reach, the least first; -inf where there are fewer
+    wanted: Array  # (W, 2) int64: how many rows to find, and in which group; 0 for all rows not hidden, -1 for all rows
+    best: Array  # (B, W, K) float32: heaps of what rows probably reach, least first; -inf where there are fewer
     floor: Array  # (B, W) float32: rows that cannot reach it are left out
-    counts: Array  # (B, W) int64: how many candidates there are; -1 if more than there is room for
-    slots: Array  # (B, W, room) int64: of the candidates
-    upper: Array  # (B, W, room) float32: their bounds
+    counts: Array  # (B, W) int64: the number of candidates; -1 if there are more than there is room for
+    slots: Array  # (B, W, room) int64: the slots of the candidates
+    upper: Array  # (B, W, room) float32: their upper bounds
 
 
 def side_by_side(queries: Array) -> Array:
-    """Queries (B, n, …) as (sides, n, SIDE, …), zeros where there is none."""
+    """Returns queries (B, n, …) interleaved as (sides, n, SIDE, …), padded with zeros."""
     count = len(queries)
     sides = -(-count // SIDE)
     padded = numpy.zeros((sides * SIDE, *queries.shape[1:]), queries.dtype)
@@ -225,22 +225,23 @@ def hunt_tiles(
 ) -> None:
     """Finds all rows of a block of tiles whose bound reaches the floor of a search, and raises the floor as it goes.
 
-    Bounds are of head and nibbles, as in ``bound_rows``, but of a query in one byte a coordinate, and of all rows: many
-    queries share what is read. What a row probably reaches lies below its upper bound by ``caution`` halves of its
-    range; the k-th highest of that becomes the floor. Whether it was too high is for the caller to find out. There is
-    no NumPy for this: ``scan_tiles`` and ``bound_rows`` lead to the same answers, query by query.
+    As in ``bound_rows``, bounds come from heads and nibbles, but queries have one byte per coordinate, and all rows are
+    bounded, because many queries share what is read. What a row probably reaches lies below its upper bound by
+    ``caution`` halves of its range; the k-th highest of these values becomes the floor. The caller must find out
+    whether the floor was too high. There is no NumPy version of this: ``scan_tiles`` and ``bound_rows`` lead to the
+    same results, query by query.
 
     Args:
-        path: one of ``paths()`` but for numpy.
-        codes: of the block.
-        tiles: how many of them.
-        first: number of the first tile of the block among all.
-        span: tiles that share a center.
-        groups: of all slots, (n,) uint8.
-        slots: in use; others are not looked at.
-        queries: what is compared with the codes.
-        hunt: altered.
-        stride: more than 1 to look at one of so many tiles alone, and to note no candidates: for a guess at the floor.
+        path: one of ``paths()``, except numpy.
+        codes: the codes of the block.
+        tiles: how many tiles of the block to read.
+        first: the number of the block's first tile among all tiles.
+        span: how many tiles share a center.
+        groups: (n,) uint8, the groups of all slots.
+        slots: how many slots are in use; others are not read.
+        queries: the queries to compare with the codes.
+        hunt: the state of the searches, changed in place.
+        stride: if more than 1, only one tile in this many is read and no candidates are recorded, to guess the floor.
         caution: see above.
     """
     width = codes.nibbles.shape[1]
@@ -251,14 +252,14 @@ def hunt_tiles(
 
 
 def score_rows(path: str, blocks: list[Array], size: int, slots: Array, owners: Array, queries: Array) -> Array:
-    """The exact similarities (n,) float64 of rows on the grid and queries.
+    """Returns the exact similarities (n,) float64 of rows on the grid to their queries.
 
     Args:
-        path: one of ``paths()`` but for numpy, which needs no kernel for it.
-        blocks: of rows (m, D), float16 or float32.
-        size: rows of every block but the last.
-        slots: (n,) int64, of rows.
-        owners: (n,) int64, the query that each is compared with.
+        path: one of ``paths()``, except numpy, which needs no kernel for this.
+        blocks: the rows in blocks (m, D), float16 or float32.
+        size: how many rows each block has, except the last.
+        slots: (n,) int64, the slots of the rows.
+        owners: (n,) int64, for each row the number of the query to compare it with.
         queries: (B, D) float64.
     """
     slots = numpy.ascontiguousarray(slots, numpy.int64)
@@ -269,22 +270,22 @@ def score_rows(path: str, blocks: list[Array], size: int, slots: Array, owners: 
 
 
 def have_direction(path: str, features: Array) -> bool:
-    """Whether all features (n, D) float32 are finite and have a coordinate that is neither zero nor denormal.
+    """Returns whether all features are finite and have a coordinate that is neither zero nor denormal.
 
     Args:
-        path: one of ``paths()`` but for numpy, where ``grid.check_features`` does it.
-        features: to be checked.
+        path: one of ``paths()``, except numpy, for which ``grid.check_features`` does this.
+        features: (n, D) float32.
     """
     directed: bool = _compiled.have_direction(path, numpy.ascontiguousarray(features), features.shape[1])
     return directed
 
 
 def unit_rows(path: str, features: Array) -> Array | None:
-    """Features (n, D) float32 at length one on the grid, as ``grid.unit`` makes them; None if some are not finite.
+    """Returns features scaled to length one on the grid, as by ``grid.unit``; None if some are not finite.
 
     Args:
-        path: one of ``paths()`` but for numpy, where ``grid.unit`` does it.
-        features: of at most ``LONGEST_SQUARES`` coordinates.
+        path: one of ``paths()``, except numpy, for which ``grid.unit`` does this.
+        features: (n, D) float32, with D at most ``LONGEST_SQUARES``.
     """
     made = numpy.empty(features.shape, numpy.float32)
     if not _compiled.unit_rows(path, numpy.ascontiguousarray(features), features.shape[1], made):
@@ -293,14 +294,14 @@ def unit_rows(path: str, features: Array) -> Array | None:
 
 
 class ByteQueries(NamedTuple):
-    """B queries as int8 rows are multiplied with them: a coordinate is step * (256 * high + low)."""
+    """B queries in the form by which int8 rows are multiplied: a coordinate is step * (256 * high + low)."""
 
     parts: Array  # (B, 2, D) int8: high, then low
     steps: Array  # (B,) float64
 
     @classmethod
     def of(cls, queries: Array) -> ByteQueries:
-        """Queries (B, D), rounded to such coordinates."""
+        """Returns queries (B, D) rounded to such coordinates."""
         exact = queries.astype(numpy.float64)
         largest = numpy.abs(exact).max(1)
         steps = numpy.maximum(largest, 2.0**-48) / LARGEST_WHOLE
@@ -311,23 +312,23 @@ class ByteQueries(NamedTuple):
         return cls(parts, steps)
 
     def read(self) -> Array:
-        """The queries (B, D) float64 that these parts stand for."""
+        """Returns the queries (B, D) float64 that these parts represent."""
         whole = 256.0 * self.parts[:, 0] + self.parts[:, 1]
         queries: Array = whole * self.steps[:, None]
         return queries
 
 
 def multiply_rows(path: str, rows: Array, queries: Array | ByteQueries, out: Array) -> None:
-    """Writes the products of a block of rows and a few queries; rows are read once for two queries.
+    """Writes the products of a block of rows and a few queries; each row is read once for every two queries.
 
     Products with int8 rows are exact up to one final rounding, and equal to the bit on every path. Other products are
     float32 sums in an order that depends on the path; no term is rounded more than ``roundings(dim)`` times.
 
     Args:
-        path: one of ``paths()`` but for numpy, which needs no kernel for it.
+        path: one of ``paths()``, except numpy, which needs no kernel for this.
         rows: (tiles * 64, D) float32, float16 or int8.
-        queries: (B, D) float32, or ``ByteQueries`` beside int8 rows of at most ``LONGEST`` coordinates.
-        out: (tiles, B, 64) float32, written.
+        queries: (B, D) float32, or ``ByteQueries`` for int8 rows, with D at most ``LONGEST``.
+        out: (tiles, B, 64) float32, overwritten with the products.
     """
     parts = queries
     steps = NO_STEPS
@@ -339,16 +340,17 @@ def multiply_rows(path: str, rows: Array, queries: Array | ByteQueries, out: Arr
 
 
 def roundings(dim: int) -> int:
-    """How often a number is rounded at most while ``multiply_rows`` adds up products of so many coordinates.
+    """Returns how often ``multiply_rows`` rounds a term at most, for rows of this length.
 
-    There are eight sums, or sixteen, of which each takes every eighth product: one rounding of the product and dim / 8
-    of the sum. Adding up the sums takes seven more, and at most seven products are left over at the end.
+    There are eight partial sums, or sixteen, and each takes every eighth product: one rounding of the product and
+    dim / 8 of the sum. Adding up the partial sums takes seven more, and at most seven products are left over at the
+    end.
     """
     return dim // 8 + 16
 
 
 class Frame(NamedTuple):
-    """By what rows are turned before they are encoded, float64; a rotation is dense or two rounds of small ones."""
+    """The float64 matrices that transform rows before encoding; the rotation is dense or two rounds of small ones."""
 
     directions: Array  # (HEAD, D)
     scales: Array  # (HEAD,)
@@ -359,23 +361,23 @@ class Frame(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The codes of n rows, as ``codes.Coded`` has them."""
+    """The codes of n rows, as in ``codes.Coded``."""
 
     head: Array  # (n, HEAD) int8
     bits: Array  # (n, words) uint32
     weights: Array  # (n, 3) float32
     nibbles: Array  # (n, width) uint8
     factors: Array  # (n, 2) float32
-    lengths: Array  # (n,) float64: of F times the nibbles
+    lengths: Array  # (n,) float64: the length of F times the nibbles
 
 
 def split_rows(path: str, rows: Array, frame: Frame, padded: int) -> tuple[Array, Array]:
-    """The heads (n, HEAD) of rows (n, D) and their turned tails (n, padded), all float64; in this thread alone.
+    """Returns the heads (n, HEAD) of rows and their turned tails (n, padded), all float64, using only this thread.
 
     Args:
-        path: one of ``paths()`` but for numpy, where ``codes.Coder`` does it.
-        rows: to be split.
-        frame: by what they are turned.
+        path: one of ``paths()``, except numpy, for which ``codes.Coder`` does this.
+        rows: (n, D) float64.
+        frame: the matrices that split and turn the rows.
         padded: length of a tail.
     """
     count, dim = rows.shape
@@ -388,16 +390,16 @@ def split_rows(path: str, rows: Array, frame: Frame, padded: int) -> tuple[Array
 def encode_rows(
     path: str, rows: Array, frame: Frame, center: Array, signs: int, nibble_step: float, useful: float
 ) -> tuple[Encoded, Array]:
-    """The codes and turned tails (n, padded) of rows (n, D) float64, as ``codes.Coder.encode`` makes them.
+    """Returns the codes and turned tails (n, padded) of rows, as by ``codes.Coder.encode``.
 
-    Sums are rounded in another order than NumPy rounds them.
+    Sums are added up, and so rounded, in another order than in NumPy.
 
     Args:
-        path: one of ``paths()`` but for numpy, where ``codes.Coder`` does it.
-        rows: to be encoded.
-        frame: by what they are turned.
-        center: (padded,) that is subtracted from their tails.
-        signs: how many signs of a tail there are.
+        path: one of ``paths()``, except numpy, for which ``codes.Coder`` does this.
+        rows: (n, D) float64.
+        frame: the matrices that split and turn the rows.
+        center: (padded,) what to subtract from the turned tails.
+        signs: how many signs of a tail to store.
         nibble_step: see ``codes.NIBBLE_STEP``.
         useful: see ``codes.USEFUL``.
     """

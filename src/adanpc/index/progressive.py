@@ -1,4 +1,4 @@
-"""ProgressiveIndex: a few bits of every row say which rows are worth more bits, and which an exact look."""
+"""ProgressiveIndex: a few bits of every row tell which rows are worth reading more bits of, or scoring exactly."""
 
 from __future__ import annotations
 
@@ -36,44 +36,45 @@ from adanpc.index.unread import Unread
 
 logger = logging.getLogger("adanpc")
 
-LEAST = 16384  # rows from which on codes are made of them: fewer are read faster than they are bounded
+LEAST = 16384  # codes are made once there are this many rows: reading fewer rows is faster than bounding them
 SPAN = 4096  # slots whose tails share a center
 ENCODED = 512  # rows encoded at once
-FIRST = 1024  # rows with the highest bounds that are looked at to find what the k-th nearest must reach, at least
-SHARE = 400  # and at least one in so many
-SAMPLED = 16384  # bounds from which the one is guessed that so many rows reach
+FIRST = 1024  # to find what the k-th nearest must reach, read four bits of at least this many rows with the top bounds
+SHARE = 400  # and of at least one row in this many
+SAMPLED = 16384  # sampled bounds, from which a bound that a given number of rows reach is estimated
 SPARE = 14  # rows scored beyond the wanted number to find what the k-th nearest must reach
-BOUNDS = 8  # bytes of what a search writes of a slot
-SEVERAL = 8  # queries from which on they share a pass over four bits of each row: fewer are faster one by one
-TOGETHER = 64  # queries that share such a pass, at most
-MANY = 8  # one in so many rows may be wanted; if more are, every row is scored
-PART = "coder."  # before the names of what codes were made with, where they are kept
-SPARSE = 2  # slots for each row from which on codes are not kept: made again, they take less room
+BOUNDS = 8  # bytes that a search writes for each slot
+SEVERAL = 8  # at least this many queries share a pass over four bits of each row: fewer are faster one by one
+TOGETHER = 64  # at most this many queries share such a pass
+MANY = 8  # if more than one row in this many is wanted, every row is scored
+PART = "coder."  # prefix of the names under which the parts of the coder are kept
+SPARSE = 2  # with this many slots per row or more, codes are not kept: making them again takes less room
 
 
 class ProgressiveIndex:
-    """Rows in 16 bits a coordinate, as an ``ExactIndex`` holds them, and codes that say which of them to look at.
+    """An ``ExactIndex`` with 16 bits per coordinate, and codes that tell which of its rows to score.
 
-    A search reads 64 bytes and 1,024 signs of every row, for an upper bound of its similarity. Four bits a coordinate
-    of the rows with the highest bounds, and exact scores of the best of those, say what the k-th nearest row must
-    reach. Of the rows whose bound reaches it, four bits a coordinate give a tighter bound, and those whose bound still
-    does are scored exactly. What is found is what an ``ExactIndex`` finds, but for a probability below 2e-6 for each
-    query with k = 50 that one of the k rows is missed; see docs/architecture.md. How many rows are looked at is a
-    matter of time, never of the answer.
+    A search reads 64 bytes and 1,024 signs of every row to get an upper bound on its similarity. For the rows with the
+    highest bounds, it reads four bits per coordinate and scores the best of them exactly, which tells what the k-th
+    nearest row must reach. All rows whose bound reaches that get a tighter bound from four bits per coordinate, and
+    those whose tighter bound still reaches it are scored exactly. The result is that of an ``ExactIndex``, except that
+    one of the k rows is missed with a probability below 2e-6 for each query with k = 50; see docs/architecture.md. The
+    number of rows that are read affects only the time, never the result.
 
-    Codes are made from the first 16,384 rows on; until then, every row is read. ``codes`` gives them to be kept, and
-    ``put_kept`` takes them back.
-    How they are made is fitted once, to the rows that are there at that moment: other rows later make bounds wider.
+    Codes are made once there are 16,384 rows; until then, every row is read. ``codes`` returns the codes so that they
+    can be kept in a file, and ``put_kept`` restores them. The coder is fitted once, to the rows present at that time:
+    if later rows are different, their bounds are looser.
 
     Args:
         dim: length of a row.
-        storage: of the rows, see ``MemoryBank``.
-        device: main memory alone.
-        certified: whether nothing may be missed, at two to four times the cost: the four bits of every row are read,
-            and bounds hold for certain.
-        folder: where rows are kept in a file, which is gone with the process; only codes are in memory then.
-        sample: the share of queries that every row is read for, too, which takes its time: ``audit`` says how many of
-            them were answered as exact search does, and an answer that was not is corrected.
+        storage: how the rows are stored, see ``MemoryBank``.
+        device: only the CPU is supported.
+        certified: if true, no row is ever missed, at two to four times the cost: the four bits of every row are read,
+            and the bounds always hold.
+        folder: if given, rows are stored in a temporary file in this folder, which disappears with the process, and
+            only the codes are in memory.
+        sample: the share of queries that are also answered by exact search, which takes the time to read every row.
+            ``audit`` tells how many of them had a different result; such a result is corrected.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class ProgressiveIndex:
         self._exact = ExactIndex(dim, storage, device, folder=folder)
         self._codes = _Codes(dim)
         self._auditor = _Auditor(require.between("sample", sample, 0, 1))
-        self._unread: Unread | None = None  # rows that are still in a file
+        self._unread: Unread | None = None  # the rows that are still in a file, if any
 
     def __repr__(self) -> str:
         certified = ", certified=True" if self.certified else ""
@@ -118,21 +119,21 @@ class ProgressiveIndex:
 
     @property
     def coded(self) -> bool:
-        """Whether there are codes of the rows: whether there were ever enough rows to make them."""
+        """Whether the rows have codes, that is, whether there were ever enough rows to make them."""
         return self._codes.coder is not None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the slots in use, and of what codes are made with."""
+        """Bytes of the slots in use, of their codes and of the coder."""
         return self._exact.nbytes + self._codes.nbytes(self.slots)
 
     @property
     def audit(self) -> Audit:
-        """How many queries were also answered by exact search so far, by all versions of the rows."""
+        """How many queries were compared with exact search so far, in all versions of the index."""
         return self._auditor.audit
 
     def memory(self, slots: int) -> dict[str, int]:
-        """Bytes that so many slots need, by what they are for; each thread that searches needs those of a search."""
+        """Returns the bytes that this many slots need, by purpose; each searching thread needs those of "a search"."""
         parts = self._exact.memory(slots)
         if self._unread is not None:
             unread = self._unread.count * self.dim * STORAGE[self.storage].itemsize
@@ -145,33 +146,33 @@ class ProgressiveIndex:
         return parts
 
     def encode(self, rows: Tensor) -> Columns:
-        """Unit rows (n, D) as they are stored."""
+        """Returns unit rows (n, D) as they are stored."""
         return self._exact.encode(rows)
 
     def stored(self, rows: Tensor) -> Tensor:
-        """What unit rows are read back as once they are put, (n, D) float32."""
+        """Returns the rows (n, D) float32 that would be read back if these unit rows were stored."""
         return self._exact.stored(rows)
 
     def ids(self, slots: Tensor) -> Tensor:
-        """The ids (n,) of the rows in these slots."""
+        """Returns the ids (n,) of the rows in these slots."""
         return self._exact.ids(slots)
 
     def find(self, ids: Sequence[int]) -> list[int]:
-        """The slots of the rows under these ids; -1 where no row under it can be found."""
+        """Returns the slots of the rows with these ids; -1 for a row that is hidden or not there."""
         return self._exact.find(ids)
 
     def rows(self, slots: Tensor) -> Tensor:
-        """The rows in these slots, (n, D) float32."""
+        """Returns the rows in these slots, (n, D) float32."""
         self._bring(slots.numpy())
         return self._exact.rows(slots)
 
     def state(self, slots: Tensor) -> Columns:
-        """The encoded rows in these slots, as ``put`` takes them."""
+        """Returns the encoded rows in these slots, as ``put`` takes them."""
         self._bring(slots.numpy())
         return self._exact.state(slots)
 
     def put(self, slots: Tensor, ids: Tensor, columns: Columns, group: Tensor) -> ProgressiveIndex:
-        """With encoded rows in these slots (n,), each under its id (n,) and in its group (n,); group 0 is hidden."""
+        """Returns the index with rows added; see ``Index.put``."""
         if self._unread is not None:
             self._unread.forget(slots.numpy())
         exact = self._exact.put(slots, ids, columns, group)
@@ -179,12 +180,12 @@ class ProgressiveIndex:
         return self._with(exact)
 
     def _bring(self, slots: Array) -> None:
-        """Has the rows of these slots (n,) in memory. Whatever looks at rows calls it first."""
+        """Loads the rows of these slots (n,) into memory if necessary; must be called before rows are read."""
         if self._unread is not None:
             self._unread.bring(self._exact, slots)
 
     def codes(self, slots: Tensor) -> Columns:
-        """The codes of the rows in these slots, as ``put_kept`` takes them; nothing if they are better made again."""
+        """Returns the codes of the rows in these slots, as ``put_kept`` takes them; empty if not worth keeping."""
         coder = self._codes.coder
         if coder is None or self.storage != "progressive":
             return {}
@@ -193,11 +194,12 @@ class ProgressiveIndex:
         return self._codes.kept(coder, slots)
 
     def put_kept(self, ids: Tensor, columns: Columns, group: Tensor, kept: Kept) -> ProgressiveIndex:
-        """``put`` for an index without rows: in the slots that ``codes`` named, without making codes.
+        """Returns the index with rows added in the slots that ``codes`` returned, without making codes; see ``put``.
 
-        Codes are believed, so whoever has read them from somewhere must know that they are those of these rows. The
-        memory of columns and codes becomes that of the index if it is given away. Rows that are not given but stored
-        are read when they are needed; all at once if the index keeps rows in a folder.
+        The index must have no rows yet. The codes are not checked, so the caller must be sure that they belong to these
+        rows. The index takes over the memory of columns and codes if ``kept.given_away`` is true, and copies them
+        otherwise. If ``kept.rows`` is given, rows are read from there when they are needed, or all at once if the index
+        keeps its rows in a folder.
         """
         slots = kept.codes["slot"]
         unread = None
@@ -220,25 +222,25 @@ class ProgressiveIndex:
         return changed
 
     def hide(self, slots: Tensor) -> ProgressiveIndex:
-        """With the rows in these slots no longer to be found."""
+        """Returns the index with the rows in these slots (n,) hidden."""
         return self._with(self._exact.hide(slots))
 
     def show(self, slots: Tensor, group: Tensor) -> ProgressiveIndex:
-        """With the rows in these slots to be found again, each in its group (n,)."""
+        """Returns the index with the rows in these slots (n,) no longer hidden, each in its group (n,)."""
         return self._with(self._exact.show(slots, group))
 
     def _with(self, exact: ExactIndex) -> ProgressiveIndex:
-        """The same codes for another version of the rows."""
+        """Returns the index with another version of the rows and the same codes."""
         changed = copy(self)
         changed._exact = exact
         return changed
 
     def search(self, queries: Tensor, k: int, *, group: int | None = None, exclude: Tensor | None = None) -> Found:
-        """The k nearest rows of unit queries (B, D), of one group if given, without the ids in ``exclude`` (B, E)."""
+        """Returns the k rows nearest to each query; see ``Index.search``."""
         return self.search_groups(queries, [(k, group)], exclude=exclude)[0]
 
     def search_groups(self, queries: Tensor, wanted: Sequence[Wanted], *, exclude: Tensor | None = None) -> list[Found]:
-        """What ``search`` finds for each of several numbers of rows and groups; all rows are read once for all."""
+        """Returns the result of ``search`` for each pair of a number of rows and a group; see ``Index``."""
         exclude = self._exact.checked_exclude(exclude, len(queries))
         coder = self._codes.coder
         if coder is None or not len(queries):
@@ -255,7 +257,7 @@ class ProgressiveIndex:
     def _search_some(
         self, coder: Coder, queries: Array, wanted: Sequence[Wanted], exclude: Array | None
     ) -> list[Found]:
-        """``search_groups`` for as many queries (B, D) as are searched together."""
+        """``search_groups`` for at most ``TOGETHER`` queries (B, D)."""
         precise = queries.astype(numpy.float64)
         answers = self._from_one_pass(coder, precise, wanted, exclude)
         for number in range(len(queries)):
@@ -278,7 +280,10 @@ class ProgressiveIndex:
     def _from_one_pass(
         self, coder: Coder, queries: Array, wanted: Sequence[Wanted], exclude: Array | None
     ) -> list[_Answers]:
-        """What one pass over all codes finds for each thing that is wanted, and for which queries that is certain."""
+        """Returns what one pass over all codes finds for each pair in ``wanted``, and which queries that settles.
+
+        If a pass is not worthwhile, it settles none of them.
+        """
         spare = 0
         if exclude is not None:
             spare = exclude.shape[1]
@@ -301,7 +306,7 @@ class ProgressiveIndex:
         return answers
 
     def _nearest(self, bounds: _Bounds, query: Array, k: int, group: int | None, excluded: Array) -> Found:
-        """The k nearest rows of one query (D,)."""
+        """Returns the k rows nearest to one query (D,)."""
         usable = self._exact.usable(group)
         count = self.slots
         if usable is not None:
@@ -317,9 +322,10 @@ class ProgressiveIndex:
         return single.ranked(self._exact, query, candidates, k, excluded)
 
     def _audit(self, found: list[Found], number: int, query: Array, wanted: Sequence[Wanted], excluded: Array) -> None:
-        """Notes whether exact search finds the same for one query (D,) of a batch; what it finds is the answer."""
+        """Compares the result of one query (D,) of a batch with exact search, whose result replaces it in ``found``."""
         exclude = torch.from_numpy(excluded[None])
-        self._bring(self.visible.numpy())  # no hidden slots: another thread may be writing other rows to them
+        # Only visible slots: a slot whose row was removed may be reused for another row while this thread reads.
+        self._bring(self.visible.numpy())
         exact = self._exact.search_groups(torch.from_numpy(query[None]), wanted, exclude=exclude)
         same = all(torch.equal(ours.ids[number], theirs.ids[0]) for ours, theirs in zip(found, exact, strict=True))
         self._auditor.note(same)
@@ -330,7 +336,7 @@ class ProgressiveIndex:
                 column[number] = value[0]
 
     def _reach(self, bounds: _Bounds, query: Array, usable: Array | None, wanted: int) -> float:
-        """A similarity that so many rows have: the least exact one of those that seem nearest."""
+        """Returns a similarity that at least ``wanted`` rows reach, from exact scores of the rows that seem nearest."""
         near = bounds.highest(max(FIRST, 4 * wanted, self.slots // SHARE), usable)
         tighter = bounds.of_rows(near)
         some = wanted + SPARE
@@ -342,21 +348,21 @@ class ProgressiveIndex:
 
 
 class _Answers(NamedTuple):
-    """What was found for B queries, and for which of them it is certain."""
+    """The results of B queries, and for which of them the result is certain."""
 
     found: Found
     certain: Array  # (B,) bool
 
 
 def _nothing_certain(queries: int, k: int) -> _Answers:
-    """Room for what so many queries find."""
+    """Returns empty results for this many queries, none of them certain."""
     nobody = torch.full((queries, k), -1)
     found = Found(nobody, nobody.clone(), torch.full((queries, k), -torch.inf, dtype=torch.float64))
     return _Answers(found, numpy.zeros(queries, bool))
 
 
 def _excluded_from(exclude: Array | None, number: int) -> Array:
-    """The ids that are excluded from what one of the queries finds."""
+    """Returns the ids (E,) that are excluded from the result of one of the queries."""
     if exclude is None:
         return single.NOBODY
     excluded: Array = exclude[number]
@@ -364,27 +370,27 @@ def _excluded_from(exclude: Array | None, number: int) -> Array:
 
 
 class Audit(NamedTuple):
-    """How many queries were compared with exact search, and for how many of them it found other rows."""
+    """How many queries were compared with exact search, and for how many of them exact search found other rows."""
 
     queries: int = 0
     differing: int = 0
 
 
 class _Auditor:
-    """Chooses queries to be compared with exact search, at even distances, and counts how they fare.
+    """Chooses evenly spaced queries for comparison with exact search, and counts the results.
 
     Args:
-        sample: their share of all queries.
+        sample: the share of queries that are compared.
     """
 
     def __init__(self, sample: float) -> None:
         self.audit = Audit()
         self._sample = sample
-        self._due = 0.0  # comparisons that are due and not yet made, less than one
+        self._due = 0.0  # the fraction of a comparison that is due
         self._lock = Lock()
 
     def is_due(self) -> bool:
-        """Whether the next query is one of them."""
+        """Returns whether the next query is to be compared."""
         if not self._sample:
             return False
         with self._lock:
@@ -395,19 +401,19 @@ class _Auditor:
             return True
 
     def note(self, same: bool) -> None:
-        """Counts a comparison."""
+        """Counts a comparison, and whether exact search found the same."""
         with self._lock:
             self.audit = Audit(self.audit.queries + 1, self.audit.differing + (not same))
 
 
 class _Bounds:
-    """Upper bounds of the similarities of all rows to one query.
+    """Upper bounds on the similarities of all rows to one query.
 
     Args:
-        codes: of the rows.
-        coder: that made them.
+        codes: the codes of the rows.
+        coder: the coder that made them.
         query: (D,) float64.
-        slots: in use.
+        slots: how many slots are in use.
         certified: see ``ProgressiveIndex``.
     """
 
@@ -418,7 +424,7 @@ class _Bounds:
         self._base, self._upper = codes.scan(head_and_bits, slots)
 
     def highest(self, count: int, usable: Array | None) -> Array:
-        """About so many slots with the highest bounds, in rising order: at least half as many, if there are any."""
+        """Returns about ``count`` slots with the highest bounds, in rising order: at least half as many if possible."""
         step = max(1, len(self._upper) // SAMPLED)
         sample = self._upper[::step]
         if usable is not None:
@@ -434,11 +440,11 @@ class _Bounds:
         return slots
 
     def of_rows(self, slots: Array) -> Array:
-        """Tighter bounds of the rows in these slots (n,), which rise."""
+        """Returns tighter bounds (n,) on the rows in these slots (n,), which must be in rising order."""
         return self._codes.bounds(self._nibbles, slots, self._base)
 
     def reaching(self, least: float, usable: Array | None) -> Array:
-        """The slots of all rows that can be so similar."""
+        """Returns the slots of all rows whose similarity may reach ``least``."""
         slots = _places(usable, len(self._upper))
         if not self._certified:
             slots = _reached(self._upper, least, usable)
@@ -446,7 +452,7 @@ class _Bounds:
 
 
 def _places(usable: Array | None, count: int) -> Array:
-    """The slots that may be found, in rising order."""
+    """Returns the slots that may be found, in rising order."""
     if usable is None:
         return numpy.arange(count)
     places: Array = usable.nonzero()[0]
@@ -454,7 +460,7 @@ def _places(usable: Array | None, count: int) -> Array:
 
 
 def _reached(upper: Array, least: float, usable: Array | None) -> Array:
-    """The slots that may be found and whose bound (slots,) is not lower."""
+    """Returns the slots that may be found and whose upper bound (slots,) reaches ``least``."""
     reached = upper >= least
     if usable is not None:
         reached &= usable
@@ -463,9 +469,9 @@ def _reached(upper: Array, least: float, usable: Array | None) -> Array:
 
 
 class _Codes:
-    """The codes of all rows that were ever put, shared by all versions of the rows.
+    """The codes of all rows that were ever added, shared by all versions of the index.
 
-    A slot's codes are written when its row is: nobody reads it then.
+    The codes of a slot are written together with its row, when nobody reads that slot.
 
     Args:
         dim: length of a row.
@@ -473,9 +479,9 @@ class _Codes:
 
     def __init__(self, dim: int) -> None:
         self.coder: Coder | None = None
-        self.longest = 0.0  # of all codes, see ``Coded``
+        self.longest = 0.0  # the greatest ``Coded.longest`` so far
         self._dim = dim
-        self._slots = 0  # that any version has had
+        self._slots = 0  # the most slots in use in any version
         padded = padded_length(dim)
         tile: dict[str, Kind] = {
             "head": ((HEAD // 2, LANES, 2), torch.int8),
@@ -484,24 +490,24 @@ class _Codes:
         }
         row: dict[str, Kind] = {"nibbles": ((padded // 2,), torch.uint8), "factors": ((2,), torch.float32)}
         self._rows = Blocks(row, torch.device("cpu"))
-        self._tiles = Blocks(tile, torch.device("cpu"), block=self._rows.block // LANES)  # of the same rows
-        self._centers: Array = numpy.zeros((0, padded))  # with room for more
+        self._tiles = Blocks(tile, torch.device("cpu"), block=self._rows.block // LANES)  # the same rows in each block
+        self._centers: Array = numpy.zeros((0, padded))  # one for each span, with room to grow
         self._spans = 0
-        self._sum: Array = numpy.zeros(padded)  # of the tails in the newest span
+        self._sum: Array = numpy.zeros(padded)  # the sum of the tails in the newest span
         self._summed = 0
-        self._memory = local()  # bounds, one pair for each thread, which is written again by every search
+        self._memory = local()  # two arrays of bounds for each thread, overwritten by every search
 
     def nbytes(self, slots: int) -> int:
-        """Bytes of the codes of so many slots, and of what they are made with, once there are enough rows."""
+        """Returns the bytes of the codes of this many slots and of the coder; 0 as long as there are too few rows."""
         if self.coder is None and (slots < LEAST or self._dim > WIDEST):
             return 0
         tiles = -(-slots // LANES)
-        centers = (-(-slots // SPAN) + 1) * self._sum.nbytes  # and the sum from which the next is made
+        centers = (-(-slots // SPAN) + 1) * self._sum.nbytes  # and the sum that yields the next one
         codes = tiles * self._tiles.slot_bytes + slots * self._rows.slot_bytes
         return codes + centers + bytes_of_coder(self._dim)
 
     def add(self, exact: ExactIndex, slots: Array) -> None:
-        """Encodes the rows in these slots (n,), or all rows once there are enough of them."""
+        """Encodes the rows in these slots (n,), or all rows as soon as there are enough."""
         self._slots = max(self._slots, exact.slots)
         if self.coder is not None:
             self._write(self.coder, exact, slots)
@@ -511,7 +517,7 @@ class _Codes:
             self.coder = coder  # from now on, searches read codes
 
     def _fitted(self, exact: ExactIndex) -> Coder:
-        """A coder for rows such as these; their mean tail is to be the first center."""
+        """Returns a coder fitted to these rows, whose mean tail will be the first center."""
         visible = exact.visible
         places = torch.linspace(0, len(visible) - 1, min(SAMPLE, len(visible)), dtype=torch.float64).long()
         sample = exact.rows(visible[places]).numpy().astype(numpy.float64)
@@ -523,7 +529,7 @@ class _Codes:
         return coder
 
     def _write(self, coder: Coder, exact: ExactIndex, slots: Array) -> None:
-        """Encodes the rows in these slots (n,), span by span: each takes its center from the one before."""
+        """Encodes the rows in these slots (n,) span by span, because each span gets its center from the one before."""
         if not len(slots):
             return
         slots = numpy.sort(slots)
@@ -537,7 +543,7 @@ class _Codes:
                 self._encode(coder, exact, slots[piece : min(piece + ENCODED, end)], span)
 
     def _open(self, span: int) -> None:
-        """Gives centers to spans up to this one: the mean tail of the one before each, for good."""
+        """Sets the centers of all spans up to this one, for good: each is the mean tail of the previous span."""
         while self._spans <= span:
             center = self._sum / max(self._summed, 1)
             if self._spans and not self._summed:
@@ -552,13 +558,13 @@ class _Codes:
             self._summed = 0
 
     def _encode(self, coder: Coder, exact: ExactIndex, slots: Array, span: int) -> None:
-        """Writes the codes of the rows in these slots (n,) of a span."""
+        """Writes the codes of the rows in these slots (n,), all in one span."""
         rows = decode(exact.blocks.read(slots, *exact.encoded)).astype(numpy.float64)
-        with numpy.errstate(all="ignore"):  # slots that were never written hold anything
+        with numpy.errstate(all="ignore"):  # slots that were never written hold arbitrary values
             coded = coder.encode(rows, self._centers[span])
         self.longest = max(self.longest, coded.longest)
         if span == self._spans - 1:
-            # What is hidden may never have been written.
+            # Hidden slots are left out, because they may never have been written.
             shown = exact.shows(slots)
             self._sum += coded.tails[shown].sum(0)
             self._summed += int(numpy.count_nonzero(shown))
@@ -576,7 +582,7 @@ class _Codes:
         self._rows.write(torch.from_numpy(slots), {"nibbles": coded.nibbles, "factors": coded.factors})
 
     def _store_one(self, coded: Coded, slot: int) -> None:
-        """Writes the codes of one row, without lists of places."""
+        """Writes the codes of one row, without arrays of positions."""
         tile, lane = divmod(slot, LANES)
         block, offset = divmod(tile, self._tiles.block)
         tiles = self._tiles.arrays()
@@ -589,9 +595,9 @@ class _Codes:
         rows["factors"][block][offset] = coded.factors[0]
 
     def kept(self, coder: Coder, slots: Tensor) -> Columns:
-        """The codes of the rows in these slots, by slot, and what they were made with: (rows, columns) each.
+        """Returns the codes of the rows in these slots, ordered by slot, and the coder's parts: (rows, columns) each.
 
-        Of other slots there are zeros: their rows were deleted, or never written, and are nobody's business.
+        All other slots are zero: their rows were deleted, and must not be disclosed, or were never written.
         """
         used = int(slots.max()) + 1
         tiles = -(-used // LANES)
@@ -617,7 +623,7 @@ class _Codes:
         return columns
 
     def restore(self, columns: Columns, slots: int) -> None:
-        """Takes what ``kept`` gave of rows in so many slots."""
+        """Restores what ``kept`` returned for rows in this many slots."""
         tiles = {}
         for name, (shape, dtype) in self._tiles.kinds.items():
             tiles[name] = columns[name].view(dtype).view(-1, *shape)
@@ -633,16 +639,19 @@ class _Codes:
         self.coder = Coder({name: columns[PART + name].numpy() for name in shapes_of_parts(self._dim)})
 
     def centers(self, slots: int) -> Array:
-        """The centers (spans, padded) of so many slots."""
+        """Returns the centers (spans, padded) of the first ``slots`` slots."""
         return self._centers[: -(-slots // SPAN)]
 
     def blocks(self, slots: int) -> list[hunt.Block]:
-        """The codes of so many slots, block by block."""
+        """Returns the codes of the first ``slots`` slots, block by block."""
         tiles = -(-slots // LANES)
         return list(hunt.blocks_of(self._tiles.arrays(), self._rows.arrays(), self._tiles.block, tiles))
 
     def scan(self, query: HeadAndBits, slots: int) -> tuple[Array, Array]:
-        """What each row is known to reach without its tail, and its upper bound (slots,); overwritten by the next."""
+        """Returns what each row is known to reach without its tail and an upper bound on its similarity, both (slots,).
+
+        This thread's next scan overwrites them.
+        """
         tiles = -(-slots // LANES)
         base, upper = self._room(tiles * LANES)
         path = chosen()
@@ -656,7 +665,7 @@ class _Codes:
         return base[:slots], upper[:slots]
 
     def bounds(self, query: Nibbles, slots: Array, base: Array) -> Array:
-        """Tighter bounds (n,) of the rows in these slots (n,), which rise, from what ``scan`` wrote."""
+        """Returns tighter bounds (n,) on the rows in these slots (n,), sorted; ``base`` is what ``scan`` returned."""
         upper = numpy.empty(len(slots), numpy.float32)
         path = chosen()
         size = self._rows.block
@@ -668,11 +677,11 @@ class _Codes:
         return upper
 
     def _room(self, slots: int) -> tuple[Array, Array]:
-        """Memory for two float32 numbers a slot, this thread's own."""
+        """Returns two float32 arrays (slots,) that belong to this thread."""
         if getattr(self._memory, "size", 0) < slots:
             self._memory.base = numpy.empty(2 * slots, numpy.float32)
             self._memory.upper = numpy.empty(2 * slots, numpy.float32)
-            self._memory.size = 2 * slots  # last: memory may run out before
+            self._memory.size = 2 * slots  # last, because memory may run out before
         base: Array = self._memory.base
         upper: Array = self._memory.upper
         return base[:slots], upper[:slots]

@@ -1,6 +1,6 @@
-"""Reading all rows once for each batch of queries: approximate products, with a bound on their error.
+"""Scans, which read all rows once for each batch of queries: approximate products with a bound on their error.
 
-A scan never decides an answer: it only says which rows are worth an exact look.
+A scan never decides the result. It only tells which rows are worth scoring exactly.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from adanpc.index.blocks import TILE
 from adanpc.index.grid import Array
 from adanpc.index.kernels import LONGEST, ByteQueries, chosen, multiply_rows, roundings
 
-numkong: Any = import_module("numkong") if find_spec("numkong") else None  # the extra `fast`
+numkong: Any = import_module("numkong") if find_spec("numkong") else None  # installed by the extra `fast`
 
 MULTIPLYING = ("avx512", "avx2")  # kernels that multiply rows faster than NumPy does
-CACHED = 1 << 23  # float32 numbers that a cache holds: 32 MiB
-ALONE = 9216  # numbers of a matrix from which on OpenBLAS, NumPy's BLAS, wakes threads to multiply it
-COORDINATES = 1 << 20  # coordinates re-scored in float64 at once: what the cache holds
-CONVERTED = 16  # tiles made float32 at once: what the cache holds
-LONG_ENOUGH = 32  # coordinates from which on products of whole numbers pay; of rows of one, torch 2.13 gets them wrong
-MULTIPLIED = 128  # tiles of int8 rows multiplied at once: their products stay in the cache
-INPUT_ROUNDING = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # of torch's float32 matmul precisions
+CACHED = 1 << 23  # float32 numbers that fit into the cache: 32 MiB
+ALONE = 9216  # size of a matrix from which OpenBLAS, NumPy's BLAS, wakes threads to multiply it
+COORDINATES = 1 << 20  # coordinates scored in float64 at once, few enough to stay in the cache
+CONVERTED = 16  # tiles converted to float32 at once, few enough to stay in the cache
+LONG_ENOUGH = 32  # row length from which integer products pay off; torch 2.13 gets them wrong for one coordinate
+MULTIPLIED = 128  # tiles of int8 rows multiplied at once, few enough for their products to stay in the cache
+INPUT_ROUNDING = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # by torch's float32 matmul precision
 
 
 def scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
-    """Writes the products of all stored codes, blocks of (n, D), and unit queries (B, D) into ``out`` (tiles, B, 64).
+    """Multiplies all stored codes, in blocks (n, D), by unit queries (B, D), and writes into ``out`` (tiles, B, 64).
 
-    Returns a bound on the error of each query's products, as a share of the length of the codes (B,).
+    Returns a bound (B,) on the error of each query's products, relative to the length of the codes.
     """
     if out.is_cpu and queries.shape[0] < 8:
         return _scan_for_few(blocks, queries, out)
@@ -41,14 +41,14 @@ def scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
 
 
 def _scan_for_few(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
-    """``scan`` for less than eight queries in main memory."""
+    """``scan`` for fewer than eight queries in main memory."""
     count, dim = queries.shape
     if blocks[0].dtype == torch.int8 and dim > LONGEST:
-        return _scan_for_many(blocks, queries, out)  # all others sum up in 32 bits
+        return _scan_for_many(blocks, queries, out)  # all other scans sum in 32 bits
     float32 = blocks[0].dtype == torch.float32
     threads = torch.get_num_threads()
     cached = out.shape[0] * TILE * dim <= CACHED and threads <= 2
-    alone = cached or threads == 1 or not float32  # else torch's threads share what comes from memory
+    alone = cached or threads == 1 or not float32  # otherwise, torch's threads share the reading from memory
     path = chosen()
     if path in MULTIPLYING and alone:
         return kernel_scan(path, blocks, queries, out)
@@ -64,19 +64,19 @@ def _scan_for_many(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor
     whole_numbers = blocks[0].dtype == torch.int8 and LONG_ENOUGH <= queries.shape[1] <= LONGEST
     if out.is_cpu and whole_numbers and multiplies_integers():
         return integer_scan(blocks, queries, out)
-    with torch.autocast(out.device.type, enabled=False):  # it would compute some products in bfloat16
+    with torch.autocast(out.device.type, enabled=False):  # which would compute some products in bfloat16
         return torch_scan(blocks, queries, out)
 
 
 def kernel_scan(path: str, blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
-    """The same by a kernel, in this thread: rows are read once for two queries."""
+    """``scan`` with a compiled kernel, in this thread; each row is read once for every two queries."""
     exact = queries.numpy()
     count, dim = exact.shape
     multiplied: Array | ByteQueries = numpy.ascontiguousarray(exact)
     if blocks[0].dtype == torch.int8:
         multiplied = ByteQueries.of(exact)
         left = exact - multiplied.read()
-        errors = numpy.sqrt(numpy.vecdot(left, left)) * 1.001 + 2.0**-22  # sums are exact, and rounded once
+        errors = numpy.sqrt(numpy.vecdot(left, left)) * 1.001 + 2.0**-22  # sums are exact and rounded only once
     else:
         rounded = roundings(dim) * 2.0**-24
         errors = numpy.full(count, 1.01 * rounded / (1 - rounded))
@@ -90,16 +90,17 @@ def kernel_scan(path: str, blocks: list[Tensor], queries: Tensor, out: Tensor) -
 
 
 def numpy_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
-    """The same for float32 rows and one or two queries, row by row in this thread.
+    """``scan`` for float32 rows and one or two queries, row by row in this thread.
 
-    While the cache holds the rows, that takes two thirds of the time of torch's scan in one thread, as long as in two.
+    If the rows fit into the cache, this takes two thirds of the time of torch's scan in one thread, and as long as
+    torch's scan in two threads.
     """
     dim = queries.shape[1]
     multiply: Any = numpy.vecdot
     if TILE * dim < ALONE:
-        multiply = numpy.matmul  # tile by tile, which takes two thirds of the time where rows are short
+        multiply = numpy.matmul  # tile by tile, which takes two thirds of the time for short rows
     products = out.numpy()
-    with numpy.errstate(all="ignore"):  # slots that were never written hold anything
+    with numpy.errstate(all="ignore"):  # slots that were never written hold arbitrary values
         for number, query in enumerate(queries.numpy()):
             done = 0
             for block in blocks:
@@ -110,13 +111,13 @@ def numpy_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
 
 
 def torch_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
-    """The same by batched products, in the orientation in which BLAS reads rows at memory speed."""
+    """``scan`` by batched products, oriented so that BLAS reads rows at memory speed."""
     batch, dim = queries.shape
     done = 0
     for block in blocks:
         converted = CONVERTED
         if block.dtype == torch.float32:
-            converted = len(block)  # nothing to convert: all at once
+            converted = len(block)  # nothing to convert, so all tiles at once
         for tiles in block.view(-1, TILE, dim).split(converted):
             target = out[done : done + len(tiles)]
             done += len(tiles)
@@ -131,9 +132,9 @@ def torch_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
 
 
 def integer_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
-    """The same for int8 rows and many queries by products of whole numbers, in a fifth of the time of float32.
+    """``scan`` for int8 rows and many queries by integer products, in a fifth of the time that float32 takes.
 
-    A query is the sum of two parts of one byte a coordinate, so that rounding it costs next to nothing.
+    A query is the sum of two parts with one byte per coordinate, so that almost nothing is lost by rounding it.
     """
     batch, dim = queries.shape
     coarse_scale = _step_of(queries)  # (B, 1)
@@ -156,30 +157,30 @@ def integer_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
 
 
 def _step_of(vectors: Tensor) -> Tensor:
-    """What one step of a byte stands for in each of these vectors (B, D), (B, 1)."""
+    """Returns the value (B, 1) of one unit of a byte in each of these vectors (B, D)."""
     return vectors.abs().amax(1, keepdim=True).clamp(min=2.0**-48) / 127
 
 
 @cache
 def multiplies_integers() -> bool:
-    """Whether this machine multiplies matrices of int8 fast, and rightly: some processors clip sums at 16 bits."""
+    """Returns whether int8 matrices are multiplied fast and correctly here: some processors clip sums at 16 bits."""
     if not torch.backends.mkldnn.is_available():
-        return False  # torch has it in a loop, for completeness
+        return False  # without it, torch falls back to a slow loop
     extremes = torch.tensor([127, -127, 127], dtype=torch.int8).repeat_interleave(171)[:512].repeat(TILE, 1)
     products = torch._int_mm(extremes, extremes.T)
     return bool((products == 512 * 127**2).all())
 
 
 def _input_rounding() -> float:
-    """By how much torch may round the factors of a product at the precision that is set."""
+    """Returns by how much torch may round the factors of a product at the current matmul precision."""
     try:
         return INPUT_ROUNDING[torch.get_float32_matmul_precision()]
-    except RuntimeError:  # set by torch's newer switches, for each backend its own: take the coarsest
+    except RuntimeError:  # set separately for each backend by torch's newer switches: assume the coarsest
         return INPUT_ROUNDING["medium"]
 
 
 def numkong_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
-    """The same for int8 and float16 rows by SIMD kernels; the query is rounded to the type of the rows."""
+    """``scan`` for int8 and float16 rows with the SIMD kernels of NumKong; queries are rounded to the rows' type."""
     exact = queries.numpy()
     if blocks[0].dtype == torch.int8:
         scale = numpy.maximum(numpy.abs(exact).max(1, keepdims=True), 2.0**-24) / 127
@@ -191,7 +192,8 @@ def numkong_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
         kernel = {"metric": "dot"}
     done = 0
     target = out.numpy()
-    for block in blocks:  # in this thread: on two cores a second one only met torch's own, which still spin
+    # In this thread: on two cores, a second thread only competed with torch's own threads, which keep spinning.
+    for block in blocks:
         products = numpy.asarray(numkong.cdist(codes, block.numpy(), **kernel)).reshape(len(codes), -1, TILE)
         numpy.multiply(products.transpose(1, 0, 2), scale, out=target[done : done + products.shape[1]])
         done += products.shape[1]

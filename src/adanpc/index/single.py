@@ -1,4 +1,4 @@
-"""The nearest rows of a few queries in main memory, in NumPy: small searches in torch consist of the cost of calls."""
+"""Nearest rows of a few queries in main memory, in NumPy, because call overhead dominates small searches in torch."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from adanpc.index.scan import COORDINATES, scan
 if TYPE_CHECKING:
     from adanpc.index.exact import ExactIndex
 
-MORE = 64  # candidates beyond those wanted, and
-SHARE = 128  # one row in so many: more candidates among int8 rows take longer to score than a scan of their second byte
-GROUP = 16  # rows of which only the best is ranked
+# Beyond wanted + MORE + slots / SHARE int8 candidates, scanning their second byte is faster than scoring them all.
+MORE = 64
+SHARE = 128
+GROUP = 16  # rows in a group; only the best row of each group is ranked
 LEAST = float(numpy.finfo(numpy.float32).min)
-NOBODY = numpy.zeros(0, numpy.int64)  # excluded
+NOBODY = numpy.zeros(0, numpy.int64)  # no ids to exclude
 
 
 def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclude: Tensor | None) -> list[Found]:
-    """The searches of a few queries (B, D) in main memory, in NumPy but for the scan.
+    """Returns the results of a few queries (B, D) in main memory, using NumPy for everything but the scan.
 
-    Candidates are all rows whose upper bound reaches the k-th highest lower bound: no other can be among the best.
+    Candidates are all rows whose upper bound reaches the k-th highest lower bound: no other row can be among the best.
     """
     products = numpy.empty((index.padded // TILE, queries.shape[0], TILE), numpy.float32)
     errors = scan(index.blocks.used("row", index.padded), queries, torch.from_numpy(products))
@@ -54,7 +55,7 @@ def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclud
 
 
 def ranked(index: ExactIndex, query: Array, candidates: Array, k: int, excluded: Array) -> Found:
-    """The k best of candidates (n,) by exact similarity to one query (D,), padded to k."""
+    """Returns the k best candidates (n,) by exact similarity to one query (D,), padded to k."""
     slots = candidates
     ids = index.blocks.read(slots, "id")["id"]
     if len(slots) > 4 * (k + len(excluded)) + 256:
@@ -71,23 +72,23 @@ def ranked(index: ExactIndex, query: Array, candidates: Array, k: int, excluded:
 
 
 def distinct(index: ExactIndex, slots: Array, ids: Array, most: int) -> Array:
-    """The positions of at most so many slots (n,) of each row that several of them hold, those of lowest id.
+    """Returns the positions of slots (n,), keeping at most ``most`` copies of equal rows: those with the lowest ids.
 
-    Equal rows are equally similar, and the tie goes to the lowest ids, so no other can be among the best. Without
-    this, a bank full of copies of one row would have all of them scored for every query that is near.
+    Equal rows are equally similar and ties go to the lowest ids, so no other copy can be among the best. Without this,
+    a bank full of copies of one row would have all of them scored for every query near that row.
     """
     hashes = index.blocks.read(slots, "hash")["hash"]
     order = numpy.lexsort((ids, hashes))  # equal rows side by side, lowest ids first
     ordered = hashes[order]
     kept = numpy.ones(len(order), bool)
-    # A row is one too many if the row so many places before it is equal, and so are all between.
+    # Equal rows are adjacent, so a row is one copy too many if it equals the row ``most`` places before it.
     kept[most:] = ordered[most:] != ordered[:-most]
     positions: Array = numpy.sort(order[kept])
     return positions
 
 
 def _padded(slots: Array, ids: Array, similarity: Array, k: int, device: torch.device) -> Found:
-    """One query's result with K = k, (1, k)."""
+    """Returns the result of one query, padded to (1, k)."""
     short = k - len(slots)
     if short:
         nobody = numpy.full(short, -1)
@@ -98,40 +99,41 @@ def _padded(slots: Array, ids: Array, similarity: Array, k: int, device: torch.d
 
 
 def _query(column: Array, device: torch.device) -> Tensor:
-    """The values of one query (K,) as those of a batch (1, K)."""
+    """Returns the values of one query (K,) as a batch of one (1, K)."""
     return torch.from_numpy(column[None]).to(device)
 
 
 class Bounds(NamedTuple):
-    """Bounds of the similarities of all rows to a query; any number where no row is."""
+    """Bounds on the similarities of all rows to a query; arbitrary in slots without a row."""
 
     upper: Array  # (slots,)
     lower: Array  # (slots,)
-    slack: float  # by how much either may be wrong
+    slack: float  # by how much either bound may be off
 
 
 def _bounds(index: ExactIndex, products: Array, error: float) -> Bounds:
-    """The bounds that follow from the products (slots,) of a scan, whose error is a share of the length of rows."""
+    """Returns bounds from the products (slots,) of a scan, whose error is relative to the length of a row."""
     slack = error * (1 + index.residual) + 1e-6
     if index.storage != "int8":
         return Bounds(products, products, slack)
     scale = _joined(index.blocks.used("scale", index.slots))
     residual = _joined(index.blocks.used("residual", index.slots))
-    with numpy.errstate(all="ignore"):  # slots that were never written hold anything
+    with numpy.errstate(all="ignore"):  # slots that were never written hold arbitrary values
         upper = products * scale + residual
         lower = upper - 2 * residual
     return Bounds(upper, lower, slack)
 
 
 def _finer_bounds(index: ExactIndex, products: Array, error: float, query: Tensor) -> Bounds:
-    """The bounds of int8 rows by both of their bytes, for a query (1, D).
+    """Returns bounds from both bytes of int8 rows, for a query (1, D).
 
-    One byte says little of a row in which one coordinate dominates: it sets the step for all the others.
+    The first byte says little about a row in which one coordinate dominates, because that coordinate sets the step for
+    all the others.
     """
     fine = numpy.empty((index.padded // TILE, 1, TILE), numpy.float32)
     fine_error = float(scan(index.blocks.used("fine", index.padded), query, torch.from_numpy(fine))[0])
     scale = _joined(index.blocks.used("scale", index.slots))
-    with numpy.errstate(all="ignore"):  # slots that were never written hold anything
+    with numpy.errstate(all="ignore"):  # slots that were never written hold arbitrary values
         similarity = products * scale + fine.reshape(-1)[: index.slots] * fine_weight(scale)
     hidden = hidden_from_both(index.dim)
     slack = error * (1 + index.residual) + fine_error * (index.residual + hidden) + hidden + 1e-6
@@ -139,7 +141,7 @@ def _finer_bounds(index: ExactIndex, products: Array, error: float, query: Tenso
 
 
 def _joined(blocks: list[Tensor]) -> Array:
-    """A column of one number for each slot, (slots,)."""
+    """Returns the blocks of a column with one number per slot as a single array (slots,)."""
     arrays = [block.numpy()[:, 0] for block in blocks]
     if len(arrays) == 1:
         return arrays[0]
@@ -147,14 +149,14 @@ def _joined(blocks: list[Tensor]) -> Array:
 
 
 def _only(usable: Array | None, bounds: Array) -> Array:
-    """Bounds (slots,), -inf where the slot may not be found."""
+    """Returns bounds (slots,) with -inf in slots that must not be found."""
     if usable is None:
         return bounds
     return numpy.where(usable, bounds, numpy.float32(-numpy.inf))
 
 
 def exact(index: ExactIndex, slots: Array, query: Array) -> Array:
-    """The similarities of the rows in these slots (n,) to one query (D,), both float64."""
+    """Returns the exact similarities (n,) of the rows in these slots (n,) to one query (D,), both float64."""
     path = chosen()
     if path != "numpy" and index.blocks.device.type == "cpu" and "fine" not in index.encoded:
         owners = numpy.zeros(len(slots), numpy.int64)
@@ -169,7 +171,14 @@ def exact(index: ExactIndex, slots: Array, query: Array) -> Array:
 
 
 def scores(index: ExactIndex, slots: Array, owners: Array, queries: Array) -> Array:
-    """The similarities (n,) of the rows in these slots (n,), each to its own of the queries (B, D), float64."""
+    """Returns the exact similarity (n,) of the row in each slot (n,) to the query that owns it, all float64.
+
+    Args:
+        index: the index in main memory that holds the rows.
+        slots: (n,) where the rows are stored.
+        owners: (n,) for each slot, the number of its query.
+        queries: (B, D) float64.
+    """
     path = chosen()
     if path != "numpy" and "fine" not in index.encoded:
         return score_rows(path, index.blocks.arrays()["row"], index.blocks.block, slots, owners, queries)
@@ -181,18 +190,18 @@ def scores(index: ExactIndex, slots: Array, owners: Array, queries: Array) -> Ar
 
 
 def _candidates(bounds: Bounds, usable: Array | None, k: int) -> Array:
-    """The usable slots whose upper bound may reach the k-th highest lower bound."""
+    """Returns the usable slots whose upper bound may reach the k-th highest lower bound."""
     upper = _only(usable, bounds.upper)
     lower = upper
     if bounds.lower is not bounds.upper:
         lower = _only(usable, bounds.lower)
-    least = max(LEAST, _kth(lower, k) - 2 * bounds.slack)  # which -inf never reaches
+    least = max(LEAST, _kth(lower, k) - 2 * bounds.slack)  # finite, so that -inf never reaches it
     reaching: Array = (upper >= least).nonzero()[0]
     return reaching
 
 
 def _kth(values: Array, k: int) -> float:
-    """The k-th highest of values (n,), or a little less: of many values, only the best of each group are ranked."""
+    """Returns the k-th highest of values (n,), or a little less: of many values, only the best of each group count."""
     k = min(k, len(values))
     heads = values
     if 2 * k * GROUP <= len(values):

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class StoredRows(Protocol):
-    """Encoded rows somewhere else, numbered from 0 on. Whoever reads them checks them, every time."""
+    """Encoded rows that are stored elsewhere, numbered from 0. Every read checks what it returns."""
 
     def read(self, places: Array) -> Mapping[str, Tensor]:
-        """The rows at these places (n,), as ``Index.put`` takes them; an error if they are not what they were."""
+        """Returns the rows at these places (n,), as ``Index.put`` takes them; raises an error if they have changed."""
 
 
 class Unread:
-    """Which slots of an index still wait for their rows, shared by all versions of the index.
+    """The slots of an index whose rows have not been read yet, shared by all versions of the index.
 
-    A row is read once, when it is first needed. Two threads that need it at the same time both read it, and write the
+    A row is read once, when it is first needed. If two threads need it at the same time, both read it and write the
     same bytes to the same place.
 
     Args:
         stored: the rows.
-        slots: (n,) of each of them.
+        slots: (n,) the slot of each row.
     """
 
     def __init__(self, stored: StoredRows, slots: Array) -> None:
@@ -43,29 +43,29 @@ class Unread:
 
     @property
     def count(self) -> int:
-        """How many slots still wait."""
+        """How many rows have not been read yet."""
         return int(numpy.count_nonzero(self._waiting))
 
     def bring(self, index: ExactIndex, slots: Array) -> None:
-        """Has the rows of all of these slots (n,) in memory."""
+        """Reads the rows of these slots (n,) into the index, unless they have been read before."""
         slots = slots[slots < len(self._waiting)]
         wanted = numpy.unique(slots[self._waiting[slots]])
         if not len(wanted):
             return
         index.fill(torch.from_numpy(wanted), self._stored.read(self._places[wanted]))
-        self._waiting[wanted] = False  # last: another thread may look meanwhile
+        self._waiting[wanted] = False  # last, because another thread may check it meanwhile
 
     def forget(self, slots: Array) -> None:
-        """These slots (n,) get other rows, and wait no longer."""
+        """Stops waiting for the rows of these slots (n,), which are about to be overwritten."""
         self._waiting[slots[slots < len(self._waiting)]] = False
 
 
 def scattered_memory(size: int) -> Array:
-    """So many untouched bytes (size,) uint8 in small pages, so that writing here and there takes little memory."""
+    """Returns untouched bytes (size,) uint8 in small pages, so that scattered writes take little memory."""
     try:
         mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:  # no file is involved, so nothing but memory can be lacking
+    except OSError as error:  # no file is involved, so only memory can be lacking
         raise MemoryError(f"there is no memory for {size} bytes") from error
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux alone has pages that are huge
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # only Linux has it
         mapped.madvise(mmap.MADV_NOHUGEPAGE)
     return numpy.frombuffer(mapped, numpy.uint8)
