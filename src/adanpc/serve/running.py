@@ -62,7 +62,7 @@ class Gathered:
         self._parts.append(data)
         self._size += len(data)
         if self._size > GATHERED:
-            self._flush()  # lets the transport signal when the client reads more slowly than we write
+            self._flush()  # lets the transport signal when the client reads more slowly than the server writes
 
     def close(self) -> None:
         """Writes what is left and closes the connection."""

@@ -28,7 +28,7 @@ from adanpc.store.check import ContentsError
 
 LENGTH_BYTES = 8  # the size of the number in front of the header that gives its length
 MOST_HEADER = 100_000_000  # bytes; the safetensors library does not read longer headers either
-MOST_DIMENSIONS = 2  # no column has more, and a forged shape must not make us multiply a million sizes
+MOST_DIMENSIONS = 2  # no column has more, and a forged shape must not cost a million multiplications
 MOST_BYTES = 2**63 - 1  # the largest possible file
 PIECE = 64 << 20  # bytes of a tensor that a thread reads or hashes at a time
 THREADS = 2  # more would only wait for memory

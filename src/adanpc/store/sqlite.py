@@ -254,7 +254,7 @@ class SqliteLog:
         """Raises a LogError if the head or the newest snapshot shows that acknowledged changes are lost."""
         position = self.position
         if claimed is not None and claimed.position < self.start:
-            claimed = None  # a power loss brought back a head from before compaction, which tells us nothing
+            claimed = None  # a power loss brought back a head from before compaction, which is meaningless now
         if claimed is not None and self._seal_at(self._connection, claimed.position) != claimed.seal:
             raise LogError(
                 f"{self.folder} has lost changes: its log ends at {position} and came to {claimed.position}; "
