@@ -510,7 +510,8 @@ def test_the_fast_scan_is_used_where_it_is_faster(monkeypatch: pytest.MonkeyPatc
         patch.setattr(scans, "chosen", lambda: "avx2")
         asked = ((torch.int8, 1), (torch.float16, 7), (torch.float32, 3), (torch.float32, 7), (torch.int8, 8))
         assert [scan(*each) for each in asked] == ["kernel", "kernel", "kernel", "kernel", "integer"]
-        assert scan(torch.int8, 1, dim=2**16 + 1) == "numkong"
+        assert scan(torch.int8, 1, dim=2**16 + 1) == "torch"
+        assert scan(torch.int8, 8, dim=2**16 + 1) == "torch"
         patch.setattr(torch, "get_num_threads", lambda: 3)
         assert scan(torch.float32, 1) == "torch"
         patch.setattr(torch, "get_num_threads", lambda: 1)
@@ -531,6 +532,18 @@ def test_products_of_whole_numbers_are_used_only_where_they_are_right(monkeypatc
     assert not right()
 
 
+@pytest.mark.parametrize("queries", [1, 8])
+def test_sums_of_long_int8_rows_do_not_overflow(queries: int) -> None:
+    dim = 140_000  # 127 * 127 * dim does not fit into 32 bits
+    rows = torch.full((64, dim), 127, dtype=torch.int8)
+    query = unit(torch.ones(queries, dim))
+    products = torch.empty(1, queries, 64)
+    errors = scans.scan([rows], query, products)
+    exact = 127.0 * query.double().sum(1)
+    length = 127.0 * dim**0.5
+    assert ((products[0].double() - exact[:, None]).abs() <= errors[:, None] * length).all()
+
+
 @pytest.mark.parametrize(
     ("features", "message"),
     [
@@ -538,6 +551,7 @@ def test_products_of_whole_numbers_are_used_only_where_they_are_right(monkeypatc
         (torch.ones(4), r"shape \(B, 4\), got \(4,\): pass features\[None\] for a single one"),
         (torch.ones(2, 3), r"shape \(B, 4\), got \(2, 3\)"),
         (torch.ones(1, 4, dtype=torch.complex64), "real numbers, got torch.complex64"),
+        (torch.eye(4).to_sparse(), "dense, got torch.sparse_coo: pass features.to_dense()"),
         (torch.tensor([[1.0, 1, 1, 1], [1, float("nan"), 1, 1]]), "row 1 holds NaN"),
         (torch.tensor([[float("inf"), 1, 1, 1]]), "row 0 holds NaN or a value infinite"),
         (torch.tensor([[1e300, 1, 1, 1]], dtype=torch.float64), "infinite in float32"),
@@ -554,6 +568,12 @@ def test_other_number_types_are_taken_as_float32(dtype: torch.dtype) -> None:
     checked = check_features(torch.tensor([[1, 0, 1, 1]]).to(dtype), 4)
     assert checked.dtype == torch.float32
     assert checked.tolist() == [[1, 0, 1, 1]]
+
+
+def test_features_that_torch_negates_when_they_are_read() -> None:
+    features = torch.tensor([[1 + 2j, 3 - 4j]]).conj().imag
+    assert features.is_neg()
+    assert unit(check_features(features, 2)).equal(unit(torch.tensor([[-2.0, 4.0]])))
 
 
 def test_an_unknown_storage_is_refused() -> None:

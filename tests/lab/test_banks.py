@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -162,3 +163,15 @@ def test_what_was_made_stays_when_the_work_fails(tmp_path: Path) -> None:
     with banks.workspace_for(tmp_path / "bank") as folder:
         assert (folder / "piece").exists()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_file_system_that_keeps_an_open_file_does_not_fail_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")  # as NFS says while the lock is open
+
+    with banks.workspace_for(tmp_path / "bank") as folder:
+        (folder / "piece").touch()
+        monkeypatch.setattr(os, "rmdir", refused)
+    assert not (folder / "piece").exists()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 import os
 import pickle
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from adanpc.core import AdaNPC, Admission, Delete, MemoryBank, Veto
-from adanpc.index import ProgressiveIndex, blocks, codes, progressive
+from adanpc.index import ExactIndex, ProgressiveIndex, blocks, codes, progressive, unit
+from adanpc.index.grid import Array
 from adanpc.index.protocol import Kept
 from adanpc.index.unread import scattered_memory
 from adanpc.store import BankFileError, DurableBank, load, save
@@ -167,6 +170,34 @@ def test_an_audit_reads_all_rows(tmp_path: Path) -> None:
     assert opened.memory(300)["rows in a file"] == 0
 
 
+def test_an_audit_leaves_hidden_slots_alone_because_they_may_get_other_rows_meanwhile(tmp_path: Path) -> None:
+    original = classifier()
+    save(original, tmp_path / "bank")
+    state = file_module._read(tmp_path / "bank", lazy_rows=True)
+    stored = state["kept"].rows
+    assert stored is not None
+    read_stored = stored.read
+    slot = torch.tensor([7])
+    new_row = original.bank.contents.index.encode(unit(features(9, 1)))
+    changed = []
+
+    class ChangedMeanwhile:
+        """Puts another row into a slot while an audit, which alone needs so many, reads rows."""
+
+        def read(self, places: Array) -> Mapping[str, Tensor]:
+            rows = read_stored(places)
+            if len(places) > 200:
+                changed.append(hidden.put(slot, torch.tensor([300]), new_row, torch.ones(1, dtype=torch.uint8)))
+            return rows
+
+    group = torch.ones(300, dtype=torch.uint8)
+    kept = Kept(state["kept"].codes, ChangedMeanwhile())
+    index = ProgressiveIndex(DIM, sample=1.0)
+    hidden = index.put_kept(state["tensors"]["id"], state["tensors"], group, kept).hide(slot)
+    hidden.search(unit(features(2, 1)), 5)
+    assert torch.equal(changed[0].state(slot)["row"], new_row["row"])
+
+
 def test_more_neighbors_than_a_search_by_codes_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progressive, "MANY", 8)
     original = classifier()
@@ -265,10 +296,59 @@ def test_a_state_has_codes_only_if_it_is_asked() -> None:
     assert "kept" not in classifier(storage="float32").state(codes=True)
 
 
+def test_classifiers_of_the_same_state_share_no_memory() -> None:
+    original = classifier()
+    state = original.state(codes=True)
+    first = AdaNPC.load(state)
+    second = AdaNPC.load(state)
+    first.apply(Delete(tuple(range(40, 80))))
+    first.learn(features(7, 330), torch.arange(330) % CLASSES)
+    assert_same(second, original)
+
+
+def test_a_state_may_be_changed_by_whoever_asked_for_it() -> None:
+    made = classifier()
+    given = made.state(codes=True)["kept"].codes
+    before = {name: column.clone() for name, column in given.items()}
+    for column in given.values():
+        column.zero_()
+    again = made.state(codes=True)["kept"].codes
+    for name, column in before.items():
+        assert torch.equal(again[name], column), name
+
+
+def test_an_audit_reads_no_row_that_cannot_be_found(tmp_path: Path) -> None:
+    """The slot of such a row may be given to another row meanwhile."""
+    save(classifier(), tmp_path / "bank")
+    state = file_module._read(tmp_path / "bank", lazy_rows=True)
+    bank = MemoryBank.load(state, index=lambda *about: ProgressiveIndex(*about, sample=1.0))
+    bank.apply(Delete((9,)))
+    bank.search(features(2, 1), 5)
+    assert bank.memory()["rows in a file"] == 2 * DIM * 2  # the deleted one, and the one that is vetoed
+
+
 def test_codes_are_no_part_of_another_index(tmp_path: Path) -> None:
     state = classifier(gaps=True).state(codes=True)
     state["document"]["bank"]["storage"] = "float16"
     assert len(MemoryBank.load(state)) == 294
+
+
+def test_an_index_without_codes_gets_all_rows_at_once(tmp_path: Path) -> None:
+    made = classifier(gaps=True)
+    save(made, tmp_path / "bank")
+    state = file_module._read(tmp_path / "bank", lazy_rows=True)
+    bank = MemoryBank.load(state, index=ExactIndex)  # as on a device other than the CPU
+    assert bank.digest() == made.bank.digest()
+    assert torch.equal(bank.search(features(2, 9), 5).ids, made.bank.search(features(2, 9), 5).ids)
+
+
+def test_rows_that_stayed_in_the_bank_file_go_to_the_folder_of_an_index(tmp_path: Path) -> None:
+    made = classifier(gaps=True)
+    save(made, tmp_path / "bank")
+    state = file_module._read(tmp_path / "bank", lazy_rows=True)
+    bank = MemoryBank.load(state, index=lambda *about: ProgressiveIndex(*about, folder=tmp_path))
+    assert "rows" not in bank.memory()
+    assert bank.digest() == made.bank.digest()
 
 
 def test_rows_in_a_folder_stay_there(tmp_path: Path) -> None:
@@ -414,6 +494,16 @@ def test_files_of_format_6_load_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
             assert torch.equal(answer.probs, expected["probs"])
             assert torch.equal(answer.neighbors.ids, expected["ids"])
             assert torch.equal(answer.neighbors.similarity, expected["similarity"])
+
+
+def test_a_lack_of_memory_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: Any, **options: Any) -> Any:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    save(classifier(), tmp_path / "bank")
+    monkeypatch.setattr(mmap, "mmap", refused)
+    with pytest.raises(BankFileError, match="there is not enough memory; free some and try again"):
+        load(tmp_path / "bank", lazy_rows=True)
 
 
 def test_a_state_with_codes_and_nothing_in_them_is_written_without(tmp_path: Path) -> None:

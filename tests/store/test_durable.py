@@ -392,6 +392,8 @@ def test_a_change_that_is_refused_is_not_logged(tmp_path: Path) -> None:
             bank.apply(Veto((99,)))
         with pytest.raises(AdaNPCError, match="is not a change"):
             bank.apply("veto")  # type: ignore[arg-type]
+        with pytest.raises(AdaNPCError, match="NoneType is not a change"):
+            bank.decide(lambda contents: None)  # type: ignore[arg-type,return-value]
         assert bank.log.position == bank.position == 1
         bank.apply(Veto((0,)))
 

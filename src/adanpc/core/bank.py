@@ -315,15 +315,17 @@ class MemoryBank:
     def _load_state(self, state: State) -> None:
         """Fills this bank, which must be new, with the rows and statistics of a state."""
         document = state["document"]
-        tensors = {name: tensor.to(self.device) for name, tensor in state["tensors"].items()}
+        kept = state.get("kept")
+        given = state["tensors"]
+        if kept is not None and not isinstance(self._contents.index, Coding):
+            given = kept.with_rows(given)
+            kept = None
+        tensors = {name: tensor.to(self.device) for name, tensor in given.items()}
         mean = tensors.pop("source_mean", None)
         total = tensors.pop("stream_total", None)
         stream = tensors.pop("stream", None)
         transform = take_transform(tensors)
         statistics = Statistics(mean, total, document["stream_count"], transform, stream).to(self.device)
-        kept = None
-        if isinstance(self._contents.index, Coding):
-            kept = state.get("kept")
         contents = self._with_rows(
             self._contents,
             self._take_ledger(),

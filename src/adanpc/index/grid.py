@@ -43,7 +43,9 @@ def check_features(features: Any, dim: int) -> Tensor:
         raise FeatureError(f"features must have shape (B, {dim}), got {tuple(values.shape)}{remedy}")
     if values.is_complex():
         raise FeatureError(f"features must be real numbers, got {values.dtype}")
-    values = values.detach().float()
+    if values.layout != torch.strided:
+        raise FeatureError(f"features must be dense, got {values.layout}: pass features.to_dense()")
+    values = values.detach().float().resolve_neg()  # NumPy reads no tensor that is negated only when it is read
     path = chosen()
     if values.is_cpu and path != "numpy" and have_direction(path, values.numpy()):
         return values

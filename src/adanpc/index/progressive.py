@@ -196,22 +196,27 @@ class ProgressiveIndex:
         """``put`` for an index without rows: in the slots that ``codes`` named, without making codes.
 
         Codes are believed, so whoever has read them from somewhere must know that they are those of these rows. The
-        memory of columns and codes becomes that of the index. Rows that are not given but stored are read when they
-        are needed.
+        memory of columns and codes becomes that of the index if it is given away. Rows that are not given but stored
+        are read when they are needed; all at once if the index keeps rows in a folder.
         """
         slots = kept.codes["slot"]
         unread = None
-        if kept.rows is not None:
+        if self._exact.blocks.folders:
+            exact = self._exact.put(slots, ids, kept.with_rows(columns), group)
+        elif kept.rows is not None:
             unread = Unread(kept.rows, slots.numpy())
             exact = self._exact.put_unread(slots, ids, group)
-        elif torch.equal(slots, torch.arange(len(slots))) and not self._exact.blocks.folders:
+        elif kept.given_away and torch.equal(slots, torch.arange(len(slots))):
             exact = self._exact.put_all(ids, columns, group)
         else:
             exact = self._exact.put(slots, ids, columns, group)
         changed = self._with(exact)
         changed._unread = unread
         changed._codes = _Codes(self.dim)
-        changed._codes.restore(kept.codes, changed.slots)
+        codes = kept.codes
+        if not kept.given_away:
+            codes = {name: column.clone() for name, column in codes.items()}
+        changed._codes.restore(codes, changed.slots)
         return changed
 
     def hide(self, slots: Tensor) -> ProgressiveIndex:
@@ -314,7 +319,7 @@ class ProgressiveIndex:
     def _audit(self, found: list[Found], number: int, query: Array, wanted: Sequence[Wanted], excluded: Array) -> None:
         """Notes whether exact search finds the same for one query (D,) of a batch; what it finds is the answer."""
         exclude = torch.from_numpy(excluded[None])
-        self._bring(numpy.arange(self.slots))
+        self._bring(self.visible.numpy())  # no hidden slots: another thread may be writing other rows to them
         exact = self._exact.search_groups(torch.from_numpy(query[None]), wanted, exclude=exclude)
         same = all(torch.equal(ours.ids[number], theirs.ids[0]) for ours, theirs in zip(found, exact, strict=True))
         self._auditor.note(same)
@@ -608,7 +613,7 @@ class _Codes:
         columns["sum"] = torch.from_numpy(self._sum[None].copy())
         columns["numbers"] = torch.tensor([[self.longest, self._summed]], dtype=torch.float64)
         for name, part in coder.parts.items():
-            columns[PART + name] = torch.from_numpy(part)
+            columns[PART + name] = torch.from_numpy(part.copy())
         return columns
 
     def restore(self, columns: Columns, slots: int) -> None:

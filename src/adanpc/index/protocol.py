@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -139,6 +140,13 @@ class Kept(NamedTuple):
 
     codes: Columns
     rows: StoredRows | None = None  # from which rows are read when they are needed; None if they are given
+    given_away: bool = False  # whether nobody else uses the memory of codes and rows, so that an index may keep it
+
+    def with_rows(self, columns: Columns) -> Columns:
+        """The columns (n, …) of all rows, the rows themselves included: read now if they are stored."""
+        if self.rows is None:
+            return columns
+        return {**columns, **self.rows.read(numpy.arange(len(self.codes["slot"])))}
 
 
 @runtime_checkable

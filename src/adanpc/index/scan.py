@@ -43,13 +43,14 @@ def scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
 def _scan_for_few(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
     """``scan`` for less than eight queries in main memory."""
     count, dim = queries.shape
+    if blocks[0].dtype == torch.int8 and dim > LONGEST:
+        return _scan_for_many(blocks, queries, out)  # all others sum up in 32 bits
     float32 = blocks[0].dtype == torch.float32
     threads = torch.get_num_threads()
     cached = out.shape[0] * TILE * dim <= CACHED and threads <= 2
     alone = cached or threads == 1 or not float32  # else torch's threads share what comes from memory
     path = chosen()
-    fits = dim <= LONGEST or blocks[0].dtype != torch.int8
-    if path in MULTIPLYING and fits and alone:
+    if path in MULTIPLYING and alone:
         return kernel_scan(path, blocks, queries, out)
     if not float32 and numkong is not None:
         return numkong_scan(blocks, queries, out)
@@ -60,7 +61,7 @@ def _scan_for_few(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
 
 def _scan_for_many(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
     """``scan`` in torch, on any device."""
-    whole_numbers = blocks[0].dtype == torch.int8 and queries.shape[1] >= LONG_ENOUGH
+    whole_numbers = blocks[0].dtype == torch.int8 and LONG_ENOUGH <= queries.shape[1] <= LONGEST
     if out.is_cpu and whole_numbers and multiplies_integers():
         return integer_scan(blocks, queries, out)
     with torch.autocast(out.device.type, enabled=False):  # it would compute some products in bfloat16

@@ -62,7 +62,10 @@ class Unread:
 
 def scattered_memory(size: int) -> Array:
     """So many untouched bytes (size,) uint8 in small pages, so that writing here and there takes little memory."""
-    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:  # no file is involved, so nothing but memory can be lacking
+        raise MemoryError(f"there is no memory for {size} bytes") from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux alone has pages that are huge
         mapped.madvise(mmap.MADV_NOHUGEPAGE)
     return numpy.frombuffer(mapped, numpy.uint8)

@@ -154,4 +154,6 @@ def workspace_for(target: Path) -> Iterator[Path]:
         if not alone:
             raise AdaNPCError(f"another process is building {target}: wait for it, or give another path")
         yield folder
-        shutil.rmtree(folder)
+        # The lock in it is open, and some file systems, such as NFS, keep an open file and so its folder. The work is
+        # done all the same.
+        shutil.rmtree(folder, ignore_errors=True)

@@ -300,9 +300,7 @@ class DurableBank:
 
         A change without a time is given the current time.
         """
-        if not isinstance(change, Change):
-            raise ChangeError(f"{type(change).__name__} is not a change")
-        as_logged = decode(encode(_dated(change)))
+        as_logged = _as_logged(change)
         action = Action(lambda: as_logged)
         self._enqueue([action])
         return action.ids.result()
@@ -316,11 +314,11 @@ class DurableBank:
         """
         made: list[Change] = []
 
-        def dated() -> Change:
-            made.append(decode(encode(_dated(make(self.contents)))))
+        def change_now() -> Change:
+            made.append(_as_logged(make(self.contents)))
             return made[0]
 
-        action = Action(dated)
+        action = Action(change_now)
         self._enqueue([action])
         action.ids.result()
         return made[0]
@@ -566,6 +564,13 @@ def _tell(questions: Sequence[Question]) -> None:
     callers = {question.answered for question in questions if question.answered is not None}
     for answered in callers:
         answered()
+
+
+def _as_logged(change: Any) -> Change:
+    """The change, dated, as the log will give it back."""
+    if not isinstance(change, Change):
+        raise ChangeError(f"{type(change).__name__} is not a change")
+    return decode(encode(_dated(change)))
 
 
 def _dated(change: Any) -> Any:

@@ -305,7 +305,7 @@ def _read(path: Path, *, lazy_rows: bool = False) -> State:
         if own and lazy_rows:
             return _without_rows(path, file, document)
         columns = {name: _with_spare(file, name) for name in file.entries}
-    kept = Kept({name.removeprefix(CODES): columns.pop(name) for name in codes})
+    kept = Kept({name.removeprefix(CODES): columns.pop(name) for name in codes}, given_away=True)
     state = _whole(document, columns, kept)
     if not own:
         logger.warning("%s: this account did not make the codes in it, so they are made again from its rows", path)
@@ -359,7 +359,7 @@ def _without_rows(path: Path, file: SafetensorsFile, document: dict[str, Any]) -
         raise _wrong_seal()
     codes = {name.removeprefix(CODES): columns.pop(name) for name in list(columns) if name.startswith(CODES)}
     rows = RowsInFile(path, file.file.fileno(), file.entries[ROW], codes["row_seal"])
-    return {"document": document, "tensors": columns, "kept": Kept(codes, rows)}
+    return {"document": document, "tensors": columns, "kept": Kept(codes, rows, given_away=True)}
 
 
 def _checked(document: dict[str, Any], tensors: Columns) -> State:
