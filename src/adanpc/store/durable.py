@@ -567,7 +567,7 @@ def _tell(questions: Sequence[Question]) -> None:
 
 
 def _as_logged(change: Any) -> Change:
-    """The change, dated, as the log will give it back."""
+    """Returns the change with its time, exactly as it will be read back from the log; raises if it is not a change."""
     if not isinstance(change, Change):
         raise ChangeError(f"{type(change).__name__} is not a change")
     return decode(encode(_dated(change)))
