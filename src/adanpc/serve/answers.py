@@ -1,4 +1,4 @@
-"""Answers as documents: what was predicted, and which rows voted for it."""
+"""Answers as JSON documents: what was predicted, and which rows voted for it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from adanpc.serve.facts import RowFacts
 
 
 def names_of(settings: BankSettings) -> Sequence[str]:
-    """The names of all classes; their numbers if they have no names."""
+    """Returns the names of all classes, or their numbers as strings if they have no names."""
     return settings.names or [str(label) for label in range(settings.classes)]
 
 
 def answer_document(prediction: Prediction, place: int, names: Sequence[str]) -> dict[str, Any]:
-    """The answer to one query of a prediction, without the rows behind it."""
+    """Returns the answer to one query of a prediction, without the rows that voted."""
     label = int(prediction.labels[place])
     joined = int(prediction.joined[place])
     return {
@@ -34,7 +34,7 @@ def answer_document(prediction: Prediction, place: int, names: Sequence[str]) ->
 
 
 def neighbor_documents(prediction: Prediction, place: int, contents: Contents, facts: RowFacts) -> list[dict[str, Any]]:
-    """The rows that voted on one query, the largest share first."""
+    """Returns the rows that voted on one query, largest share first."""
     near = prediction.neighbors
     voted = (near.ids[place] >= 0) & (prediction.weights[place] != 0)
     ids = near.ids[place][voted].tolist()
@@ -61,7 +61,7 @@ def neighbor_documents(prediction: Prediction, place: int, contents: Contents, f
 
 
 def _at(values: Tensor | None, place: int) -> Any:
-    """What a tensor of a prediction holds for one query, if the preset has it."""
+    """Returns the value of a prediction's tensor for one query; None if the preset does not provide the tensor."""
     if values is None:
         return None
     return values[place].tolist()

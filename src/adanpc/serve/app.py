@@ -1,4 +1,4 @@
-"""The app: all routes over one bank, behind the checks that every request passes."""
+"""The app: all routes to a bank, behind the checks that every request has to pass."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css
 
 
 class App(FastAPI):
-    """The framework without what it does at each request for telemetry, which is off here."""
+    """FastAPI without the work that it does for telemetry on each request, since telemetry is off here."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers; FastAPI would look through the environment of the process first."""
+        """Answers a request; FastAPI would look through the environment of the process first."""
         await Starlette.__call__(self, scope, receive, send)
 
 
 def create(
     bank: DurableBank, *, tokens: Tokens | None = None, hosts: Iterable[str] = LOOPBACK, **options: Any
 ) -> FastAPI:
-    """An app that answers for a bank, which it does not close; ``app.state.service`` is what stands behind it.
+    """Returns an app that serves a bank, which it does not close; its service is ``app.state.service``.
 
     Args:
-        bank: open.
-        tokens: who may do what; without them, everybody who calls this host by one of its names may do everything.
-        hosts: these names.
-        **options: of ``Service``: encoder, thumbnails, image_of_key, limits, folder.
+        bank: an open bank.
+        tokens: who may do what; without tokens, everybody who calls this host by one of its names may do everything.
+        hosts: the names of this host.
+        **options: other arguments of ``Service``: encoder, thumbnails, image_of_key, limits, folder.
     """
     service = Service(bank, **options)
     app = App(
         title="adanpc",
         version=__version__,
-        docs_url=None,  # these pages load from other hosts
+        docs_url=None,  # this page and the next load files from other hosts
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.service = service
     answer_errors(app)
-    for module in (v2, v1_ask, v1_bank, v1_change):  # the first is found first: programs ask more often than people
+    for module in (v2, v1_ask, v1_bank, v1_change):  # v2 first: programs ask more often than people
         app.include_router(module.routes)
     app.add_api_route("/metrics", _metrics, tags=["look"])
     _add_page(app)
-    # The last one that is added sees a request first.
+    # The middleware that is added last sees a request first.
     app.add_middleware(DirectInference, service=service)
     app.add_middleware(LimitRequests, limits=service.limits, held=service.held)
     app.add_middleware(Gate, tokens=tokens, hosts=hosts)
@@ -73,7 +73,7 @@ async def _metrics(service: Here) -> Response:
 
 
 def _add_page(app: FastAPI) -> None:
-    """Serves the expert's page from memory: no path of a request reaches the file system."""
+    """Serves the expert's page from memory, so that no request path ever reaches the file system."""
     files = {path.name: path.read_bytes() for path in PAGE.iterdir() if path.suffix in MEDIA_TYPES}
 
     @app.get("/", include_in_schema=False)

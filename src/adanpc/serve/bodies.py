@@ -1,4 +1,4 @@
-"""Bodies of requests: features as a .npy file or as JSON, read without believing what they claim."""
+"""Bodies of requests: features as a .npy file or as JSON, read without trusting what they claim."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from adanpc.serve.tensors import shaped
 from adanpc.store.durable import LONGEST_REQUEST
 
 LONGEST_REASON = 2000  # characters
-MOST_ROWS = 100_000  # that one change names
-NUMBERS = "fiu"  # kinds of NumPy's types that features may have
+MOST_ROWS = 100_000  # in one change
+NUMBERS = "fiu"  # the kinds of NumPy types that features may have
 
 Position = Annotated[int, Field(strict=True, ge=0, le=LARGEST_ID)]
 RowIds = Annotated[list[Position], Field(min_length=1, max_length=MOST_ROWS)]
@@ -93,7 +93,7 @@ class FeedbackBody(Body):
 
 
 def read_json(content: bytes, kind: type[Document]) -> Document:
-    """A body of JSON."""
+    """Returns a parsed and validated JSON body."""
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
@@ -101,7 +101,7 @@ def read_json(content: bytes, kind: type[Document]) -> Document:
 
 
 def read_npy(content: bytes) -> NDArray[np.float32]:
-    """The features (B, D) of a .npy file; one vector is a batch of one."""
+    """Returns the features (B, D) in a .npy file; a single vector is a batch of one."""
     file = BytesIO(content)
     try:
         version = np.lib.format.read_magic(file)
@@ -109,7 +109,7 @@ def read_npy(content: bytes) -> NDArray[np.float32]:
         if version == (1, 0):
             read_header = np.lib.format.read_array_header_1_0
         shape, fortran_order, dtype = read_header(file)
-    except Exception:  # the header is text that NumPy evaluates; whatever is wrong with it ends here
+    except Exception:  # NumPy evaluates the header as text, so a malformed one can raise almost anything
         raise RequestError("the body is not a .npy file: write it by numpy.save") from None
     if dtype.kind not in NUMBERS:
         raise RequestError(f"features must be real numbers, and the .npy file holds {dtype}")
@@ -126,7 +126,7 @@ def read_npy(content: bytes) -> NDArray[np.float32]:
 
 
 def as_features(values: Any) -> NDArray[np.float32]:
-    """Numbers (B, D), or one vector (D,), as features (B, D) float32; too large a number becomes infinite."""
+    """Returns numbers (B, D) or one vector (D,) as features (B, D) float32; too large a number becomes infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         features: NDArray[np.float32] = np.asarray(values, dtype=np.float32)  # in this machine's byte order
     if features.ndim == 1:

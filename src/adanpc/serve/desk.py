@@ -1,7 +1,8 @@
-"""Desk: questions of many requests are handed to the bank together, and its answers are brought back together.
+"""Desk: hands the questions of many requests to the bank together, and brings its answers back together.
 
-A bank works in a thread of its own, and waking a thread costs more than most of what is done for a request. So the
-questions that have arrived when nothing more is to be read go over at once, and so do all answers of a commit.
+A bank works in a thread of its own, and waking a thread costs more than most of the work for a request. So once nothing
+more is waiting to be read, all questions that have arrived are handed over at once. The same goes for all answers of a
+commit.
 """
 
 from __future__ import annotations
@@ -22,59 +23,60 @@ from adanpc.store.durable import TOGETHER, DurableBank, Part, check_request
 
 Features = NDArray[np.float32]  # (B, D)
 NOT_YET: Future[Part] = Future()
-PATIENCE_SHARE = 0.1  # of the time of a round that the next one waits for those who were answered in it
+PATIENCE_SHARE = 0.1  # the share of a round's duration that the next one waits for the callers it answered
 MOST_PATIENCE = 0.005  # seconds
-QUIET_TURNS = 2  # of the event loop without a new question: from a socket to here a request takes as many
+QUIET_TURNS = 2  # turns of the event loop without a new question; a request takes as many from a socket to here
 
 
 @dataclass(eq=False, slots=True)
 class Asked:
-    """A request that waits for its answer."""
+    """A request that is waiting for its answer."""
 
     features: Features
     request: str  # its id
-    pictures: Sequence[bytes | None]  # of its queries; none of features
+    pictures: Sequence[bytes | None]  # of its queries; empty if they came as features
     waiting: asyncio.Future[Any]
-    answer: Future[Part] = NOT_YET  # the bank's, once the question was handed over
+    answer: Future[Part] = NOT_YET  # from the bank, once the question has been handed over
 
 
 class Round(NamedTuple):
-    """Requests that the bank answered together."""
+    """The size and duration of a round of requests that were handed to the bank together."""
 
     requests: int
-    seconds: float  # that it took
+    seconds: float
 
 
 class Given(NamedTuple):
-    """Requests that were answered together, one behind another in one prediction."""
+    """Requests that were answered together, whose answers are adjacent in one prediction."""
 
     asked: list[Asked]
     parts: list[Part]
 
 
 class Desk:
-    """Takes questions and gives answers, for the thread of one event loop.
+    """Takes questions and returns answers. Only the thread of one event loop may use it.
 
     Args:
-        bank: that answers.
-        note: called with requests that were answered together before anybody hears of it; gives what each will hear.
+        bank: the bank that answers.
+        note: called with requests that were answered together, before any caller is notified; returns what each caller
+            is told.
     """
 
     def __init__(self, bank: DurableBank, note: Callable[[Given], Sequence[object]]) -> None:
         self._bank = bank
         self._note = note
         self._arrived: list[Asked] = []  # not handed over yet
-        self._queries = 0  # of those
-        self._seen = 0  # how many of them there were a turn ago
-        self._quiet = 0  # turns since one came
-        self._looking = False  # whether the next turn looks at what has arrived
+        self._queries = 0  # the number of queries in ``_arrived``
+        self._seen = 0  # the length of ``_arrived`` a turn ago
+        self._quiet = 0  # turns since the last request arrived
+        self._looking = False  # whether ``_look`` is scheduled
         self._patience: asyncio.TimerHandle | None = None  # ends the wait for more
-        self._handed: deque[Asked] = deque()  # which the bank is busy with
-        self._round = Round(0, 0.0)  # the last that was answered
-        self._began = 0.0  # when the one began that the bank is busy with
+        self._handed: deque[Asked] = deque()  # handed to the bank and not answered yet
+        self._round = Round(0, 0.0)  # the latest
+        self._began = 0.0  # when the latest round began
 
     async def ask(self, features: Features, request: str = "", pictures: Sequence[bytes | None] = ()) -> Any:
-        """What ``note`` makes of the answer to these queries; they must have the bank's width."""
+        """Returns what ``note`` makes of the answer to these queries, which must have the bank's width."""
         check_request(len(features), request)
         loop = asyncio.get_running_loop()
         asked = Asked(features, request, pictures, loop.create_future())
@@ -89,7 +91,7 @@ class Desk:
             loop.call_soon(self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hands over what has arrived if nothing more is coming, or if it is as much as is answered together."""
+        """Hands over what has arrived if nothing more is coming, or if it is enough to fill a batch."""
         self._quiet += 1
         if len(self._arrived) > self._seen:
             self._quiet = 0
@@ -102,12 +104,12 @@ class Desk:
         if enough or len(self._arrived) >= self._round.requests:
             self._hand_over(loop)
         elif self._patience is None:
-            # Those who were answered a moment ago are likely to ask again: a batch costs little more with them in it.
+            # Callers that were just answered are likely to ask again, and including them makes a batch little slower.
             seconds = min(PATIENCE_SHARE * self._round.seconds, MOST_PATIENCE)
             self._patience = loop.call_later(seconds, self._hand_over, loop)
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Lets the bank answer what has arrived."""
+        """Submits everything that has arrived to the bank."""
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
@@ -118,7 +120,7 @@ class Desk:
         self._quiet = 0
 
         def answered() -> None:
-            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed, so nobody is waiting anymore
                 loop.call_soon_threadsafe(self._bring, loop)
 
         try:
@@ -126,7 +128,7 @@ class Desk:
             requests = [asked.request for asked in arrived]
             counts = [len(asked.features) for asked in arrived]
             answers = self._bank.submit_all(features, requests, counts, answered)
-        except Exception as error:  # the bank was closed, say
+        except Exception as error:  # for example, because the bank was closed
             for asked in arrived:
                 _fail(asked, error)
             return
@@ -135,10 +137,10 @@ class Desk:
         self._handed.extend(arrived)
         self._round = Round(len(arrived), self._round.seconds)
         self._began = loop.time()
-        self._bring(loop)  # what was refused at once; nobody else tells of it
+        self._bring(loop)  # requests that were refused at once do not call ``answered``
 
     def _bring(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Gives everyone the answer that has come; they come in the order of the questions."""
+        """Passes on the answers that have come; they come in the order of the questions."""
         groups: list[Given] = []
         while self._handed and self._handed[0].answer.done():
             asked = self._handed.popleft()
@@ -160,7 +162,7 @@ class Desk:
     def _give(self, group: Given) -> None:
         try:
             heard = self._note(group)
-        except Exception as error:  # a picture that could not be kept, say
+        except Exception as error:  # for example, because a picture could not be kept
             for asked in group.asked:
                 _fail(asked, error)
             return
@@ -170,10 +172,10 @@ class Desk:
 
 
 def _follows(part: Part, before: Part) -> bool:
-    """Whether two parts stand side by side in one prediction."""
+    """Returns whether a part directly follows another in the same prediction."""
     return part.together is before.together and part.begin == before.end
 
 
 def _fail(asked: Asked, error: BaseException) -> None:
-    if not asked.waiting.done():  # it is if the server gave up on its request
+    if not asked.waiting.done():  # it is done if the server has given up on the request
         asked.waiting.set_exception(error)

@@ -1,7 +1,7 @@
-"""Direct: the one route that programs call all the time, answered without the framework's routing.
+"""Direct: answers the one route that programs call all the time, bypassing the framework's routing.
 
-The framework describes the route, and answers it whenever anything about a request is unusual, such as the name of
-another model. Both ways lead to the same function, and refusals have the same shape.
+The framework still describes the route, and handles it whenever a request is unusual, for example if it names another
+model. Both paths call the same function, and errors have the same form.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from adanpc.serve.errors import error_response, framework_response
 from adanpc.serve.service import Service
 from adanpc.serve.v2 import MODEL, VERSION, inferred
 
-PATHS = {  # and the route of each, as metrics and logs name it
+PATHS = {  # each with its route, as metrics and logs name it
     f"/v2/models/{MODEL}/infer": "/v2/models/{model}/infer",
     f"/v2/models/{MODEL}/versions/{VERSION}/infer": "/v2/models/{model}/versions/{version}/infer",
 }
 
 
 class DirectInference:
-    """Middleware that answers inference requests itself, and passes on all others.
+    """Middleware that answers inference requests itself and passes all others on.
 
     Args:
-        app: that answers the others.
-        service: that answers inference requests.
+        app: the app that answers other requests.
+        service: the service that answers inference requests.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -35,7 +35,7 @@ class DirectInference:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, or passes it on."""
+        """Answers an inference request, or passes another request on."""
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
             await self._app(scope, receive, send)
             return
@@ -43,7 +43,7 @@ class DirectInference:
         try:
             content = await _body(receive)
             if content is None:
-                return  # the client is gone
+                return  # the client has disconnected
             body, given = await inferred(self._service, content, scope["headers"])
         except AdaNPCError as error:
             await error_response(error)(scope, receive, send)
@@ -57,7 +57,7 @@ class DirectInference:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The body of a request; None if its client went away before the end."""
+    """Returns the body of a request; None if the client disconnected before the end."""
     parts: list[bytes] = []
     more: Any = True
     while more:

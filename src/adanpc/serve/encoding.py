@@ -1,4 +1,4 @@
-"""Encoding: images of many requests become features together, and each request gets its own."""
+"""Encoding: turns the images of many requests into features in one batch, and gives each request its own."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from adanpc.errors import UnavailableError
 from adanpc.serve.images import Pixels
 
 Encoder = Callable[[Sequence[Pixels]], Tensor]  # images to features (B, D)
-MOST_TOGETHER = 32  # images
+MOST_TOGETHER = 32  # images in a batch
 
 
 class Waiting(NamedTuple):
-    """An image that somebody waits for."""
+    """An image whose features a caller is waiting for."""
 
     pixels: Pixels
     features: Future[Tensor]
 
 
 class BatchingEncoder:
-    """Runs an encoder in a thread of its own, on all images that have arrived while it was busy.
+    """Runs an encoder in a thread of its own, on all images that arrived while it was busy.
 
-    Nobody waits for others to come: an image that comes alone is encoded alone.
+    No image waits for others to arrive: one that comes alone is encoded alone.
 
     Args:
-        encoder: images to features (B, D), in the order of the images.
-        most: images at a time.
+        encoder: turns images into features (B, D), in the order of the images.
+        most: the most images in a batch.
     """
 
     def __init__(self, encoder: Encoder, most: int = MOST_TOGETHER) -> None:
@@ -43,7 +43,7 @@ class BatchingEncoder:
         self._thread.start()
 
     def submit(self, pixels: Pixels) -> Future[Tensor]:
-        """The features (D,) of an image, as soon as it was encoded."""
+        """Returns a future of the features (D,) of an image."""
         if self._closed:
             raise UnavailableError("the service ends: try again when it has started again")
         future: Future[Tensor] = Future()
@@ -52,11 +52,11 @@ class BatchingEncoder:
 
     @property
     def waiting(self) -> int:
-        """How many images have not been encoded yet."""
+        """The number of images that are waiting to be encoded."""
         return self._arrived.qsize()
 
     def close(self) -> None:
-        """Encodes what has arrived, and ends."""
+        """Encodes the images that have arrived, then stops the thread."""
         self._closed = True
         self._arrived.put(None)
         self._thread.join()
@@ -74,7 +74,8 @@ class BatchingEncoder:
                     ended = True
                     break
                 batch.append(following)
-            # Who no longer waits, because the connection is gone, say, cannot be answered: trying would end the thread.
+            # A caller may have stopped waiting, for example because its connection is gone. Its future is canceled, and
+            # setting a result would raise an error that ends the thread.
             awaited = [waiting for waiting in batch if waiting.features.set_running_or_notify_cancel()]
             if awaited:
                 self._encode(awaited)
@@ -82,7 +83,7 @@ class BatchingEncoder:
                 return
 
     def _encode(self, batch: list[Waiting]) -> None:
-        """Gives everyone their features, or an error; if a batch fails, each image is tried alone."""
+        """Resolves each future with features or an error; if a batch fails, each image is tried on its own."""
         try:
             features = self._encoder([waiting.pixels for waiting in batch])
             answers = list(zip(batch, features, strict=True))

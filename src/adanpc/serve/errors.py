@@ -1,4 +1,4 @@
-"""Refusals of requests, and the one shape in which every error leaves: a sentence and a code."""
+"""Errors of requests, and the one format in which every error is sent: a sentence and a code."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 
 from adanpc.errors import AdaNPCError
 
-UNPROCESSABLE = 422  # for values that were read and cannot be used
-STATUS_OF_CODE = {  # errors of the library that are not the fault of a value
+UNPROCESSABLE = 422  # for values that can be parsed but not used
+STATUS_OF_CODE = {  # errors of the library that are not caused by an invalid value
     "unknown-row": 404,
     "empty-bank": 409,
     "bad-log": 503,
@@ -28,7 +28,7 @@ logger = logging.getLogger("adanpc.serve")
 
 
 class RequestError(AdaNPCError):
-    """A request that cannot be read."""
+    """A request cannot be read."""
 
     code = "bad-request"
     status: ClassVar[int] = 400
@@ -36,7 +36,7 @@ class RequestError(AdaNPCError):
 
 
 class UnauthorizedError(RequestError):
-    """A request without a token that is known."""
+    """A request has no known token."""
 
     code = "unauthorized"
     status = 401
@@ -44,42 +44,42 @@ class UnauthorizedError(RequestError):
 
 
 class ForbiddenError(RequestError):
-    """A request that this caller may not make, or that comes from where none may come from."""
+    """The caller may not make this request, or it comes from a place from which requests are not allowed."""
 
     code = "forbidden"
     status = 403
 
 
 class NotFoundError(RequestError):
-    """Something that is not there."""
+    """Something that the request names does not exist."""
 
     code = "not-found"
     status = 404
 
 
 class ConflictError(RequestError):
-    """A change that does not fit what has happened since."""
+    """A change conflicts with what has happened since."""
 
     code = "conflict"
     status = 409
 
 
 class TooLargeError(RequestError):
-    """More bytes, pixels or queries than one request may hold."""
+    """A request has more bytes, pixels or queries than allowed."""
 
     code = "too-large"
     status = 413
 
 
 class MediaTypeError(RequestError):
-    """A body of a type that is not read here."""
+    """The body of a request has an unsupported type."""
 
     code = "unsupported-type"
     status = 415
 
 
 class TooManyError(RequestError):
-    """More requests than this caller may send, or than are answered at the same time."""
+    """There are more requests than this caller may send, or than are answered at the same time."""
 
     code = "too-many-requests"
     status = 429
@@ -87,14 +87,14 @@ class TooManyError(RequestError):
 
 
 def status_of(error: AdaNPCError) -> int:
-    """The HTTP status of an error."""
+    """Returns the HTTP status of an error."""
     if isinstance(error, RequestError):
         return error.status
     return STATUS_OF_CODE.get(error.code, UNPROCESSABLE)
 
 
 def error_response(error: AdaNPCError) -> JSONResponse:
-    """An error as it is answered."""
+    """Returns the response to an error."""
     headers = {}
     if isinstance(error, RequestError):
         headers = error.headers
@@ -102,7 +102,7 @@ def error_response(error: AdaNPCError) -> JSONResponse:
 
 
 def answer_errors(app: FastAPI) -> None:
-    """Lets an app answer all errors in one shape."""
+    """Makes an app send all errors in the same format."""
     app.add_exception_handler(AdaNPCError, _of_library)
     app.add_exception_handler(HTTPException, _of_framework)
     app.add_exception_handler(RequestValidationError, _of_validation)
@@ -117,20 +117,20 @@ def _of_framework(request: Request, error: Any) -> JSONResponse:
 
 
 def framework_response(error: HTTPException) -> JSONResponse:
-    """An error of the framework as it is answered."""
+    """Returns the response to an error of the framework."""
     code = CODE_OF_STATUS.get(error.status_code, "bad-request")
     return _response(error.status_code, str(error.detail), code, error.headers)
 
 
 def _of_validation(request: Request, error: Any) -> JSONResponse:
-    """What the first value at fault must be; the values themselves may be large, and are not repeated."""
+    """Returns what the first invalid value must be; the value itself may be large, so it is not repeated."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     return _response(UNPROCESSABLE, f"{place}: {first['msg']}", AdaNPCError.code)
 
 
 def internal_error() -> JSONResponse:
-    """The answer after an error that nobody foresaw; it has been logged, and its text may say too much."""
+    """Returns the response to an unexpected error. The error has been logged; its text might reveal too much."""
     return _response(500, "something went wrong inside the service: see its log", "internal")
 
 

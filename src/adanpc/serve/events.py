@@ -1,4 +1,4 @@
-"""Events: what happens, told to everybody who listens, as server-sent events."""
+"""Events: tells all listeners what happens, as server-sent events."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from adanpc.serve.errors import TooManyError
 
-WAITING = 1000  # events that a listener may be behind; then the oldest are dropped
-KEEP_ALIVE = 15.0  # seconds of silence, after which a comment shows that the connection is alive
+WAITING = 1000  # events by which a listener may lag before the oldest are dropped
+KEEP_ALIVE = 15.0  # seconds of silence after which a comment shows that the connection is alive
 
 Listener = asyncio.Queue[bytes | None]  # None is the end
 
 
 class Events:
-    """Passes events on to listeners; for the thread of one event loop.
+    """Sends events to listeners. Only the thread of one event loop may use it.
 
     Args:
-        most: listeners at a time.
+        most: the most listeners at a time.
     """
 
     def __init__(self, most: int) -> None:
@@ -30,11 +30,11 @@ class Events:
         self._closed = False
 
     def __len__(self) -> int:
-        """How many listen."""
+        """Returns the number of listeners."""
         return len(self._listeners)
 
     def tell(self, kind: str, data: dict[str, Any]) -> None:
-        """Passes an event on."""
+        """Sends an event to all listeners."""
         if not self._listeners:
             return
         event = format_sse_event(data_str=json.dumps(data), event=kind)
@@ -42,7 +42,7 @@ class Events:
             _put(listener, event)
 
     def stream(self) -> AsyncIterator[bytes]:
-        """All events from now on as bytes, until the service ends or nobody reads them."""
+        """Returns all events from now on as bytes, until the service ends or the listener leaves."""
         if len(self._listeners) >= self._most:
             raise TooManyError(f"{self._most} others are listening already: try again later")
         return self._stream()
@@ -53,7 +53,7 @@ class Events:
         if self._closed:
             _put(listener, None)
         try:
-            yield KEEPALIVE_COMMENT  # so that the answer begins, and a client knows that it is heard
+            yield KEEPALIVE_COMMENT  # starts the response, so that the client knows that it is connected
             while True:
                 event = await _next(listener)
                 if event is None:
@@ -63,14 +63,14 @@ class Events:
             self._listeners.discard(listener)
 
     def close(self) -> None:
-        """Lets all listeners go."""
+        """Ends the streams of all listeners."""
         self._closed = True
         for listener in self._listeners:
             _put(listener, None)
 
 
 async def _next(listener: Listener) -> bytes | None:
-    """The next event, or a comment after a long silence."""
+    """Returns the next event, or a comment after a long silence."""
     try:
         async with asyncio.timeout(KEEP_ALIVE):
             return await listener.get()

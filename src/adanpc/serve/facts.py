@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from adanpc.core import Contents, Origin
 
-MOST_RECENT = 10_000  # rows that joined since the table was made; then it is made again
+MOST_RECENT = 10_000  # rows that may join before the table is made again
 
 
 class Fact(NamedTuple):
-    """What is known of a row."""
+    """The origin and the key of a row."""
 
     origin: str  # source, admitted or expert; "left" if it is gone
     key: int | None
@@ -32,7 +32,7 @@ class Table(NamedTuple):
     keys: NDArray[np.int64]
 
     def find(self, row: int) -> Fact | None:
-        """What the table says of a row."""
+        """Returns what the table says about a row, or None if it does not contain the row."""
         place = int(self.ids.searchsorted(row))
         if place == len(self.ids) or self.ids[place] != row:
             return None
@@ -45,24 +45,24 @@ NO_ROWS = Table(np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.int
 
 
 class RowFacts:
-    """The origin and key of rows, of which a table is kept, and beside it those of rows that have joined since."""
+    """The origins and keys of rows, kept in a table and, for rows that joined after it was made, in a dictionary."""
 
     def __init__(self) -> None:
         self._table = NO_ROWS
         self._recent: dict[int, Fact] = {}
 
     def note_joined(self, ids: Sequence[int]) -> None:
-        """Learns of queries that have joined."""
+        """Records the ids of queries that have joined."""
         for row in ids:
             self._recent[row] = JOINED
 
     def forget(self) -> None:
-        """Makes the table anew when it is needed: somebody has changed rows."""
+        """Discards the table after rows were changed; it is made again when it is needed."""
         self._table = NO_ROWS
         self._recent = {}
 
     def of(self, ids: Sequence[int], contents: Contents) -> list[Fact]:
-        """What is known of these rows, some of which may have left the bank since."""
+        """Returns what is known about these rows, some of which may have left the bank since."""
         found = [self._find(row) for row in ids]
         if None in found or len(self._recent) > MOST_RECENT:
             self._read(contents)

@@ -1,4 +1,4 @@
-"""History: what has changed, told from the log, and how an expert's change is taken back."""
+"""History: lists changes from the log, and undoes an expert's change."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from adanpc.core import Append, Change, Contents, Judgment, Relabel, Restore, Ro
 from adanpc.serve.errors import ConflictError, NotFoundError
 from adanpc.store import DurableBank
 
-MOST_READ = 5000  # entries of a log for one answer
-SHOWN = 20  # ids of an entry
+MOST_READ = 5000  # log entries read for one response
+SHOWN = 20  # ids shown for each entry
 SAME_MATTER = {"veto": ("veto", "restore"), "restore": ("veto", "restore"), "relabel": ("relabel",)}
 
 
 def log_documents(
     bank: DurableBank, before: int | None, limit: int, by_people: bool
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """Entries of the log before a position, or the last ones, the newest first; and before what to go on.
+    """Returns entries of the log, newest first, and the value of ``before`` for the next call, None at the start.
 
     Args:
-        bank: whose log is read.
-        before: a position; None for the end.
-        limit: how many entries, at most.
-        by_people: leaves queries out that joined by themselves. A stream may have very many between two changes by
-            people, so not more than ``MOST_READ`` entries are looked at: fewer may be found although there are others.
+        bank: the bank whose log is read.
+        before: a position, to return only entries before it; None for the last entries.
+        limit: the most entries to return.
+        by_people: True to leave out queries that joined by themselves. A stream may have very many of them between two
+            changes by people, so at most ``MOST_READ`` entries are read; fewer than ``limit`` entries may be returned
+            even though there are more.
     """
     end = bank.position
     if before is not None:
@@ -47,7 +48,7 @@ def log_documents(
 
 
 def change_at(bank: DurableBank, position: int) -> Change:
-    """The change that led to a position."""
+    """Returns the change that led to a position."""
     if not bank.log.start < position <= bank.position:
         first = bank.log.start + 1
         raise NotFoundError(f"the log has no entry {position}: it has {first} … {bank.position}")
@@ -61,9 +62,9 @@ def check_position(bank: DurableBank, position: int) -> None:
 
 
 def undoing(change: Change, contents: Contents, *, who: str, why: str) -> Change:
-    """The change that takes an expert's change back, or a ConflictError.
+    """Returns the change that undoes an expert's change, or raises a ConflictError.
 
-    A change can be taken back while it is the last word on each of its rows.
+    A change can be undone as long as it is the last word on each of its rows.
     """
     if not isinstance(change, Veto | Restore | Relabel):
         kind = type(change).__name__.lower()
@@ -85,7 +86,7 @@ def undoing(change: Change, contents: Contents, *, who: str, why: str) -> Change
 
 
 def judgment_documents(row: int, contents: Contents) -> list[dict[str, Any]]:
-    """What people decided about a row, oldest first."""
+    """Returns what people decided about a row, oldest first."""
     documents = []
     for judgment in contents.judgments.get(row, ()):
         document = judgment._asdict()
@@ -108,7 +109,7 @@ def _entry(position: int, change: Change, contents: Contents) -> dict[str, Any]:
         if hasattr(change, name):
             document[name] = getattr(change, name)
     if isinstance(change, Relabel) and not isinstance(change.label, int):
-        document["label"] = list(change.label[:SHOWN])  # those of the ids that are shown
+        document["label"] = list(change.label[:SHOWN])  # the labels of the ids that are shown
     if isinstance(change, Append):
         document["origin"] = change.origin.name.lower()
     return document
@@ -129,7 +130,7 @@ def _is_undoable(change: Change, contents: Contents) -> bool:
 
 
 def _last_word(row: int, change: Veto | Restore | Relabel, contents: Contents) -> Judgment | None:
-    """The judgment that a change made of a row, if no later one is about the same matter."""
+    """Returns the judgment that a change made about a row, or None if a later one concerns the same matter."""
     verdict = _verdict(change)
     matters = SAME_MATTER[verdict]
     judgments = [judgment for judgment in contents.judgments.get(row, ()) if judgment.verdict in matters]

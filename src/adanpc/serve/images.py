@@ -1,4 +1,4 @@
-"""Images of requests: decoded within bounds, and made small to be looked at. The service's one door to Pillow."""
+"""Images of requests: decodes them within limits, and makes thumbnails. No other module of the service uses Pillow."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from adanpc.serve.errors import MediaTypeError, RequestError, TooLargeError
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
 
-# Pillow goes by the content of a file. Some of its formats start other programs; these decode by themselves.
+# Pillow detects the format from the content, and some formats start other programs. These do not.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
-SMALL = 256  # pixels, the longer side of a thumbnail
-QUALITIES = (85, 60, 30)  # of a thumbnail; the first at which it is small enough
-MOST_BYTES = 2**16  # of a thumbnail, as the store keeps them
+SMALL = 256  # pixels on the longer side of a thumbnail
+QUALITIES = (85, 60, 30)  # of a thumbnail; the first one that makes it small enough, or else the last
+MOST_BYTES = 2**16  # in a thumbnail, as in the store
 
 
 def pixels_of(content: bytes, most: int) -> int:
-    """How many pixels an image file has, from its first bytes; it is refused if there are too many."""
+    """Returns the number of pixels in an image file, read from its first bytes; raises if there are too many."""
     with _opened(content, most) as image:
         count: int = image.width * image.height
     return count
 
 
 def decode(content: bytes, most_pixels: int) -> Pixels:
-    """The pixels of an image file; gray, palettes and transparency become RGB.
+    """Returns the pixels of an image file; gray, palette and transparent images are converted to RGB.
 
-    Its size is known from the first bytes, and refused before memory is taken for the pixels.
+    The size is read from the first bytes, so that too large an image is refused before memory is allocated for it.
     """
     with _opened(content, most_pixels) as image:
         try:
@@ -40,14 +40,14 @@ def decode(content: bytes, most_pixels: int) -> Pixels:
 
 
 def _opened(content: bytes, most: int) -> Any:
-    """An image file of which the first bytes were read, and not yet the pixels."""
+    """Returns an opened image file whose first bytes have been read, but not the pixels."""
     try:
         image = Image.open(BytesIO(content), formats=FORMATS)
     except UnidentifiedImageError:
         raise MediaTypeError(f"the image is none of {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError:
         raise TooLargeError(_too_many(most)) from None
-    except Exception as error:  # every decoder has errors of its own
+    except Exception as error:  # every decoder raises its own errors
         raise _damaged(error) from None
     if image.width * image.height > most:
         image.close()
@@ -56,7 +56,7 @@ def _opened(content: bytes, most: int) -> Any:
 
 
 def small_jpeg(pixels: Pixels) -> bytes:
-    """An image in small, for people to look at."""
+    """Returns a thumbnail of an image, for people to look at."""
     image = Image.fromarray(pixels)
     image.thumbnail((SMALL, SMALL))
     for quality in QUALITIES:
@@ -68,7 +68,7 @@ def small_jpeg(pixels: Pixels) -> bytes:
 
 
 def _opaque(image: Any) -> Any:
-    """The image in RGB; without the step over RGBA Pillow warns of transparent palettes."""
+    """Returns the image in RGB; without the detour via RGBA, Pillow warns about transparent palettes."""
     if image.mode == "P":
         image = image.convert("RGBA")
     return image.convert("RGB")

@@ -1,4 +1,4 @@
-"""How much may be asked: the size of a request, how many there are at a time, and how fast they come."""
+"""Limits on requests: how large they may be, how many may run at the same time, and how fast they may come."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from adanpc import require
 from adanpc.serve.errors import RequestError, TooLargeError, TooManyError, error_response
 from adanpc.serve.security import header
 
-LONGEST_NUMBER = 15  # digits of a length in bytes
-BODIES = 8  # of the largest that is allowed, or as many bytes of smaller ones, are in memory at the same time
-MOST_CALLERS = 10_000  # whose rates are remembered; the one that was silent for longest is forgotten
+LONGEST_NUMBER = 15  # digits in a stated number of bytes
+BODIES = 8  # of the largest allowed size that may be in memory at the same time, or as many bytes of smaller ones
+MOST_CALLERS = 10_000  # whose rates are remembered; the least recently active one is forgotten first
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may hold, and how many there may be."""
+    """What a single request may contain, and how many requests there may be."""
 
-    body: int = 32 * 2**20  # bytes of a request
-    pixels: int = 50_000_000  # of an image
-    queries: int = 2048  # of a request; a durable bank takes no more
-    requests: int = 256  # that are answered at the same time
-    connections: int = 1000  # that are open at the same time
-    listeners: int = 64  # who follow the events
-    rate: float = 2000.0  # requests a second of one caller
-    burst: float = 4000.0  # requests that may come at once after a pause
+    body: int = 32 * 2**20  # bytes in a request
+    pixels: int = 50_000_000  # in an image
+    queries: int = 2048  # in a request; a durable bank accepts no more
+    requests: int = 256  # being answered at the same time
+    connections: int = 1000  # open at the same time
+    listeners: int = 64  # following the events at the same time
+    rate: float = 2000.0  # requests per second from one caller
+    burst: float = 4000.0  # requests from one caller that may come at once after a pause
 
     def __post_init__(self) -> None:
         for name in ("body", "pixels", "queries", "requests", "connections", "listeners"):
@@ -41,15 +41,15 @@ class Limits:
 
 
 class Rates:
-    """A budget for each caller, which fills with time and is spent by requests."""
+    """A budget for each caller, which refills over time and is spent on requests."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self._rate = rate
         self._burst = burst
-        self._budgets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what is left, and as of when
+        self._budgets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what was left, and when
 
     def spend(self, caller: str, now: float) -> bool:
-        """Whether the caller may make one more request now."""
+        """Returns whether the caller may make one more request now, and if so, takes it from the budget."""
         left, since = self._budgets.pop(caller, (self._burst, now))
         left = min(self._burst, left + self._rate * (now - since))
         allowed = left >= 1
@@ -62,10 +62,10 @@ class Rates:
 
 
 class Held:
-    """The bytes of all requests that are being read or answered; for one event loop.
+    """Counts the bytes of all requests that are being read or answered. Only one event loop may use it.
 
     Args:
-        most: bytes.
+        most: the most bytes that requests may hold.
     """
 
     def __init__(self, most: int) -> None:
@@ -73,24 +73,24 @@ class Held:
         self._bytes = 0
 
     def __len__(self) -> int:
-        """How many bytes there are."""
+        """Returns the number of bytes that requests hold now."""
         return self._bytes
 
     def has_room_for(self, count: int) -> bool:
-        """Whether so many more bytes may come."""
+        """Returns whether there is room for this many more bytes."""
         return self._bytes + count <= self._most
 
     def add(self, count: int) -> None:
-        """Counts bytes that have come."""
+        """Adds bytes that were received."""
         self._bytes += count
 
     def remove(self, count: int) -> None:
-        """Counts bytes that are gone."""
+        """Removes bytes that were released."""
         self._bytes -= count
 
     @contextmanager
     def also(self, count: int) -> Iterator[None]:
-        """Counts bytes while the block runs, unless there is no room for them."""
+        """Counts more bytes while the block runs; raises a TooManyError if there is no room for them."""
         if not self.has_room_for(count):
             raise TooManyError(self.refusal)
         self.add(count)
@@ -101,17 +101,17 @@ class Held:
 
     @property
     def refusal(self) -> str:
-        """Why a request is refused for which there is no room."""
+        """The message for a request that is refused because there is no room."""
         return f"requests of {self._most:,} bytes are being answered already: try again in a second"
 
 
 class Body:
-    """The body of a request while it is received: its length may not have been stated, or not truly.
+    """The body of a request while it is received, counted as it comes: its stated length may be missing or wrong.
 
     Args:
-        receive: gives the parts of it.
-        most: bytes that it may have.
-        held: counts them.
+        receive: receives the parts of the body.
+        most: the most bytes that it may have.
+        held: counts the bytes of all requests.
     """
 
     def __init__(self, receive: Receive, most: int, held: Held) -> None:
@@ -121,7 +121,7 @@ class Body:
         self.received = 0
 
     async def receive(self) -> Message:
-        """The next part; an error that the framework answers if the body is too large, or there is no room for it."""
+        """Returns the next part; raises an HTTPException if the body is too large, or there is no room for it."""
         message = await self._receive()
         count = len(message.get("body", b""))
         if self.received + count > self._most:
@@ -134,12 +134,12 @@ class Body:
 
 
 class LimitRequests:
-    """Middleware that refuses requests that are too large, too many, or too fast.
+    """Middleware that refuses requests that are too large, too many or too frequent.
 
     Args:
-        app: that answers the others.
-        limits: of requests.
-        held: counts the bytes of all of them.
+        app: the app that answers all other requests.
+        limits: the limits on requests.
+        held: counts the bytes of all requests.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits, held: Held) -> None:
@@ -150,7 +150,7 @@ class LimitRequests:
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on, or answers why not."""
+        """Passes a request on, or responds with the reason why it is refused."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -186,7 +186,7 @@ def _too_large(most: int) -> str:
 
 
 def _caller(scope: Scope) -> str:
-    """By whom a request was made: the name of a token, or an address."""
+    """Returns who made a request: the caller's name, or else the client's address."""
     name: str = scope["state"]["caller"].name
     if name:
         return f"name {name}"

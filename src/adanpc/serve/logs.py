@@ -1,4 +1,4 @@
-"""One line of JSON for each request: who, what, how long, and how it ended; never what was sent."""
+"""Logging of each request as a line of JSON: who, what, how long, and how it ended, but never what was sent."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from adanpc.serve.service import Service
 
 REQUEST_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
-STANDARD = frozenset(vars(logging.makeLogRecord({})))  # what every record of the logging module has
+STANDARD = frozenset(vars(logging.makeLogRecord({})))  # the attributes of every log record
 
-START = secrets.token_hex(4)  # of the ids that this process gives to requests
-NUMBERS = itertools.count(1)  # their ends
+START = secrets.token_hex(4)  # the first part of the request ids that this process assigns
+NUMBERS = itertools.count(1)  # the second part
 
 logger = logging.getLogger("adanpc.serve")
 
 
 class LogRequests:
-    """Middleware that gives each request an id, and logs and counts it when it has been answered.
+    """Middleware that gives each request an id, and logs and counts it once it has been answered.
 
     Args:
-        app: that answers.
-        service: whose metrics count.
+        app: the app that answers requests.
+        service: the service whose metrics count them.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -41,7 +41,7 @@ class LogRequests:
         self._metrics = service.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on."""
+        """Passes a request on, and logs it once it has been answered."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -62,7 +62,7 @@ class LogRequests:
         except Exception:
             logger.exception("an error that nobody foresaw", extra={"request": request_id})
             if status is not None:
-                raise  # half of an answer is on its way: the connection is cut
+                raise  # part of the response has been sent, so all that is left is to cut the connection
             await internal_error()(scope, receive, send_with_id)
         finally:
             self._note(scope, request_id, status, time.perf_counter() - began)
@@ -85,10 +85,10 @@ class LogRequests:
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON, with all that was given in ``extra``."""
+    """Formats a record as one line of JSON, including everything that was passed as ``extra``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Returns the line of JSON."""
         document = {"time": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
         for name, value in vars(record).items():
             if name not in STANDARD:
@@ -99,7 +99,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Sends what this package and uvicorn log to the standard error stream, as lines of JSON."""
+    """Sends the logs of the service and uvicorn to standard error, as lines of JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("adanpc.serve", "uvicorn"):
@@ -110,14 +110,14 @@ def log_to_stderr(level: int = logging.INFO) -> None:
 
 
 def _route(scope: Scope) -> str:
-    """The route that a request took; there are few, whatever is asked for."""
-    if "route_path" in scope:  # it was answered directly
+    """Returns the route of a request; there are only a few, whatever paths clients send."""
+    if "route_path" in scope:  # the request bypassed the framework's routing
         return str(scope["route_path"])
     return str(getattr(scope.get("route"), "path", "other"))
 
 
 def _request_id(scope: Scope) -> str:
-    """The id that the client gave to a request, if it is harmless in a log, or else a new one."""
+    """Returns the id that the client gave to a request if it is safe to log, or else a new one."""
     given = header(scope["headers"], b"x-request-id")
     if given is not None and REQUEST_ID.fullmatch(given):
         return given

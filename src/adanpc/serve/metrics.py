@@ -1,4 +1,4 @@
-"""Metrics: numbers about the service for Prometheus. Base units, names that begin with ``adanpc_``."""
+"""Metrics: numbers about the service for Prometheus, in base units and with names that begin with ``adanpc_``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 
 
 
 class Metrics:
-    """What is counted as it happens, and what is looked up when somebody asks.
+    """Counters that are updated as things happen, and gauges that are looked up when Prometheus asks.
 
     Args:
-        service: that is measured.
+        service: the service that is measured.
     """
 
     def __init__(self, service: Service) -> None:
         self._registry = CollectorRegistry()
         self.queries = Counter("adanpc_queries", "Queries that were answered.", registry=self._registry)
-        self.admission_ratio: float | None = None  # of all queries that were offered to the bank by this process
+        self.admission_ratio: float | None = None  # among all queries that this process offered to the bank
         self._offered = 0
         self._joined = 0
         self._joined_total = Counter("adanpc_joined", "Queries that joined the bank.", registry=self._registry)
@@ -45,14 +45,14 @@ class Metrics:
     def note_request(self, route: str, status: int | None, seconds: float) -> None:
         """Counts a request that was answered."""
         counted = self._counted.get((route, status))
-        if counted is None:  # looked up once: prometheus_client takes its time to find a child by its labels
+        if counted is None:  # looked up only once, because prometheus_client is slow to find a child by its labels
             counted = (self._requests.labels(route, status), self._seconds.labels(route))
             self._counted[route, status] = counted
         counted[0].inc()
         counted[1].observe(seconds)
 
     def note_offered(self, offered: int, joined: int) -> None:
-        """Counts queries that the bank might learn from, and those of them that joined."""
+        """Counts queries that were offered to the bank for learning, and how many of them joined."""
         self._offered += offered
         self._joined += joined
         self._joined_total.inc(joined)
@@ -60,18 +60,18 @@ class Metrics:
             self.admission_ratio = self._joined / self._offered
 
     def text(self) -> bytes:
-        """All metrics as Prometheus reads them."""
+        """Returns all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
 
 class State:
-    """What the bank and its stream are like at the moment."""
+    """The current state of the bank and its stream."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
-        """All gauges."""
+        """Yields all gauges."""
         bank = self._service.bank
         contents = bank.contents
         yield _gauge("adanpc_log_position", "Changes that the bank has gone through.", contents.position)
@@ -100,7 +100,7 @@ class State:
         return family
 
     def _shares(self) -> Metric:
-        """How admitted rows are divided among the classes."""
+        """Returns how the admitted rows are distributed over the classes."""
         admitted = self._service.bank.contents.admitted.tolist()
         total = max(sum(admitted), 1)
         family = GaugeMetricFamily("adanpc_class_ratio", "Share of a class in the admitted rows.", labels=["class"])

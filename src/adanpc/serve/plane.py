@@ -13,18 +13,18 @@ from adanpc.core import Contents
 from adanpc.core.table import VETOED
 from adanpc.serve.answers import names_of
 
-FITTED = 5000  # rows, at most, that decide the plane
-CHUNK = 8192  # rows that are read at once
+FITTED = 5000  # the most rows that the plane is fitted to
+CHUNK = 8192  # rows read at a time
 
 
 class Plane:
-    """The two directions along which rows differ most; fitted once, so that a map does not turn while rows join."""
+    """The two directions in which rows differ most; fitted once, so that the map does not turn while rows join."""
 
     def __init__(self) -> None:
         self._fitted: tuple[Tensor, Tensor] | None = None
 
     def map(self, contents: Contents, limit: int) -> bytes:
-        """A line of JSON, then columns of the newest rows: id, x, y, label, origin, vetoed; all little-endian."""
+        """Returns a line of JSON and columns of the newest rows: id, x, y, label, origin, vetoed; all little-endian."""
         slots = contents.held_slots()[-limit:]
         table = contents.table_of(slots, "id", "label", "origin", "state")
         points = self._points(contents, slots)
@@ -42,7 +42,7 @@ class Plane:
         return b"".join(parts)
 
     def _points(self, contents: Contents, slots: Tensor) -> Any:
-        """Where the rows in these slots are on the plane (n, 2)."""
+        """Returns the coordinates (n, 2) on the plane of the rows in these slots."""
         if self._fitted is None and len(slots):
             self._fitted = _fit(contents)
         parts = [np.zeros((0, 2))]
@@ -55,14 +55,14 @@ class Plane:
 
 
 def _fit(contents: Contents) -> tuple[Tensor, Tensor]:
-    """The mean (D,) and two directions (D, 2) of rows spread evenly over the bank."""
+    """Returns the mean (D,) and two directions (D, 2) of rows sampled evenly from the bank."""
     slots = contents.held_slots()
     step = -(-len(slots) // FITTED)
     rows = contents.index.rows(slots[::step]).cpu().double()
     mean = rows.mean(0)
-    _, vectors = torch.linalg.eigh((rows - mean).T @ (rows - mean))  # of rising importance
+    _, vectors = torch.linalg.eigh((rows - mean).T @ (rows - mean))  # in ascending order of importance
     directions = vectors[:, -2:].flip(1)
-    # The sign of a direction is arbitrary: its largest coordinate is made positive, the same at every start.
+    # The sign of a direction is arbitrary. Make its largest coordinate positive, so that it is the same at every start.
     largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
     directions = directions * largest.sign()
     if directions.shape[1] < 2:  # features of one dimension

@@ -1,4 +1,4 @@
-"""Queries: the latest ones that were answered, kept for people who look at them."""
+"""Queries: the latest answered queries, kept for people who look at them."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from adanpc.store.answers import part_of
 from adanpc.store.latest import Latest, latest_of
 
 MOST = 500
-SKIPPED = 1_000_000  # numbers after a service that did not end in order: it may have named queries that were not saved
+SKIPPED = 1_000_000  # numbers skipped after an unclean shutdown, since queries that were not saved may have used them
 
 
 @dataclass(frozen=True)
 class Query:
-    """A query, and the answer that it got."""
+    """A query and its answer."""
 
     number: int
     features: Tensor  # (D,)
-    prediction: Prediction  # of the queries that it was answered with
-    place: int  # among them
+    prediction: Prediction  # for all queries that were answered together with it
+    place: int  # its place among them
     time: float  # seconds since 1970
     picture: bytes | None = None  # a small JPEG
 
     @property
     def name(self) -> str:
-        """By which it is asked for."""
+        """The name by which clients refer to it."""
         return f"q-{self.number}"
 
     @property
     def confidence(self) -> float:
-        """Of its answer."""
+        """The confidence of its answer."""
         return float(self.prediction.confidence[self.place])
 
     @property
     def own_rows(self) -> list[int]:
-        """The row that it became, if it joined."""
+        """The id of the row that it became, in a list that is empty if it did not join."""
         row = int(self.prediction.joined[self.place])
         return [row] if row >= 0 else []
 
 
 @dataclass(frozen=True)
 class Answered:
-    """Queries that were answered together, as they are kept: nothing is made of each until somebody looks at it."""
+    """Queries that were answered together. A ``Query`` is made only when somebody looks at it."""
 
-    first: int  # the number of the first of them
+    first: int  # the number of the first query
     features: Tensor  # (B, D)
-    prediction: Prediction  # of these, and perhaps of others
-    begin: int  # the place of the first of them in it
+    prediction: Prediction  # for these queries, and possibly others
+    begin: int  # the place of the first query in the prediction
     time: float
-    pictures: Sequence[bytes | None]  # of the first of them, or of all
+    pictures: Sequence[bytes | None]  # of all queries, or only the first few
 
     def query(self, number: int) -> Query:
-        """The query with this number."""
+        """Returns the query with this number."""
         place = number - self.first
         picture = None
         if place < len(self.pictures):
@@ -66,30 +66,30 @@ class Answered:
 
     @property
     def numbers(self) -> range:
-        """Of its queries."""
+        """The numbers of the queries."""
         return range(self.first, self.first + len(self.features))
 
 
 class Queries:
-    """The newest queries, under names that are given once.
+    """The newest queries, under names that are never reused.
 
     Args:
-        most: how many are kept.
+        most: the number of queries to keep.
     """
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._next = 1  # number
-        self._count = 0  # of those in ``_kept``
+        self._next = 1  # the number of the next query
+        self._count = 0  # the number of queries in ``_kept``
         self._kept: deque[Answered] = deque()
-        self._forgotten: set[int] = set()  # numbers
+        self._forgotten: set[int] = set()  # numbers of queries in ``_kept`` that no longer exist for callers
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Returns the number of queries that are kept."""
         return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Query]:
-        """The newest first."""
+        """Yields the queries, newest first."""
         left = self._most
         for answered in reversed(list(self._kept)):
             for number in reversed(answered.numbers):
@@ -109,14 +109,14 @@ class Queries:
         begin: int = 0,
         pictures: Sequence[bytes | None] = (),
     ) -> Answered:
-        """Keeps queries (B, D) that were answered together, and forgets those that are too many.
+        """Keeps queries (B, D) that were answered together, and drops the oldest ones beyond the limit.
 
         Args:
-            features: of the queries.
-            prediction: their answers, and perhaps those of others.
-            time: when they were given.
-            begin: where they stand in the prediction.
-            pictures: of the queries, if they were images.
+            features: the features of the queries.
+            prediction: their answers, possibly among others.
+            time: when they were answered.
+            begin: where their answers begin in the prediction.
+            pictures: the pictures of the queries, if they were images.
         """
         answered = Answered(self._next, features, prediction, begin, time, pictures)
         self._next += len(features)
@@ -136,7 +136,7 @@ class Queries:
                 self._forgotten.add(query.number)
 
     def latest(self, *, ended: bool) -> Latest | None:
-        """All that are kept, to be read by the next process; None if there are none."""
+        """Returns all queries in the form in which they are saved for the next process; None if there are none."""
         queries = list(self)[::-1]
         if not queries:
             return None
@@ -151,7 +151,7 @@ class Queries:
         )
 
     def restore(self, latest: Latest) -> None:
-        """Takes over what an earlier process kept, before anything else is kept."""
+        """Restores what an earlier process kept; to be called before anything else is kept."""
         times = latest.times.tolist()
         for place, number in enumerate(latest.numbers.tolist()):
             self._next = number
@@ -163,14 +163,14 @@ class Queries:
             self._next += SKIPPED
 
     def find(self, name: str) -> Query:
-        """The query of this name, or a NotFoundError."""
+        """Returns the query with this name, or raises a NotFoundError."""
         for query in self:
             if query.name == name:
                 return query
         raise NotFoundError(f"there is no query {name[:20]!r}: only the latest {self._most} are kept")
 
     def listed(self, order: str, limit: int) -> list[Query]:
-        """The latest queries, or those with the least certain answers."""
+        """Returns the latest queries, or those with the least confident answers if ``order`` is "uncertain"."""
         queries = list(self)
         if order == "uncertain":
             queries.sort(key=lambda query: query.confidence)

@@ -1,4 +1,4 @@
-"""Room: how many pixels of images may be in memory at the same time."""
+"""Room: limits how many pixels of images are in memory at the same time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 
 
 class Room:
-    """Lets images in as long as there is room for their pixels, and others wait in turn; for one event loop.
+    """Admits images while there is room for their pixels; others wait in order. Only one event loop may use it.
 
-    One that is larger than all of the room comes in alone.
+    An image that is larger than the whole room is admitted alone.
 
     Args:
-        most: pixels.
+        most: the most pixels at a time.
     """
 
     def __init__(self, most: int) -> None:
@@ -23,18 +23,18 @@ class Room:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def __len__(self) -> int:
-        """How many images wait."""
+        """Returns the number of images that are waiting."""
         return len(self._waiting)
 
     @asynccontextmanager
     async def taken(self, pixels: int) -> AsyncIterator[None]:
-        """Room for an image while the block runs."""
+        """Waits for room for an image, and holds it while the block runs."""
         admitted = asyncio.get_running_loop().create_future()
         self._waiting.append((pixels, admitted))
         self._admit()
         try:
             await admitted
-        except BaseException:  # the server gave up on the request
+        except BaseException:  # the server has given up on the request
             self._leave(pixels, admitted)
             raise
         try:
@@ -44,7 +44,7 @@ class Room:
             self._admit()
 
     def _admit(self) -> None:
-        """Lets in whoever comes next, as long as there is room."""
+        """Admits waiting images in order, as long as there is room."""
         while self._waiting:
             pixels, admitted = self._waiting[0]
             if self._used and self._used + pixels > self._most:
@@ -54,7 +54,7 @@ class Room:
             admitted.set_result(None)
 
     def _leave(self, pixels: int, admitted: asyncio.Future[None]) -> None:
-        """Gives up waiting, or the room that was given at this very moment."""
+        """Stops waiting, or returns the room if it was granted at this very moment."""
         if (pixels, admitted) in self._waiting:
             self._waiting.remove((pixels, admitted))
         else:

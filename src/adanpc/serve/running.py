@@ -1,4 +1,4 @@
-"""Running an app: until a signal ends it, or in a thread beside its caller."""
+"""Running an app, either until a signal stops it or in a background thread."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from adanpc.serve.errors import TooManyError, error_response
 from adanpc.serve.service import Service
 
 Protocol: Any = AutoHTTPProtocol  # httptools if it is installed, else h11
-BACKLOG = 2048  # connections that wait to be accepted
-GATHERED = 2**16  # bytes of an answer that are held back for its end
-PATIENCE = 30  # seconds that accepted requests get to be answered when the service ends
+BACKLOG = 2048  # connections that may wait to be accepted
+GATHERED = 2**16  # bytes of a response that may be held back until more of it is written
+PATIENCE = 30  # seconds for accepted requests to finish when the service shuts down
 
 
-class WholeAnswers(Protocol):  # type: ignore[misc]  # which of the two it is, is known when it runs
-    """HTTP over a connection to which the head of an answer and its body are written together.
+class WholeAnswers(Protocol):  # type: ignore[misc]  # which of the two it is, is only known at run time
+    """HTTP over a connection to which the head and the body of a response are written together.
 
-    Each write would be a call of the system, a packet, and a client that wakes for a part of its answer.
+    Separate writes would each cost a system call and a packet, and wake the client for a part of its response.
     """
 
     def connection_made(self, transport: Any) -> None:
-        """Begins with a connection."""
+        """Starts handling a connection."""
         super().connection_made(Gathered(transport, self.loop))
 
 
 class Gathered:
-    """A transport that writes at the end of a turn of the event loop all that was written in it.
+    """A transport that combines everything written during a turn of the event loop into one write.
 
     Args:
-        transport: of the connection.
-        loop: whose turns they are.
+        transport: the transport of the connection.
+        loop: the event loop.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -56,16 +56,16 @@ class Gathered:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Writes soon."""
+        """Writes data at the end of this turn, or at once if much has accumulated."""
         if not self._parts:
             self._loop.call_soon(self._flush)
         self._parts.append(data)
         self._size += len(data)
         if self._size > GATHERED:
-            self._flush()  # so that the server learns when a client reads more slowly than it is written to
+            self._flush()  # lets the transport signal when the client reads more slowly than the server writes
 
     def close(self) -> None:
-        """Writes what is left, and ends."""
+        """Writes what is left and closes the connection."""
         self._flush()
         self._transport.close()
 
@@ -78,10 +78,10 @@ class Gathered:
 
 
 class GracefulServer(Server):
-    """A server that lets listeners go when it ends: they would stay forever.
+    """A server that disconnects listeners when it shuts down; they would stay connected forever.
 
     Args:
-        app: that answers.
+        app: the app that answers requests.
     """
 
     def __init__(self, app: FastAPI) -> None:
@@ -101,12 +101,12 @@ class GracefulServer(Server):
         self._service: Service = app.state.service
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answers what was accepted, and no more."""
+        """Answers the requests that were accepted, and no others."""
         self._service.events.close()
         await super().shutdown(sockets)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on, unless there are too many connections; uvicorn would refuse it in a shape of its own."""
+        """Passes a request on unless there are too many connections; uvicorn would refuse it in its own format."""
         most = self._service.limits.connections
         if scope["type"] == "http" and len(self.server_state.connections) > most:
             refusal = error_response(TooManyError(f"{most} connections are open already: try again later"))
@@ -117,13 +117,13 @@ class GracefulServer(Server):
 
 
 def settle() -> None:
-    """Tells the garbage collector that what is there now will stay: looking through it again delays answers."""
+    """Exempts all present objects from garbage collection: they will stay, and scanning them would delay answers."""
     gc.collect()
     gc.freeze()
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections; port 0 takes a free one."""
+    """Returns a socket that accepts connections; port 0 picks a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -137,13 +137,13 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def run(app: FastAPI, opened: socket.socket) -> None:
-    """Answers until SIGTERM or Ctrl-C, and then what was accepted before.
+    """Serves an app until SIGTERM or Ctrl-C, then answers the requests that were accepted before.
 
     Args:
-        app: that ``create`` made.
-        opened: where connections are accepted.
+        app: an app that ``create`` made.
+        opened: the socket that accepts connections.
     """
-    # uvicorn has handlers of its own, and calls these when it has ended.
+    # uvicorn installs its own handlers, and calls these once it has shut down.
     before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
     server = GracefulServer(app)
     settle()
@@ -157,7 +157,7 @@ def run(app: FastAPI, opened: socket.socket) -> None:
 
 @contextmanager
 def serving(app: FastAPI, host: str = "127.0.0.1") -> Iterator[str]:
-    """Answers in a thread while the block runs; gives the address, such as http://127.0.0.1:34567."""
+    """Serves an app in a thread while the block runs; yields the address, such as http://127.0.0.1:34567."""
     opened = listening(host, 0)
     server = GracefulServer(app)
     thread = Thread(target=server.run, args=([opened],), name="adanpc-serve")

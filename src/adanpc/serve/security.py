@@ -1,4 +1,4 @@
-"""Who comes in: requests to this host, from its own page, with a token that is known."""
+"""Access control by the name of the host, the origin of the page, and the token that a request carries."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from adanpc.errors import AdaNPCError
 from adanpc.serve.errors import ForbiddenError, RequestError, UnauthorizedError, error_response
 from adanpc.serve.tokens import LONGEST_NAME, Caller, Tokens
 
-RawHeaders = Sequence[tuple[bytes, bytes]]  # as the server gives them: names in lower case
+RawHeaders = Sequence[tuple[bytes, bytes]]  # as the server passes them, with names in lower case
 
 NOBODY = Caller()  # without a token and without a name
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-OPEN_TO_ALL = ("/", "/favicon.ico", "/v2/health/live", "/v2/health/ready")  # without a token; they tell nothing
-OPEN_FOLDER = "/page/"  # the page itself, which then asks for a token
+OPEN_TO_ALL = ("/", "/favicon.ico", "/v2/health/live", "/v2/health/ready")  # need no token, as they reveal nothing
+OPEN_FOLDER = "/page/"  # the page itself, which then asks the user for a token
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; "
     "base-uri 'none'; form-action 'none'; object-src 'none'",
@@ -34,17 +34,17 @@ NOT_STORED = (b"cache-control", b"no-store")
 
 
 class SafeHeaders:
-    """Middleware that tells browsers to keep to this host, and to store no answers."""
+    """Middleware that tells browsers to load nothing from other hosts, and to store no responses."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on, and its answer back with headers."""
+        """Passes a request on, and adds headers to the response."""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message.get("headers", ()), *RAW_HEADERS]  # no route sets one of these: none is there twice
+                headers = [*message.get("headers", ()), *RAW_HEADERS]  # no route sets any of these itself
                 if header(headers, NOT_STORED[0]) is None:
                     headers.append(NOT_STORED)
                 message["headers"] = headers
@@ -54,15 +54,16 @@ class SafeHeaders:
 
 
 class Gate:
-    """Middleware that knows who makes a request, and refuses those that may make none.
+    """Middleware that identifies the caller of each request, and refuses callers without access.
 
-    Without tokens, everybody who reaches this host by its own name may do everything. A web page elsewhere that makes
-    a browser call here is refused: by the name that it calls the host (rebinding of names), or by its origin.
+    Without tokens, everybody who reaches this host by one of its own names may do everything. If a web page on another
+    host makes a browser send a request here, it is refused because of the host name it uses (DNS rebinding) or because
+    of its origin.
 
     Args:
-        app: that is guarded.
-        tokens: who may come in; None for everybody.
-        hosts: the names by which this host is called.
+        app: the app that is protected.
+        tokens: who has access; None for everybody.
+        hosts: the names of this host.
     """
 
     def __init__(self, app: ASGIApp, tokens: Tokens | None, hosts: Iterable[str] = LOOPBACK) -> None:
@@ -71,13 +72,13 @@ class Gate:
         self._hosts = frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on with its caller, or answers why not."""
+        """Passes a request on together with its caller, or responds with the reason why it is refused."""
         if scope["type"] == "http":
             headers = scope["headers"]
             try:
                 self._check_origin(headers)
                 caller = self._caller(scope["path"], headers)
-            except AdaNPCError as error:  # a refusal, or a file of tokens that cannot be read
+            except AdaNPCError as error:  # the request is refused, or the token file cannot be read
                 await error_response(error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["caller"] = caller
@@ -111,16 +112,16 @@ class Gate:
 
 
 def header(headers: RawHeaders, name: bytes) -> str | None:
-    """The first of the headers of this name, which is in lower case, if there is one."""
+    """Returns the value of the first header with this name, given in lower case; None if there is none."""
     for own_name, value in headers:
         if own_name == name:
             return value.decode("latin-1")
     return None
 
 
-@lru_cache(maxsize=100)  # clients send the same one all the time
+@lru_cache(maxsize=100)  # clients send the same header all the time
 def _name(host: str) -> str:
-    """The name in a Host header, without the port."""
+    """Returns the host name in a Host header, without the port."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -128,7 +129,7 @@ def _name(host: str) -> str:
 
 
 def _place(origin: str) -> str:
-    """The host and port of an Origin header."""
+    """Returns the host and port of an Origin header."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
@@ -136,7 +137,7 @@ def _place(origin: str) -> str:
 
 
 def _expert(given: str) -> str:
-    """How a caller without a token names itself; browsers send other letters than ASCII as %C3%A9."""
+    """Returns the name that a caller without a token gave; browsers percent-encode non-ASCII letters, as in %C3%A9."""
     name = unquote(given).strip()
     if not name.isprintable() or len(name) > LONGEST_NAME:
         raise RequestError(f"the header X-Expert must be at most {LONGEST_NAME} printable characters")
@@ -144,7 +145,7 @@ def _expert(given: str) -> str:
 
 
 def caller_of(request: Request) -> Caller:
-    """Who makes a request."""
+    """Returns the caller of a request."""
     caller: Caller = request.state.caller
     return caller
 

@@ -1,4 +1,4 @@
-"""Service: a durable bank, and what a process remembers beside it for those who ask and look."""
+"""Service: a durable bank, together with what the process keeps in memory for its clients and for people who look."""
 
 from __future__ import annotations
 
@@ -41,35 +41,37 @@ from adanpc.store.latest import read_latest, write_latest
 logger = logging.getLogger("adanpc.serve")
 
 ImageOfKey = Callable[[int], Pixels | None]  # the image of a source row, by the row's key
-IMAGES = 4  # of the largest that is allowed, or as many pixels of smaller ones, are decoded at the same time
-SEEDED = 2000  # changes that the timeline of a new process begins with
-BETWEEN_SAVES = 10.0  # seconds that queries are kept in memory alone
-BETWEEN_SIGNS = 1.0  # seconds, at least, between two looks at the signs of the stream
+IMAGES = 4  # of the largest allowed size that may be decoded at the same time, or as many pixels of smaller images
+SEEDED = 2000  # changes with which the timeline of a new process begins
+BETWEEN_SAVES = 10.0  # seconds for which new queries are only in memory
+BETWEEN_SIGNS = 1.0  # the fewest seconds between two readings of the signs of the stream
 
 
 class Answer(NamedTuple):
-    """What a request is answered."""
+    """The answer to a request."""
 
     part: Part
-    kept: Answered  # its queries, and perhaps those of others that were answered with it
+    kept: Answered  # its queries, possibly with those of other requests that were answered together with it
 
     @property
     def queries(self) -> list[Query]:
-        """Its queries as they are kept."""
+        """The queries of the request, as they are kept."""
         first = self.kept.first + self.part.begin - self.kept.begin
         return [self.kept.query(number) for number in range(first, first + self.part.end - self.part.begin)]
 
 
 class Service:
-    """Answers, changes and memory, for the thread of one event loop. The order of events is decided by the bank alone.
+    """Answers queries, makes changes and remembers both. Only the thread of one event loop may use it.
+
+    The bank alone decides the order of events.
 
     Args:
-        bank: that answers. It is not closed here.
-        encoder: images to features (B, D), if images are to be answered.
-        thumbnails: keeps small pictures of queries that join, if that is wanted.
+        bank: the bank that answers. It is not closed by the service.
+        encoder: turns images into features (B, D); needed to answer images.
+        thumbnails: keeps small pictures of queries that join, if given.
         image_of_key: finds the image of a source row.
-        limits: of requests.
-        folder: where the latest queries are kept for the next process, if that is wanted: that of the bank.
+        limits: the limits on requests.
+        folder: the folder of the bank, to keep the latest queries there for the next process; None to not keep them.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class Service:
         return names_of(self.bank.contents.settings)
 
     def close(self) -> None:
-        """Lets listeners go, encodes what has arrived, and keeps the latest queries."""
+        """Disconnects listeners, encodes the images that have arrived, and saves the latest queries."""
         self.events.close()
         if self.encoder is not None:
             self.encoder.close()
@@ -125,46 +127,46 @@ class Service:
 
     @property
     def waiting_images(self) -> int:
-        """How many images have been read and not encoded yet."""
+        """The number of images that have been received and not encoded yet."""
         waiting = len(self._room)
         if self.encoder is not None:
             waiting += self.encoder.waiting
         return waiting
 
     async def encode(self, content: bytes) -> tuple[Features, bytes]:
-        """The features (1, D) of an image file, and a small picture of it."""
+        """Returns the features (1, D) of an image file, and a small picture of it."""
         if self.encoder is None:
             raise MediaTypeError("this service has no encoder for images: send features, or start it with --model")
         count = await self._in_thread(pixels_of, content, self.limits.pixels)
-        async with self._room.taken(count):  # until it is encoded: then its pixels are gone
+        async with self._room.taken(count):  # held until the image is encoded, when its pixels are freed
             pixels, picture = await self._in_thread(_decode, content, self.limits.pixels)
             features = await asyncio.wrap_future(self.encoder.submit(pixels))
         return features[None].cpu().float().numpy(), picture
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function returns that decodes an image; as many of them run at a time as there are cores."""
+        """Runs a function that decodes an image in a thread; at most one per core runs at a time."""
         return await to_thread.run_sync(function, *arguments, limiter=self._decoders)
 
     async def classify(self, features: Features, *, request: str = "", pictures: Sequence[bytes | None] = ()) -> Answer:
-        """The answers to queries (B, D), from which the bank learns."""
+        """Answers queries (B, D), and lets the bank learn from them."""
         self._check(features)
         answer: Answer = await self._desk.ask(features, request, pictures)
         return answer
 
     async def predict(self, features: Features, *, pictures: Sequence[bytes | None] = ()) -> Answer:
-        """The answers to queries (B, D), from which nothing is learned."""
+        """Answers queries (B, D) without learning from them."""
         self._check(features)
-        queries = torch.from_numpy(features.copy())  # of what the request sent, which cannot be written to
+        queries = torch.from_numpy(features.copy())  # the array may be read-only, which torch does not support
         prediction = await run_in_threadpool(self.bank.predict, queries)
         kept = self._remember(queries, prediction, 0, pictures, [])
         return Answer(Part(prediction, 0, len(queries)), kept)
 
     async def preview(self, features: Tensor, without: Iterable[int]) -> Prediction:
-        """The answers as they would be without some rows; leaves no trace."""
+        """Returns the answers as they would be without some rows; leaves no trace."""
         return await run_in_threadpool(self.bank.predict, features, without=without)
 
     def _check(self, features: Features) -> None:
-        """Refuses queries of another width than the bank's, and more than a request may hold."""
+        """Raises an error if the queries do not have the bank's width, or are more than a request may hold."""
         dim = self.bank.contents.settings.dim
         if features.ndim != 2 or features.shape[1] != dim:
             raise FeatureError(f"features must have shape (B, {dim}), got {features.shape}")
@@ -176,17 +178,17 @@ class Service:
     # Changing
 
     async def apply(self, change: Change) -> int:
-        """Carries out an expert's change; the bank's position after it."""
+        """Applies an expert's change, and returns the bank's position after it."""
         await run_in_threadpool(self.bank.apply, change)
         return self._changed(type(change).__name__.lower(), len(getattr(change, "ids", ())), change.who)
 
     async def decide(self, make: Callable[[Contents], Change]) -> int:
-        """Carries out the change that an expert's wish comes to at its turn; the bank's position after it."""
+        """Applies the change that ``make`` returns when its turn comes, and returns the bank's position after it."""
         change = await run_in_threadpool(self.bank.decide, make)
         return self._changed(type(change).__name__.lower(), len(getattr(change, "ids", ())), change.who)
 
     async def rollback(self, to: int, *, who: str, why: str) -> int:
-        """Returns to an earlier position; the bank's position after it."""
+        """Rolls the bank back to an earlier position, and returns its new position."""
         await run_in_threadpool(self.bank.rollback, to, who=who, why=why)
         return self._changed("rollback", 0, who)
 
@@ -200,7 +202,7 @@ class Service:
     # Showing
 
     def document(self, query: Query, *, with_neighbors: bool = True) -> dict[str, Any]:
-        """A kept query with its answer."""
+        """Returns the JSON document of a kept query with its answer."""
         document = self.answer(query.prediction, query.place, with_neighbors=with_neighbors)
         picture = None
         if query.picture is not None:
@@ -208,7 +210,7 @@ class Service:
         return {"query": query.name, "time": query.time, "picture": picture, **document}
 
     def answer(self, prediction: Prediction, place: int, *, with_neighbors: bool = True) -> dict[str, Any]:
-        """The answer to one query of a prediction."""
+        """Returns the JSON document of the answer to one query of a prediction."""
         document = answer_document(prediction, place, self.names)
         if with_neighbors:
             neighbors = neighbor_documents(prediction, place, self.bank.contents, self.facts)
@@ -218,7 +220,7 @@ class Service:
         return document
 
     def picture_link(self, row: int, origin: str, key: int | None) -> str | None:
-        """Where the picture of a row may be asked for, if there can be one."""
+        """Returns the path of a row's picture, or None if there cannot be one."""
         of_source = self.image_of_key is not None and origin == "source" and key is not None
         of_stream = self.thumbnails is not None and origin != "source"
         if of_source or of_stream:
@@ -226,7 +228,7 @@ class Service:
         return None
 
     def signs(self) -> Signs | None:
-        """What the guard sees in the stream, as of a moment ago; the preset "safe" only."""
+        """Returns what the guard saw in the stream a moment ago; None unless the preset is "safe"."""
         now = time.monotonic()
         if self.bank.preset == "safe" and now >= self._signs_time + BETWEEN_SIGNS:
             self._signs = self.bank.signs()
@@ -237,14 +239,14 @@ class Service:
     # Remembering
 
     def forget(self, rows: Sequence[int]) -> None:
-        """Forgets the pictures of rows that were deleted, and the queries that they were, on the disk, too."""
+        """Removes the pictures of deleted rows and the queries that became these rows, both in memory and on disk."""
         self.queries.forget(rows)
         self._save(ended=False)
         if self.thumbnails is not None:
             self.thumbnails.forget(rows)
 
     def _restore(self, folder: Path) -> None:
-        """Takes over the latest queries of an earlier process, but for those whose rows were deleted since."""
+        """Restores the latest queries of an earlier process, except those whose rows were deleted since."""
         contents = self.bank.contents
         latest = read_latest(folder, contents.settings)
         if latest is not None:
@@ -252,7 +254,7 @@ class Service:
             self.queries.forget(contents.deleted)
 
     def _save_soon(self) -> None:
-        """Saves the latest queries a while after the first of them that is new."""
+        """Schedules saving the latest queries, unless that is scheduled already."""
         if self._folder is None or self._save_is_due:
             return
         self._save_is_due = True
@@ -260,10 +262,10 @@ class Service:
         loop.call_later(BETWEEN_SAVES, lambda: loop.run_in_executor(None, self._save))
 
     def _save(self, *, ended: bool = False) -> None:
-        """Keeps the latest queries for the next process; if that is not possible, they are lost with this one."""
+        """Saves the latest queries for the next process; if that fails, they are lost when this process ends."""
         if self._folder is None:
             return
-        with self._saving:  # one after another, so that the newest stays
+        with self._saving:  # one save at a time, so that the newest one is written last
             self._save_is_due = False
             latest = self.queries.latest(ended=ended)
             if latest is not None and self.thumbnails is None:  # pictures may be private
@@ -274,13 +276,13 @@ class Service:
                 logger.warning("the latest queries were not kept", extra={"error": str(error)})
 
     def _note(self, given: Given) -> list[Answer]:
-        """Remembers requests that were answered together; what each of them is answered."""
+        """Records requests that were answered together, and returns the answer to each."""
         first = given.parts[0]
         last = given.parts[-1]
         joined = first.together.joined[first.begin : last.end].tolist()
         features = np.concatenate([asked.features for asked in given.asked])
         pictures = _side_by_side(given.asked)
-        if first.again:  # what it taught was learned and counted long ago
+        if first.again:  # a repeated request, which was learned from and counted before
             joined = []
         else:
             self._note_joined(joined, pictures)
@@ -289,13 +291,13 @@ class Service:
         return [Answer(part, kept) for part in given.parts]
 
     def _note_joined(self, joined: Sequence[int], pictures: Sequence[bytes | None]) -> None:
-        """Counts what was learned; of each query the row that it became, or -1."""
+        """Counts what was learned and keeps the pictures; ``joined`` has the row that each query became, or -1."""
         rows = [row for row in joined if row >= 0]
         self.facts.note_joined(rows)
         self.metrics.note_offered(len(joined), len(rows))
         if self.thumbnails is None:
             return
-        for row, picture in zip(joined, pictures, strict=False):  # there are none of features
+        for row, picture in zip(joined, pictures, strict=False):  # empty for features
             if row >= 0 and picture is not None:
                 self.thumbnails.keep(row, picture)
 
@@ -307,7 +309,7 @@ class Service:
         pictures: Sequence[bytes | None],
         joined: Sequence[int],
     ) -> Answered:
-        """Keeps queries (B, D) whose answers stand in a prediction, and tells of them."""
+        """Keeps queries (B, D), whose answers begin at ``begin`` in a prediction, and announces them."""
         now = time.time()
         kept = self.queries.keep(features, prediction, now, begin=begin, pictures=pictures)
         these = slice(begin, begin + len(features))
@@ -326,7 +328,7 @@ class Service:
 
 
 def _side_by_side(asked: Sequence[Asked]) -> Sequence[bytes | None]:
-    """The pictures of all queries of some requests; none if no request has any."""
+    """Returns the pictures of all queries of some requests; empty if no request has any."""
     if not any(one.pictures for one in asked):
         return ()
     pictures: list[bytes | None] = []
@@ -336,7 +338,7 @@ def _side_by_side(asked: Sequence[Asked]) -> Sequence[bytes | None]:
 
 
 def signs_document(signs: Signs) -> dict[str, Any]:
-    """What the guard sees, as it is sent."""
+    """Returns the JSON document of what the guard sees."""
     return {
         "words": signs.words,
         "trust": signs.trust,

@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol: numbers in JSON, or as bytes behind it (Triton's binary extension)."""
+"""Tensors of the Open Inference Protocol: numbers in JSON, or bytes that follow it (Triton's binary extension)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ TYPES = {
     "FP16": "<f2", "FP32": "<f4", "FP64": "<f8", "INT8": "<i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
     "UINT8": "<u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8",
 }  # fmt: skip
-EITHER_HEADER = 32  # added to zlib's window size: gzip or deflate, whichever it is
+EITHER_HEADER = 32  # added to zlib's window size to detect gzip and deflate automatically
 LENGTH = re.compile(r"[0-9]{1,15}")
 NAMES = {np.dtype(code): name for name, code in TYPES.items()}
 
 
 def split_body(content: bytes, stated: str | None) -> tuple[dict[str, Any], bytes]:
-    """The JSON object of a request, and the bytes behind it.
+    """Returns the JSON object of a request, and the bytes that follow it.
 
     Args:
-        content: the body.
-        stated: the length of the JSON object, from a header; all of the body if there is none.
+        content: the body of the request.
+        stated: the length of the JSON object according to a header; None if it is the whole body.
     """
     length = len(content)
     if stated is not None:
@@ -37,7 +37,7 @@ def split_body(content: bytes, stated: str | None) -> tuple[dict[str, Any], byte
             raise RequestError("the header Inference-Header-Content-Length must be at most the length of the body")
         length = int(stated)
     try:
-        document = from_json(content[:length])  # several times as fast as json.loads if there are many numbers
+        document = from_json(content[:length])  # several times as fast as json.loads for many numbers
     except ValueError:
         raise RequestError("the body does not begin with a JSON object") from None
     if not isinstance(document, dict):
@@ -46,12 +46,12 @@ def split_body(content: bytes, stated: str | None) -> tuple[dict[str, Any], byte
 
 
 def inflated(content: bytes, encoding: str, most: int) -> bytes:
-    """A body as it was before its client compressed it.
+    """Returns the decompressed body of a request.
 
     Args:
-        content: the body.
-        encoding: as the header Content-Encoding names it; empty if the body is as it was.
-        most: bytes of the result; a few that were sent may claim to be very many.
+        content: the body as it was sent.
+        encoding: the value of the header Content-Encoding; empty if the body is not compressed.
+        most: the most bytes in the result, since a few compressed bytes may expand to very many.
     """
     if encoding in ("", "identity"):
         return content
@@ -70,7 +70,7 @@ def inflated(content: bytes, encoding: str, most: int) -> bytes:
 
 
 def read_tensor(described: Any, binary: bytes, name: str) -> Any:
-    """The array of the one input of a request, whose binary data, if it has any, are all bytes behind the JSON."""
+    """Returns the only input of a request as an array; its binary data, if any, is everything that follows the JSON."""
     if not isinstance(described, dict):
         raise RequestError("an input must be a JSON object with name, shape, datatype and data")
     if described.get("name") != name:
@@ -96,7 +96,7 @@ def read_tensor(described: Any, binary: bytes, name: str) -> Any:
 
 
 def shaped(values: Any, shape: Sequence[int], order: Literal["C", "F"] = "C") -> Any:
-    """Numbers in a shape that a request stated, of which even that of nothing at all may be too large."""
+    """Returns numbers in the shape that a request stated; even the shape of an empty array may be too large."""
     try:
         return values.reshape(shape, order=order)
     except (TypeError, ValueError, OverflowError):
@@ -104,7 +104,7 @@ def shaped(values: Any, shape: Sequence[int], order: Literal["C", "F"] = "C") ->
 
 
 def parameters_of(described: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of a request or a tensor."""
+    """Returns the parameters of a request or a tensor."""
     parameters = described.get("parameters", {})
     if not isinstance(parameters, dict):
         raise RequestError("parameters must be a JSON object")
@@ -112,20 +112,20 @@ def parameters_of(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_tensor(name: str, values: Any) -> str:
-    """An output in JSON."""
+    """Returns an output as JSON."""
     described = {"name": name, "shape": list(values.shape), "datatype": NAMES[values.dtype]}
     return json.dumps({**described, "data": values.ravel().tolist()})
 
 
-@lru_cache(maxsize=1000)  # answers of a stream are alike but for their numbers
+@lru_cache(maxsize=1000)  # the responses in a stream differ only in their numbers
 def describe_binary(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
-    """What JSON says of an output whose bytes come behind it."""
+    """Returns the JSON description of an output whose bytes follow the JSON."""
     described = {"name": name, "shape": list(shape), "datatype": NAMES[dtype]}
     return json.dumps({**described, "parameters": {"binary_data_size": prod(shape) * dtype.itemsize}})
 
 
 def _from_json(data: Any, dtype: np.dtype[Any]) -> Any:
-    """Numbers that are given as a list, which may be nested as the tensor is."""
+    """Returns numbers from a list, which may be flat or nested like the tensor."""
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             values = np.array(data, dtype)

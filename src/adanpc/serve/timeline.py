@@ -1,4 +1,4 @@
-"""Timeline: how a stream has gone, in a bounded number of points however long it is."""
+"""Timeline: the course of a stream in a bounded number of points, however long the stream is."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 from adanpc.core import Append, Change, Origin
 from adanpc.core.guard import Signs
 
-MOST = 1000  # points; then neighbors are merged, and each stands for twice as many queries
+MOST = 1000  # points; beyond that, adjacent points are merged, so that each stands for twice as many queries
 
 
 @dataclass
 class Point:
-    """What some queries that came one after another were answered."""
+    """A summary of the answers to consecutive queries."""
 
-    position: int  # of the bank after the last of them
+    position: int  # of the bank after the last query
     time: float
     queries: int
-    confidence: float  # the sum
+    confidence: float  # the sum over all queries
     joined: int
     counts: list[int]  # answers by class
-    trust: float | None = None  # as of the last of them
-    estimate: float | None = None  # of the accuracy, likewise, with the ends of its interval
+    trust: float | None = None  # as of the last query
+    estimate: float | None = None  # of the accuracy as of the last query; low and high are the ends of its interval
     low: float | None = None
     high: float | None = None
 
     def absorb(self, later: Point) -> None:
-        """Goes on until the end of another point."""
+        """Merges a later point into this one."""
         self.position = later.position
         self.time = later.time
         self.queries += later.queries
@@ -42,7 +42,7 @@ class Point:
             self.high = later.high
 
     def document(self) -> dict[str, Any]:
-        """The point as it is sent."""
+        """Returns the point as a JSON document."""
         queries = max(self.queries, 1)
         return {
             "position": self.position,
@@ -59,19 +59,19 @@ class Point:
 
 
 class Timeline:
-    """Points of about as many queries each.
+    """Points that each stand for about the same number of queries.
 
     Args:
-        classes: of the bank.
+        classes: the number of classes of the bank.
     """
 
     def __init__(self, classes: int) -> None:
         self._classes = classes
         self._points: list[Point] = []
-        self._width = 1  # queries that a point holds
+        self._width = 1  # queries in a point
 
     def seed(self, changes: Iterable[tuple[int, Change]]) -> None:
-        """Learns of queries that joined before this process, from changes with their positions."""
+        """Adds queries that joined before this process started, from changes with their positions."""
         for position, change in changes:
             if isinstance(change, Append) and change.origin == Origin.ADMITTED:
                 confidence = change.confidence
@@ -105,13 +105,13 @@ class Timeline:
             self._points = _merged(self._points, 2)
 
     def documents(self, points: int) -> list[dict[str, Any]]:
-        """At most so many points, the oldest first."""
+        """Returns at most this many points as JSON documents, oldest first."""
         together = -(-len(self._points) // points)
         return [point.document() for point in _merged(self._points, max(together, 1))]
 
 
 def _merged(points: Sequence[Point], together: int) -> list[Point]:
-    """Points of which each stands for so many of those given."""
+    """Returns the points merged in groups of ``together``."""
     merged = []
     for start in range(0, len(points), together):
         first, *others = points[start : start + together]

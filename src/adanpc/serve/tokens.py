@@ -1,4 +1,4 @@
-"""Tokens: who may do what. A file holds the hash of each, so that nobody who reads it can use one."""
+"""Tokens: who may do what. The token file holds only hashes, so that reading it does not give access."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.files import replace
 
-ROLES = ("predict", "expert", "admin")  # each may do what those before it may
-BYTES = 32  # of a token: nobody finds one by trying, so a fast hash is enough
+ROLES = ("predict", "expert", "admin")  # each includes the rights of those before it
+BYTES = 32  # in a token: too many to guess, so a fast hash is enough
 LONGEST_NAME = 100
 
 
 class TokenError(AdaNPCError):
-    """A file of tokens that cannot be used."""
+    """A token file cannot be used."""
 
     code = "bad-tokens"
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who makes a request, and what they may do."""
+    """The name and the role of whoever makes a request."""
 
     name: str = ""
     role: str = "admin"
 
     def may(self, role: str) -> bool:
-        """Whether this role is the caller's or below it."""
+        """Returns whether the caller has the rights of a role: it is the caller's own role or a lower one."""
         return ROLES.index(role) <= ROLES.index(self.role)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One token of a file."""
+    """One entry of a token file."""
 
     name: str
     role: str
@@ -49,10 +49,10 @@ class Entry:
 
 
 class Tokens:
-    """The tokens of a file, which is read again when it has changed: a token that was removed is refused at once.
+    """The tokens in a file. The file is read again whenever it changes, so a removed token is refused at once.
 
     Args:
-        path: that ``add`` wrote.
+        path: a file that ``add_token`` wrote.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +62,7 @@ class Tokens:
         self._refresh()
 
     def caller(self, token: str) -> Caller | None:
-        """Whose token this is; all entries are compared, each in constant time."""
+        """Returns the owner of a token, or None; always compares all entries, each in constant time."""
         self._refresh()
         digest = _hash(token)
         found = None
@@ -83,7 +83,7 @@ class Tokens:
 
 
 def add_token(path: Path, name: str, role: str) -> str:
-    """A new token, which is in no file: its hash is added to this one."""
+    """Returns a new token and adds its hash to a file; the token itself is not stored anywhere."""
     require.one_of("role", role, ROLES)
     if not name or len(name) > LONGEST_NAME or not name.isprintable():
         raise AdaNPCError(f"name must be 1 to {LONGEST_NAME} printable characters, got {name!r}")
@@ -94,12 +94,12 @@ def add_token(path: Path, name: str, role: str) -> str:
     token = secrets.token_urlsafe(BYTES)
     _write(path, [*entries, Entry(name, role, _hash(token))])
     if is_new:
-        path.chmod(0o600)  # nobody else has to know who there is; later changes keep it, or what it was changed to
+        path.chmod(0o600)  # the names are nobody else's business; later writes keep the permissions the file then has
     return token
 
 
 def remove_token(path: Path, name: str) -> None:
-    """Removes a token, which is refused from then on."""
+    """Removes the token with a name from a file; it is refused from then on."""
     entries = read_tokens(path)
     kept = [entry for entry in entries if entry.name != name]
     if len(kept) == len(entries):
@@ -108,7 +108,7 @@ def remove_token(path: Path, name: str) -> None:
 
 
 def read_tokens(path: Path) -> list[Entry]:
-    """The entries of a file of tokens."""
+    """Returns the entries of a token file."""
     try:
         document = json.loads(path.read_bytes())
         entries = [Entry(**entry) for entry in document["tokens"]]

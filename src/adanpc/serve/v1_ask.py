@@ -1,4 +1,4 @@
-"""/v1 for whoever asks: predictions, the latest queries, previews, and pictures of queries."""
+"""/v1 routes for asking: predictions, the latest queries, previews, and pictures of queries."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ RequestId = Annotated[str, Query(alias="request", max_length=LONGEST_REQUEST)]
 
 
 class Asked(NamedTuple):
-    """Queries of a request."""
+    """The queries of a request."""
 
     features: Features  # (B, D)
-    request: str = ""  # its id
-    pictures: Sequence[bytes | None] = ()  # of the queries
+    request: str = ""  # the id of the request
+    pictures: Sequence[bytes | None] = ()  # of the queries, if they are images
 
 
 routes = APIRouter(prefix="/v1", tags=["ask"])
@@ -101,7 +101,7 @@ async def preview(service: Here, body: PreviewBody) -> dict[str, Any]:
 
 
 async def _read(service: Service, request: Request, request_id: str) -> Asked:
-    """What the body of a request asks."""
+    """Returns the queries in the body of a request."""
     content = await request.body()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind.startswith("image/"):
@@ -116,7 +116,7 @@ async def _read(service: Service, request: Request, request_id: str) -> Asked:
 
 
 def _from_lists(given: list[list[float]] | list[float]) -> Features:
-    """Features from lists of numbers, which must be of one length."""
+    """Returns features from lists of numbers, which must have the same length."""
     if isinstance(given[0], list):
         lengths = {len(row) for row in given if isinstance(row, list)}
         if len(lengths) > 1:

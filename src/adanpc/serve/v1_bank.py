@@ -1,4 +1,4 @@
-"""/v1 for whoever looks: the bank, its rows, their map, the log, the timeline, and events."""
+"""/v1 routes for looking: the bank, its rows, their map, the log, the timeline, and events."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def events(service: Here) -> StreamingResponse:
 
 
 def _picture(service: Service, row: int) -> bytes | None:
-    """A small picture of a row: of a query that joined, or of the image of a source row."""
+    """Returns a small picture of a row: of the query that joined, or of the image of a source row; None without one."""
     if service.thumbnails is not None:
         found = service.thumbnails.find(row)
         if found is not None:

@@ -1,4 +1,4 @@
-"""/v1 for experts: vetoes, corrections, the way back, and labels that decide whether to adapt."""
+"""/v1 routes for experts: vetoes, corrections, rollbacks, and labels that decide whether to adapt."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def feedback(service: Here, body: FeedbackBody, expert: Expert) -> dict[st
 
 
 def label_of(given: int | str, names: Sequence[str]) -> int:
-    """The number of a class that was given by its number or its name."""
+    """Returns the number of a class, given its number or its name."""
     if isinstance(given, str):
         if given not in names:
             raise LabelError(f"label must be one of {', '.join(names[:20])}, got {given[:50]!r}")
@@ -109,7 +109,7 @@ def _questions(service: Service) -> list[dict[str, Any]]:
 
 
 def _preview_of_rollback(service: Service, to: int) -> dict[str, Any]:
-    """What would be different after a return to an earlier position."""
+    """Returns what a rollback to an earlier position would change."""
     bank = service.bank
     now = bank.contents
     earlier = bank.at(to)

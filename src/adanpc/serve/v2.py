@@ -25,7 +25,7 @@ INPUT = "features"
 LENGTH = b"inference-header-content-length"
 JSON = (b"content-type", b"application/json")
 BYTES = (b"content-type", b"application/octet-stream")
-GIVEN = ("labels", "probs", "joined")  # outputs of an answer unless others are asked for
+GIVEN = ("labels", "probs", "joined")  # the outputs unless a request names others
 EXTRA = ("neighbor_ids", "neighbor_labels", "neighbor_origins", "neighbor_similarities", "neighbor_shares")
 KINDS = {
     "labels": "INT64", "probs": "FP32", "joined": "INT64", "neighbor_ids": "INT64", "neighbor_labels": "INT64",
@@ -49,7 +49,7 @@ OUTPUT_SCHEMA = {
     "required": ["name"],
     "properties": {"name": {"enum": list(KINDS)}, "parameters": {"type": "object"}},
 }
-INFER_BODY = {  # read by hand, because bytes may follow it; described for whoever writes a client
+INFER_BODY = {  # parsed by hand, because binary data may follow the JSON; described here for authors of clients
     "requestBody": {
         "required": True,
         "content": {
@@ -132,7 +132,7 @@ async def infer(service: Here, request: Request, model: str, version: str = VERS
 async def inferred(
     service: Service, content: bytes, headers: RawHeaders
 ) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
-    """The body of the answer to a request with this body and these headers, and those headers that are its own."""
+    """Answers a request with this body and these headers; returns the body and the headers of the response."""
     encoding = header(headers, b"content-encoding")
     if encoding is None:
         return await _inferred(service, content, headers)
@@ -142,15 +142,15 @@ async def inferred(
 
 
 class Inference(NamedTuple):
-    """What a request asks for."""
+    """A parsed inference request."""
 
     request: str  # its id
     features: NDArray[np.float32]  # (B, D)
-    wanted: dict[str, bool]  # the names of outputs, and whether each is wanted as bytes
+    wanted: dict[str, bool]  # the names of the requested outputs, and whether each should be binary
 
 
 def _read(content: bytes, headers: RawHeaders) -> Inference:
-    """What a body asks for; nothing else of it stays in memory while its answer is waited for."""
+    """Returns the parsed request, so that nothing else of its body stays in memory while it waits for the answer."""
     document, binary = split_body(content, header(headers, LENGTH))
     given = document.get("inputs")
     if not isinstance(given, list) or len(given) != 1:
@@ -165,7 +165,7 @@ def _read(content: bytes, headers: RawHeaders) -> Inference:
 async def _inferred(
     service: Service, content: bytes, headers: RawHeaders
 ) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
-    """``inferred`` for a body that is not compressed."""
+    """Answers a request whose body is not compressed; see ``inferred``."""
     request_id, features, wanted = _read(content, headers)
     answer = await service.classify(features, request=request_id)
     described = []
@@ -198,7 +198,7 @@ def _check_ready(service: Service) -> None:
 
 
 def _wanted(document: dict[str, Any]) -> dict[str, bool]:
-    """The names of the outputs that are asked for, and whether each is wanted as bytes."""
+    """Returns the names of the requested outputs, and whether each should be binary."""
     by_default = parameters_of(document).get("binary_data_output") is True
     asked = document.get("outputs")
     if not asked:
@@ -214,7 +214,7 @@ def _wanted(document: dict[str, Any]) -> dict[str, bool]:
 
 
 def _values(service: Service, part: Part, name: str) -> Any:
-    """An output as an array; absent neighbors have id, label and origin -1, similarity -2 and share 0."""
+    """Returns an output as an array; absent neighbors have id, label and origin -1, similarity -2 and share 0."""
     prediction = part.together
     near = prediction.neighbors
     these = slice(part.begin, part.end)

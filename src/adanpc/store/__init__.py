@@ -1,4 +1,4 @@
-"""The bank on disk: one file, written whole or not at all; or a folder in which every change is safe at once."""
+"""The bank on disk: a single file that is written atomically, or a folder in which every change is safe at once."""
 
 from adanpc.store.check import BankFileError
 from adanpc.store.durable import DurableBank

@@ -1,4 +1,4 @@
-"""Predictions as bytes and back, and the part of one that belongs to some of its queries."""
+"""Encoding predictions as bytes, decoding them, and cutting out the part that belongs to some of the queries."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from adanpc.core import Neighbors, Prediction
 
-NEIGHBORS = "neighbors."  # before the names of their tensors
+NEIGHBORS = "neighbors."  # prefix of the names of their tensors
 
 
 def encode_answer(answer: Prediction) -> bytes:
-    """A settled prediction as bytes; ``decode_answer`` gives it back."""
+    """Returns a settled prediction as bytes, for ``decode_answer``."""
     tensors = _tensors(answer)
     for name, tensor in _tensors(answer.neighbors).items():
         tensors[NEIGHBORS + name] = tensor
@@ -23,7 +23,7 @@ def encode_answer(answer: Prediction) -> bytes:
 
 
 def decode_answer(data: bytes) -> Prediction:
-    """What ``encode_answer`` wrote."""
+    """Returns the prediction that ``encode_answer`` encoded."""
     own: dict[str, Any] = {}
     of_neighbors: dict[str, Any] = {}
     for name, tensor in load(data).items():
@@ -35,14 +35,14 @@ def decode_answer(data: bytes) -> Prediction:
 
 
 def part_of(answer: Prediction, queries: slice) -> Prediction:
-    """The answer to some of the queries, in tensors of its own."""
+    """Returns the answer to some of the queries, in tensors of its own."""
     own: dict[str, Any] = {name: tensor[queries].clone() for name, tensor in _tensors(answer).items()}
     of_neighbors = {name: tensor[queries].clone() for name, tensor in _tensors(answer.neighbors).items()}
     return replace(answer, **own, neighbors=Neighbors(**of_neighbors))
 
 
 def _tensors(value: Prediction | Neighbors) -> dict[str, Tensor]:
-    """The fields that are tensors, by name."""
+    """Returns the fields that are tensors, by name."""
     found = {}
     for field in fields(value):
         content = getattr(value, field.name)

@@ -1,4 +1,4 @@
-"""What a bank file must hold. A seal can be forged with the rest, so no check here relies on it."""
+"""Checks of what a bank file holds. A seal can be forged along with the rest, so no check here relies on it."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from adanpc.errors import AdaNPCError
 from adanpc.index.grid import Columns
 
 FORMAT = "adanpc-bank"
-VERSION = 6  # the highest that is read
-CODED_VERSION = 6  # of files with codes of their rows, with either preset
-SAFE_VERSION = 5  # of other files with the preset "safe"
-PAPER_VERSION = 2  # and with the preset "paper", which earlier releases can read
-CODES = "codes."  # before the names of columns that hold codes
-LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
-WIDEST = 2**24  # a file must not make its reader allocate more than it holds itself
+VERSION = 6  # the newest format that can be read
+CODED_VERSION = 6  # the format of files with codes of their rows, for either preset
+SAFE_VERSION = 5  # the format of other files with the preset "safe"
+PAPER_VERSION = 2  # the format of other files with the preset "paper", which earlier releases can read
+CODES = "codes."  # prefix of the names of columns that hold codes
+LARGEST = 2**53  # every JSON reader represents whole numbers exactly up to here
+WIDEST = 2**24  # a file must not make its reader allocate more than the file itself holds
 SIZES = ("dim", "classes", "k", "k_source", "k_target")
 NUMBER = int | float | str  # see ``number``
 PAPER_PARTS = ("classifier", "admission", "centering")  # the settings of the preset "paper"
-SAFE_PARTS = ("safe",)  # and of the preset "safe"
+SAFE_PARTS = ("safe",)  # the settings of the preset "safe"
 FIELDS: dict[str, dict[str, Any]] = {
     "document": {
         "format": str, "version": int, "adanpc": str, "seal": str, "rows": int, "next_id": int, "position": int,
@@ -67,7 +67,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 MEANS = ("source_mean", "stream_total")
 ORIGIN = "transform.origin"
 TRANSFORM_PARTS = tuple(PREFIX_OF_TRANSFORM + name for name in TRANSFORM if name != "origin")
-FOREIGN = "transform.foreign"  # these four hold no vectors
+FOREIGN = "transform.foreign"  # this and the next three hold no vectors
 CALIBRATION = "transform.calibration"
 POWER = "transform.power"
 VOTERS = "transform.voters"
@@ -75,13 +75,13 @@ STREAM = "stream"
 
 
 class BankFileError(AdaNPCError):
-    """A bank file that cannot be read or written; the message names the file, what is wrong, and the remedy."""
+    """A bank file cannot be read or written; the message names the file, what is wrong, and the remedy."""
 
     code = "bad-bank-file"
 
 
 class ContentsError(AdaNPCError):
-    """What is wrong with a file's contents, until a BankFileError adds whose they are."""
+    """The contents of a file are wrong; a BankFileError later adds the name of the file."""
 
     code = "bad-bank-contents"
 
@@ -91,18 +91,18 @@ class ContentsError(AdaNPCError):
 
 
 class NewerContentsError(ContentsError):
-    """Contents in a format that only a newer adanpc knows."""
+    """The contents are in a format that only a newer adanpc can read."""
 
 
 def number(value: Any) -> float:
-    """The number that a document holds; infinities, which JSON lacks, are the texts inf and -inf."""
+    """Returns the number that a document holds; infinities, which JSON lacks, are the strings "inf" and "-inf"."""
     if value not in ("inf", "-inf") and (isinstance(value, str) or not abs(value) <= float_info.max):
         raise ContentsError(f"temperature, balance and admission must be numbers, got {brief(value)}")
     return float(value)
 
 
 def check_header(document: Any) -> int:
-    """The version of a document, if it is a bank's and this adanpc can read it."""
+    """Returns the format version of a document; raises a ContentsError unless it is a bank that can be read."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ContentsError("it is a safetensors file but not a bank", "give a file that adanpc saved")
     version = document.get("version")
@@ -117,19 +117,19 @@ def check_header(document: Any) -> int:
 
 
 def version_of(document: dict[str, Any]) -> int:
-    """The version of the format in which a document is written, without codes."""
+    """Returns the version of the format in which a document without codes is written."""
     return SAFE_VERSION if "safe" in document else PAPER_VERSION
 
 
 def check_document(document: dict[str, Any]) -> None:
-    """Passes a document of format 2, 5 or 6 that has all its fields and no other, each of its type and range."""
+    """Raises unless a document of format 2, 5 or 6 has exactly its fields, each of the right type and in range."""
     parts = SAFE_PARTS if "safe" in document else PAPER_PARTS
     fields = FIELDS["document"] | dict.fromkeys(parts, dict)
     if document["version"] == CODED_VERSION:
         fields |= {"signature": str, "row_sha256": str}
     check_fields("document", document, fields)
     for part in ("bank", *parts, "recipe"):
-        if part != "recipe" or document[part]:  # a bank without a model has none
+        if part != "recipe" or document[part]:  # the recipe of a bank without a model is empty
             check_fields(part, document[part], FIELDS[part])
     if document["version"] not in (version_of(document), CODED_VERSION):
         raise ContentsError(f"its settings are not those of format {document['version']}")
@@ -147,7 +147,7 @@ def check_document(document: dict[str, Any]) -> None:
 
 
 def _check_deleted(document: dict[str, Any]) -> None:
-    """Passes ids of rows that existed, each once, in rising order."""
+    """Raises unless the deleted ids are those of rows that existed, in ascending order and without repeats."""
     before = -1
     for row in document["deleted"]:
         if not isinstance(row, int) or isinstance(row, bool) or not before < row < document["next_id"]:
@@ -156,7 +156,7 @@ def _check_deleted(document: dict[str, Any]) -> None:
 
 
 def check_fields(part: str, values: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Passes values that have these fields and no other, each of its type and range."""
+    """Raises a ContentsError unless the values have exactly these fields, each of the right type and in range."""
     wrong = sorted(map(str, fields.keys() ^ values.keys()))
     if wrong:
         raise ContentsError(f"its {part} has missing or unknown fields: {brief(wrong)}")
@@ -173,13 +173,13 @@ def check_fields(part: str, values: dict[str, Any], fields: dict[str, Any]) -> N
 
 
 def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[int]]]) -> dict[str, list[int]]:
-    """The shapes of what a file of format 2 or 5 should hold beside its rows: what it has, and cannot lack."""
+    """Returns the shapes of what a file of format 2 or 5 should hold besides its rows: what it has or must have."""
     dim = document["bank"]["dim"]
     due = {name: [dim] for name in (*MEANS, ORIGIN) if name in found}
     if document["stream_count"]:
         due["stream_total"] = [dim]
     if STREAM in found or ORIGIN in found:
-        due[ORIGIN] = [dim]  # nothing is known of a stream without a transform
+        due[ORIGIN] = [dim]  # statistics of a stream always come with a transform
         for name in TRANSFORM_PARTS:
             due[name] = _shape_of_part(name, found.get(name, ("", []))[1], dim)
     if STREAM in found:
@@ -188,7 +188,7 @@ def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[in
 
 
 def _shape_of_part(name: str, given: list[int], dim: int) -> list[int]:
-    """The shape that a part of a transform should have, with as many rows as it has, up to the most."""
+    """Returns the shape that a part of a transform should have: the given number of rows, up to the maximum."""
     rows = given[0] if given else 0
     if name == FOREIGN:
         return [min(rows, SAMPLE)]
@@ -200,7 +200,7 @@ def _shape_of_part(name: str, given: list[int], dim: int) -> list[int]:
 
 
 def classes_of(document: dict[str, Any]) -> int:
-    """How many classes the bank of a document has."""
+    """Returns the number of classes of a document's bank."""
     classes = document["bank"]["classes"]
     return len(class_names(classes)) or int(classes)
 
@@ -211,18 +211,18 @@ def check_columns(
     beside: Mapping[str, list[int]],
     found: Mapping[str, tuple[str, list[int]]],
 ) -> None:
-    """Passes types and shapes that follow from the document, before anything of that size is read.
+    """Raises unless types and shapes are those that follow from the document; called before columns are read.
 
     Args:
-        document: of any format.
-        table: of an empty bank with the document's settings.
-        beside: shapes of what there should be beside the rows.
-        found: what there is.
+        document: a document of any format.
+        table: the columns of an empty bank with the document's settings.
+        beside: the shapes of what the file should hold besides the rows.
+        found: the types and shapes in the file.
     """
     wanted = {name: (NAMES[made.dtype], [document["rows"], *made.shape[1:]]) for name, made in table.items()}
     for name, shape in beside.items():
         wanted[name] = ("F64", shape)
-    # Columns that are missing or unknown come first: they explain the others.
+    # Missing and unknown columns are reported first, because they explain the other errors.
     for name in sorted(wanted.keys() | found.keys(), key=lambda name: (name in wanted and name in found, name)):
         given = found.get(name, "absent")
         due = wanted.get(name, "absent")
@@ -231,7 +231,7 @@ def check_columns(
 
 
 def check_tensors(document: dict[str, Any], tensors: Columns) -> None:
-    """Passes columns of the right types and shapes that the bank of this document can hold, and finite means."""
+    """Raises unless the document's bank can hold these columns, of the right types and shapes, and means are finite."""
     config = document["bank"]
     classes = classes_of(document)
     table = {name: column for name, column in tensors.items() if name not in BESIDE_ROWS}

@@ -1,7 +1,7 @@
-"""DurableBank: a classifier that outlives its process. The one place that decides what is durable before what.
+"""DurableBank: a classifier that survives its process. This module alone decides what must be on disk before what.
 
-Whatever is asked of it is proposed, logged, applied and answered, in this order: nobody sees the effect of a change
-that a crash could undo, and an answer is given when what it taught is on the disk.
+Every request is proposed, logged, applied and answered, in this order. So nobody sees the effect of a change that a
+crash could undo, and an answer is given only once everything learned from its query is on disk.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ from adanpc.store.log import Answered, Log, LogWriteError
 from adanpc.store.recovery import recovered
 from adanpc.store.sqlite import SqliteLog
 
-TOGETHER = 128  # queries of different requests that are answered and logged together
-MOST_QUERIES = 2048  # of one request: they become one change, and are compared with each other
-LONGEST_REQUEST = 200  # characters of a request's id
-SNAPSHOT_EVERY = 5000  # changes; a start replays no more than so many
+TOGETHER = 128  # the most queries from different requests that are answered and logged together
+MOST_QUERIES = 2048  # the most queries in one request: they become one change and are compared with each other
+LONGEST_REQUEST = 200  # the most characters in a request id
+SNAPSHOT_EVERY = 5000  # changes between snapshots, and so the most that opening a bank has to replay
 
 
 class Part(NamedTuple):
-    """The answer to a request among those that were answered together, which share their tensors."""
+    """The answer to one request: a range of the prediction that it shares with requests answered at the same time."""
 
-    together: Prediction  # of all of them
-    begin: int  # of this request's queries in it
+    together: Prediction  # the answers to all of these requests
+    begin: int  # where the queries of this request begin in it
     end: int
-    again: bool = False  # it was given before, and nothing was learned this time
+    again: bool = False  # whether the answer was given before, so that nothing was learned this time
 
     @property
     def prediction(self) -> Prediction:
-        """The answer in tensors of its own."""
+        """The answer to this request alone, in tensors of its own."""
         return part_of(self.together, slice(self.begin, self.end))
 
 
 @dataclass(eq=False)
 class Question:
-    """Queries of one caller, who waits for the answer."""
+    """The queries of one caller, who is waiting for the answer."""
 
     features: Tensor  # (B, D), checked
     domain: int
     keys: Tensor | None  # (B,)
     request: str
-    answered: Callable[[], object] | None = None  # called when this and all that were answered with it have answers
-    answer: Future[Any] = field(default_factory=Future)  # a Prediction, or a Part for whoever is called
+    answered: Callable[[], object] | None = None  # called when this and all questions answered with it have answers
+    answer: Future[Any] = field(default_factory=Future)  # a Part if ``answered`` is given, else a Prediction
 
     def give(self, part: Part) -> None:
-        """Answers it."""
+        """Resolves the future with the answer."""
         if self.answered is None:
             self.answer.set_result(part.prediction)
         else:
@@ -76,7 +76,7 @@ class Question:
 
 @dataclass(eq=False)
 class Action:
-    """A change that somebody waits for; it is made when its turn has come."""
+    """A change that a caller is waiting for; ``make`` is called when its turn comes."""
 
     make: Callable[[], Change]
     ids: Future[range] = field(default_factory=Future)
@@ -84,14 +84,14 @@ class Action:
 
 @require.names_its_arguments
 class DurableBank:
-    """A classifier whose every change is on the disk before anybody sees its effect. For any number of threads.
+    """A classifier that writes every change to disk before anybody sees its effect. Any number of threads may use it.
 
-    One thread of its own carries out what the others ask for. Requests that arrive while it waits for the disk are
-    answered together afterwards, and share one commit. The answers are those that they would get one after another.
+    A single writer thread carries out all requests. Those that arrive while it waits for the disk are answered together
+    afterward and share one commit. They get the same answers as if they had been handled one after another.
 
     Args:
         log: where changes are kept; ``create`` and ``open`` make one in a folder. It is closed with the bank.
-        snapshot_every: changes after which a snapshot is taken, in the background.
+        snapshot_every: the number of changes after which a snapshot is taken in the background.
     """
 
     def __init__(self, log: Log, *, snapshot_every: int = SNAPSHOT_EVERY) -> None:
@@ -103,8 +103,8 @@ class DurableBank:
         self._notices = found.notices
         self._process = os.getpid()
         self._snapshot_position = found.snapshot
-        self._snapshot_tried = found.snapshot  # the position at which one was last begun
-        self._snapshot_flaw = ""  # why the last one was not taken
+        self._snapshot_tried = found.snapshot  # the position at which the last attempt began
+        self._snapshot_flaw = ""  # why the last attempt failed
         self._snapshot_lock = Lock()
         self._snapshot_thread: Thread | None = None
         self._failure = ""
@@ -124,15 +124,15 @@ class DurableBank:
         *,
         snapshot_every: int = SNAPSHOT_EVERY,
     ) -> DurableBank:
-        """A durable bank in a new folder that begins as a classifier is now.
+        """Creates a durable bank in a new folder, starting from the current state of a classifier.
 
         Args:
-            folder: that does not exist, or is empty.
-            thing: the classifier, or a wrapped model, of which the recipe is kept, too.
-            recipe: of a classifier: how its features are made, if that is known.
+            folder: a folder that does not exist yet, or is empty.
+            thing: the classifier, or a wrapped model, whose recipe is kept as well.
+            recipe: how the features of a classifier are made, if known.
             snapshot_every: see the class.
         """
-        require.whole("snapshot_every", snapshot_every, least=1)  # before there is a folder
+        require.whole("snapshot_every", snapshot_every, least=1)  # checked before the folder is created
         if isinstance(thing, Wrapped):
             return cls.create(folder, thing.classifier, thing.recipe, snapshot_every=snapshot_every)
         try:
@@ -144,7 +144,7 @@ class DurableBank:
     @classmethod
     @require.names_its_arguments
     def open(cls, folder: Location, *, snapshot_every: int = SNAPSHOT_EVERY) -> DurableBank:
-        """The durable bank in a folder, as it was when the last change was acknowledged."""
+        """Opens the durable bank in a folder, in the state after the last acknowledged change."""
         log = SqliteLog(folder)
         try:
             return cls(log, snapshot_every=snapshot_every)
@@ -160,36 +160,36 @@ class DurableBank:
     ) -> None:
         self.close()
 
-    # What it is
+    # State
 
     @property
     def contents(self) -> Contents:
-        """All that the bank holds now, as a value that later changes do not touch."""
+        """Everything that the bank holds now, as a value that later changes do not affect."""
         return self._classifier.bank.contents
 
     @property
     def settings(self) -> Any:
-        """How it votes and whom it admits, see ``AdaNPC.settings``."""
+        """How the classifier votes and which queries it admits; see ``AdaNPC.settings``."""
         return self._classifier.settings
 
     @property
     def preset(self) -> str:
-        """The name of the rule by which it learns."""
+        """The name of the rule by which the classifier learns."""
         return self._classifier.preset
 
     @property
     def position(self) -> int:
-        """How many changes have been applied."""
+        """The number of changes that have been applied."""
         return self._classifier.position
 
     @property
     def log(self) -> Log:
-        """Where changes are kept, to read in."""
+        """The log that keeps the changes. Use it for reading only."""
         return self._log
 
     @property
     def notices(self) -> list[str]:
-        """What was found to be damaged or went wrong without harm, each in a sentence."""
+        """Damage that was found and failures that did no harm, one sentence each."""
         notices = [*self._log.notices, *self._notices]
         if self._snapshot_flaw:
             notices.append(f"no snapshot was taken: {self._snapshot_flaw}")
@@ -197,30 +197,30 @@ class DurableBank:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for their turn."""
+        """The number of requests that are waiting for their turn."""
         return len(self._waiting)
 
     @property
     def ready(self) -> bool:
-        """Whether it takes changes: it is open, and memory and log have not come apart."""
+        """Whether the bank accepts changes: it is open, and its memory and its log have not diverged."""
         return not self._closed and not self._failure
 
     def digest(self) -> str:
-        """A hash of all that decides later answers, see ``AdaNPC.digest``."""
+        """Returns a hash of everything that determines later answers; see ``AdaNPC.digest``."""
         return self._classifier.digest()
 
     def signs(self) -> Signs:
-        """What the guard of the preset "safe" sees in the stream, see ``AdaNPC.signs``."""
+        """Returns what the guard of the preset "safe" sees in the stream; see ``AdaNPC.signs``."""
         return self._classifier.signs()
 
     # Asking
 
     def predict(self, features: Tensor, *, without: Iterable[int] = ()) -> Prediction:
-        """What each query (B, D) would be answered if it came next; changes nothing, and waits for nobody.
+        """Returns the answer that each query (B, D) would get if it came next; changes nothing and never waits.
 
         Args:
-            features: of the queries.
-            without: ids of rows that may not vote: a preview of their veto.
+            features: the features of the queries.
+            without: ids of rows that may not vote, to preview the effect of vetoing them.
         """
         checked = check_features(features, self.contents.settings.dim)
         rows = torch.tensor(list(without), dtype=torch.int64)
@@ -230,41 +230,42 @@ class DurableBank:
         return self._classifier.predict(checked, exclude=exclude)
 
     def ask(self, features: Tensor, *, most: int = 10) -> list[Asked]:
-        """Those of the queries (B, D) whose labels would say most about whether to adapt, see ``AdaNPC.ask``."""
+        """Returns those queries (B, D) whose labels would say the most about whether to adapt; see ``AdaNPC.ask``."""
         return self._classifier.ask(features, most=most)
 
     def classify(self, features: Tensor, *, domain: int = -1, keys: Any = None, request: str = "") -> Prediction:
-        """The answers to queries (B, D) in this order, once what they teach is on the disk; see ``AdaNPC.step``.
+        """Answers queries (B, D) in order, once what is learned from them is on disk; see ``AdaNPC.step``.
 
         Args:
-            features: of the queries, which become one change: all that join do, or none.
-            domain: of all of them, noted with the rows that join; -1 is unknown.
-            keys: (B,) your own numbers of the queries, noted with the rows that join.
-            request: an id of your own. If a request of this id was answered before, it gets that answer, and nothing is
-                learned again; the newest 10,000 answers, and of these 64 MiB, are kept. Without one, every call counts.
+            features: the features of the queries. They become a single change, so either all rows that are admitted
+                join the bank or none does.
+            domain: the domain of all queries, stored with the rows that join; -1 means unknown.
+            keys: (B,) numbers of your own for the queries, stored with the rows that join.
+            request: an id of your own. A request whose id was answered before gets the same answer, and nothing is
+                learned again; the newest 10,000 answers are kept, up to 64 MiB. Without an id, every call counts.
         """
         return self.submit(features, domain=domain, keys=keys, request=request).result()
 
     def submit(self, features: Tensor, *, domain: int = -1, keys: Any = None, request: str = "") -> Future[Prediction]:
-        """What ``classify`` will answer, for callers that do something else meanwhile."""
+        """Returns a future of what ``classify`` answers, for callers that do something else in the meantime."""
         checked = check_features(features, self.contents.settings.dim)
         check_request(len(checked), request)
         domain = require.whole("domain", domain, least=-(2**63), most=2**63 - 1)
         numbers = self._classifier.checked_keys(keys, len(checked))
-        question = Question(checked.clone(), domain, numbers, request)  # the caller may use its own again
+        question = Question(checked.clone(), domain, numbers, request)  # the caller may reuse its own tensor
         self._enqueue([question])
         return question.answer
 
     def submit_all(
         self, features: Tensor, requests: Sequence[str], counts: Sequence[int], answered: Callable[[], object]
     ) -> list[Future[Part]]:
-        """What ``classify`` will answer to several requests that come one after another, for whoever serves many.
+        """Returns futures of what ``classify`` answers to several requests in sequence, for servers with many clients.
 
         Args:
-            features: (N, D) of all of them, which stay as they are until they are answered.
-            requests: the id of each, see ``classify``.
-            counts: how many of the features belong to each.
-            answered: called by another thread whenever some of them have been answered. It must return at once.
+            features: (N, D) the features of all requests; do not change them until they are answered.
+            requests: the id of each request; see ``classify``.
+            counts: the number of queries in each request.
+            answered: called by another thread whenever some of the requests have been answered. It must return at once.
         """
         questions = []
         for part, request in zip(features.split(list(counts)), requests, strict=True):
@@ -274,12 +275,12 @@ class DurableBank:
         return [question.answer for question in questions]
 
     def _sound(self, features: Tensor, questions: list[Question]) -> list[Question]:
-        """Those of the questions that can be answered; the others get the error that is their own."""
+        """Returns the questions that can be answered, and fails each of the others with its own error."""
         dim = self.contents.settings.dim
         try:
             check_features(features, dim)
         except AdaNPCError:
-            pass  # one of them has a flaw, and the others shall not suffer from it
+            pass  # at least one question is invalid; it must not fail the others
         else:
             return questions
         sound = []
@@ -295,9 +296,9 @@ class DurableBank:
     # Changing
 
     def apply(self, change: Change) -> range:
-        """Carries out a change once it is on the disk; the ids that it gave to the rows it appended.
+        """Applies a change once it is on disk, and returns the ids of the rows that it appended.
 
-        A change that does not say when it was made is given the time now.
+        A change without a time is given the current time.
         """
         as_logged = _as_logged(change)
         action = Action(lambda: as_logged)
@@ -305,11 +306,11 @@ class DurableBank:
         return action.ids.result()
 
     def decide(self, make: Callable[[Contents], Change]) -> Change:
-        """Carries out a change that depends on what the bank holds; nothing else changes it in between.
+        """Applies a change that depends on what the bank holds, and returns it. No other change comes in between.
 
         Args:
-            make: the change, given the contents when its turn has come. If it raises, nothing happens, and the error is
-                the caller's.
+            make: called with the contents when its turn comes; returns the change. If it raises, nothing happens, and
+                the caller gets the error.
         """
         made: list[Change] = []
 
@@ -323,10 +324,10 @@ class DurableBank:
         return made[0]
 
     def rollback(self, to: int, *, who: str = "", why: str = "", when: float | None = None) -> None:
-        """Returns to an earlier position, by one more change; ``at`` shows beforehand what that means.
+        """Returns the bank to an earlier position by adding one more change; use ``at`` to see the outcome beforehand.
 
         Args:
-            to: a position from ``log.start`` on. Deleted rows stay deleted, and ids are not given again.
+            to: a position, ``log.start`` or later. Deleted rows stay deleted, and ids are never reused.
             who, why, when: as in every change.
         """
         earlier = self.at(to).bank.contents
@@ -335,17 +336,16 @@ class DurableBank:
         action.ids.result()
 
     def at(self, position: int) -> AdaNPC:
-        """The classifier as it was at an earlier position: another one, in memory alone."""
+        """Returns the classifier as it was at an earlier position: a separate one, in memory only."""
         return recovered(self._log, position).classifier
 
-    # Keeping
-
+    # Saving and closing
     def save(self, path: Location) -> None:
-        """Writes the bank as it is now to one file, which ``adanpc.load`` reads."""
+        """Writes the current state of the bank to a single file that ``adanpc.load`` reads."""
         write_state(self._classifier.state(codes=True), self.recipe, path)
 
     def snapshot(self) -> None:
-        """Writes down all of the bank, so that the next start replays nothing before it."""
+        """Writes a snapshot of the whole bank, so that the next start need not replay the changes before it."""
         with self._snapshot_lock:
             state = self._classifier.state(codes=True)
             position = state["document"]["position"]
@@ -355,19 +355,19 @@ class DurableBank:
                 self._snapshot_flaw = ""
 
     def compact(self, *, keep: int = 2) -> None:
-        """Forgets changes and snapshots but the newest: no position before them can be returned to.
+        """Discards all but the newest snapshots and changes; positions before them can no longer be returned to.
 
         Args:
-            keep: how many snapshots are kept; one is taken first. With 1, nothing is left of rows that were deleted.
+            keep: the number of snapshots to keep; one is taken first. With 1, nothing is left of deleted rows.
         """
         self.snapshot()
         with self._snapshot_lock:
             self._log.compact(keep)
 
     def close(self) -> None:
-        """Answers what was asked before, takes a snapshot, and lets others open the bank.
+        """Answers all pending requests, takes a snapshot, and lets others open the bank.
 
-        In a fork of the process that opened it, nothing happens.
+        Does nothing in a fork of the process that opened the bank.
         """
         if os.getpid() != self._process:
             return
@@ -386,7 +386,7 @@ class DurableBank:
     # The writer
 
     def _enqueue(self, jobs: Sequence[Question | Action]) -> None:
-        if os.getpid() != self._process:  # threads do not live on in a fork, and SQLite must not be used there
+        if os.getpid() != self._process:  # the writer thread does not survive a fork, and SQLite must not cross one
             raise UnavailableError(
                 "the bank was opened by another process, of which this is a fork: open it in one of them alone"
             )
@@ -397,7 +397,7 @@ class DurableBank:
             self._arrived.notify()
 
     def _write(self) -> None:
-        """Carries out one job after another, or several questions together, until the bank is closed."""
+        """Carries out jobs one after another, several questions at a time, until the bank is closed."""
         while True:
             with self._arrived:
                 self._arrived.wait_for(lambda: self._waiting or self._closed)
@@ -412,7 +412,7 @@ class DurableBank:
             self._snapshot_if_due()
 
     def _next_jobs(self) -> Action | list[Question]:
-        """The next action, or as many questions as are answered together."""
+        """Removes and returns the next action, or the next questions that can be answered together."""
         first = self._waiting.popleft()
         if isinstance(first, Action):
             return first
@@ -422,7 +422,7 @@ class DurableBank:
         while self._waiting:
             following = self._waiting[0]
             if isinstance(following, Action) or following.request in requests:
-                break  # the second of two equal requests gets the answer to the first
+                break  # a repeated request must find the answer that was kept for the first
             queries += len(following.features)
             if queries > TOGETHER:
                 break
@@ -440,7 +440,7 @@ class DurableBank:
             action.ids.set_result(ids)
 
     def _answer(self, questions: list[Question]) -> None:
-        """Gives everyone an answer: the one that was given before, or a new one, or an error."""
+        """Resolves every question with the answer that was kept for its request, a new answer, or an error."""
         fresh = []
         for question in questions:
             if not question.answer.set_running_or_notify_cancel():
@@ -473,17 +473,17 @@ class DurableBank:
             if len(questions) == 1:
                 questions[0].answer.set_exception(error)
                 return
-            for question in questions:  # each has its own error, and none suffers from another's
+            for question in questions:  # one at a time, so that no question fails because of another
                 self._answer_fresh([question])
         else:
             for question, answer in zip(questions, answers, strict=True):
                 question.give(answer)
 
     def _learn(self, questions: Sequence[Question]) -> list[Part]:
-        """The answers to questions that come one after another, once all that they teach is logged and applied."""
+        """Returns the answers to questions in sequence, once everything learned from them is logged and applied."""
         features = torch.cat([question.features for question in questions])
         prediction, change = self._classifier.propose(features, keys=_keys_of(questions))
-        prediction = prediction.settled(self.contents.next_id)  # nobody else gives ids
+        prediction = prediction.settled(self.contents.next_id)  # only this thread assigns ids
         answers = []
         kept = []
         end = 0
@@ -503,7 +503,7 @@ class DurableBank:
         return answers
 
     def _apply(self, change: Change, answers: Sequence[Answered]) -> range:
-        """Logs a change with the answers that came with it, and then applies it."""
+        """Logs a change together with its answers, then applies it and returns the ids of the appended rows."""
         self._check_state()
         logged = False
 
@@ -515,12 +515,12 @@ class DurableBank:
         try:
             return self._classifier.apply(change, log=log)
         except BaseException as error:
-            if logged:  # out of memory in the very last step, say
+            if logged:  # for example, if memory ran out in the very last step
                 self._failure = f"the bank lags behind its log ({error}): open it again"
             raise
 
     def _check_state(self) -> None:
-        """Refuses to write when memory and log are not at the same place."""
+        """Raises a LogWriteError unless memory and log are at the same position."""
         if self._failure:
             raise LogWriteError(self._failure)
         if self.position != self._log.position:
@@ -534,17 +534,17 @@ class DurableBank:
         due = self.position - last >= self._snapshot_every
         busy = self._snapshot_thread is not None and self._snapshot_thread.is_alive()
         if due and not busy:
-            self._snapshot_tried = self.position  # one that fails is not tried again at once: it takes time and room
+            self._snapshot_tried = self.position  # a failed attempt is not repeated at once: it costs time and space
             thread = Thread(target=self._try_snapshot, name="adanpc-snapshot", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # there are too many threads; those who wait must not suffer from it
+            except RuntimeError as error:  # there are too many threads; waiting callers must not be affected
                 self._snapshot_flaw = str(error)
             else:
                 self._snapshot_thread = thread
 
     def _try_snapshot(self) -> None:
-        """Takes a snapshot if that is possible; the log has all of it anyway."""
+        """Takes a snapshot if possible; a failure loses nothing, because the log has every change."""
         try:
             self.snapshot()
         except (AdaNPCError, OSError) as error:
@@ -552,7 +552,7 @@ class DurableBank:
 
 
 def check_request(queries: int, request: str) -> None:
-    """Refuses a request of too many queries, and an id that is too long or no text."""
+    """Raises an error if a request has too many queries, or an id that is too long or not a string."""
     if queries > MOST_QUERIES:
         raise AdaNPCError(f"a request holds at most {MOST_QUERIES:,} queries, got {queries:,}: cut it into several")
     if len(require.text("request", request)) > LONGEST_REQUEST:
@@ -560,28 +560,28 @@ def check_request(queries: int, request: str) -> None:
 
 
 def _tell(questions: Sequence[Question]) -> None:
-    """Lets everyone know who asked some of these questions, each once."""
+    """Notifies each caller that asked any of these questions exactly once."""
     callers = {question.answered for question in questions if question.answered is not None}
     for answered in callers:
         answered()
 
 
 def _as_logged(change: Any) -> Change:
-    """The change, dated, as the log will give it back."""
+    """Returns the change with its time, exactly as it will be read back from the log; raises if it is not a change."""
     if not isinstance(change, Change):
         raise ChangeError(f"{type(change).__name__} is not a change")
     return decode(encode(_dated(change)))
 
 
 def _dated(change: Any) -> Any:
-    """The change with the time at which it is made, unless it says so itself."""
+    """Returns the change with the current time, unless it has a time already."""
     if change.when is not None:
         return change
     return replace(change, when=time.time())
 
 
 def _keys_of(questions: Sequence[Question]) -> Tensor | None:
-    """The keys of all queries, -1 where there are none."""
+    """Returns the keys of all queries, with -1 for queries without one, or None if no query has a key."""
     if all(question.keys is None for question in questions):
         return None
     parts = []
@@ -594,7 +594,7 @@ def _keys_of(questions: Sequence[Question]) -> Tensor | None:
 
 
 def _domains_of(questions: Sequence[Question]) -> Tensor:
-    """The domain of each query."""
+    """Returns the domain of each query."""
     domains = [question.domain for question in questions]
     counts = [len(question.features) for question in questions]
     return torch.from_numpy(numpy.repeat(numpy.array(domains, numpy.int64), counts))

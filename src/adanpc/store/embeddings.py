@@ -1,4 +1,4 @@
-"""Embeddings with labels in files of other programs: CSV, Parquet and NumPy."""
+"""Labeled embeddings in files that other programs read and write: CSV, Parquet and NumPy."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from adanpc.store.file import put
 
 LABEL, DOMAIN, KEY, FEATURE = "label", "domain", "key", "feature"
 SUFFIXES = (".csv", ".parquet", ".npy")
-LONGEST_LINE = 2**24  # characters of a line of CSV
+LONGEST_LINE = 2**24  # characters in a line of CSV
 PURPOSE = "a Parquet file"
 AUTO = "auto"
-LARGE = 20_000  # rows from which on searching costs more than everything else; see benchmarks/results/serve.md
+LARGE = 20_000  # with this many rows, searching costs more than everything else; see benchmarks/results/serve.md
 
 
 class EmbeddingsError(AdaNPCError):
-    """A file of embeddings that cannot be used; the message names the file, what is wrong, and the remedy."""
+    """A file of embeddings cannot be used; the message names the file, what is wrong, and the remedy."""
 
     code = "bad-embeddings"
 
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """Features with labels, as a file has them."""
+    """Features with labels, as they are in a file."""
 
     features: Tensor  # (n, D) float32
-    labels: list[str]  # as texts, whatever they were
+    labels: list[str]  # converted to strings, whatever their type was
     domains: Tensor | None = None  # (n,) int64
     keys: Tensor | None = None  # (n,) int64
 
     def classes(self) -> int | list[str]:
-        """How many classes the labels name, or their names in order unless all of them are numbers."""
+        """Returns the number of classes if all labels are numbers, or else the sorted names of the classes."""
         if all(label.isdecimal() for label in self.labels):
             return 1 + max(int(label) for label in self.labels)
         return sorted(set(self.labels))
 
     def labels_in(self, names: Sequence[str], classes: int) -> Tensor:
-        """The labels (n,) as numbers of a bank's classes, which are known by name or by number."""
+        """Returns the labels (n,) as class numbers of a bank; a label may be the name or the number of a class."""
         places = {str(number): number for number in range(classes)}
         places |= {name: place for place, name in enumerate(names)}
         for row, label in enumerate(self.labels):
@@ -62,13 +62,13 @@ class Embeddings:
 
 
 def read_embeddings(path: Path, labels: Path | None = None) -> Embeddings:
-    """The embeddings in a file.
+    """Returns the embeddings in a file.
 
     Args:
-        path: a CSV or Parquet file with a column ``label``, perhaps ``domain`` and ``key`` (whole numbers), and the
-            features: a column ``feature`` of lists (Parquet only), or all other columns in their order. Or an array
-            (n, D) in a .npy file.
-        labels: the labels (n,) of a .npy file, in another one.
+        path: a CSV or Parquet file with a column ``label``, optional columns ``domain`` and ``key`` (whole numbers),
+            and the features: a column ``feature`` of lists (Parquet only), or all other columns in order. Or a .npy
+            file with an array (n, D).
+        labels: for a .npy file, another .npy file with the labels (n,).
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -93,7 +93,7 @@ def read_embeddings(path: Path, labels: Path | None = None) -> Embeddings:
 
 
 def storage_for(rows: int, wanted: str = AUTO) -> str:
-    """The storage of a bank that begins with so many rows: the one that is wanted, or what serves many callers best."""
+    """Returns the storage for a bank that begins with this many rows; "auto" picks what serves many callers best."""
     if wanted != AUTO:
         return wanted
     if rows >= LARGE:
@@ -104,14 +104,14 @@ def storage_for(rows: int, wanted: str = AUTO) -> str:
 def classifier_of(
     given: Embeddings, *, preset: str, settings: Mapping[str, Any], storage: str = AUTO, **bank_settings: Any
 ) -> AdaNPC:
-    """A classifier over a bank of these rows.
+    """Returns a classifier with a new bank of these rows.
 
     Args:
-        given: labeled rows of the source.
-        preset: how it learns.
-        settings: of the preset.
+        given: the labeled source rows.
+        preset: how the classifier learns.
+        settings: the settings of the preset.
         storage: see ``storage_for``.
-        **bank_settings: of the ``MemoryBank``: capacity, evict.
+        **bank_settings: other arguments of the ``MemoryBank``: capacity, evict.
     """
     bank_settings["storage"] = storage_for(len(given.features), storage)
     bank = MemoryBank(given.features.shape[1], given.classes(), soft=preset == "safe", **bank_settings)
@@ -126,9 +126,9 @@ def classifier_of(
 
 
 def write_parquet(contents: Contents, path: Path) -> None:
-    """Writes the rows of a bank as it stores them: unit features, with the preset "safe" transformed ones.
+    """Writes the rows of a bank as they are stored: unit features, which the preset "safe" has transformed.
 
-    One line for each row, in the order of ids: id, label, class, origin, vetoed, domain, key, confidence, feature.
+    The columns are id, label, class, origin, vetoed, domain, key, confidence and feature. Rows are in the order of ids.
     """
     arrow = require.library("pyarrow", PURPOSE)
     parquet = require.library("pyarrow.parquet", PURPOSE)
@@ -152,7 +152,7 @@ def write_parquet(contents: Contents, path: Path) -> None:
 
 @contextmanager
 def _blaming(path: Path) -> Any:
-    """Names the file in whatever is wrong with it."""
+    """Adds the name of the file to every error inside the block."""
     try:
         yield
     except AdaNPCError as error:
@@ -167,7 +167,7 @@ def _blaming(path: Path) -> Any:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Lets fields be as long as a line. The limit belongs to the whole process, so it is put back afterward."""
+    """Lets fields be as long as a line. The limit is global to the process, so it is restored afterward."""
     before = csv.field_size_limit(LONGEST_LINE)
     try:
         yield
@@ -196,13 +196,13 @@ def _parquet(path: Path) -> dict[str, Sequence[Any]]:
         table = parquet.read_table(path)
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # a damaged file raises whatever it makes the reader run into
+    except Exception as error:  # a damaged file can make the reader fail in any way
         raise EmbeddingsError(" ".join(str(error).split())[:200]) from None
     return {name: table.column(name).to_pylist() for name in table.column_names}
 
 
 def _array(path: Path) -> Any:
-    """The array in a .npy file, which must be as long as its header says: no more is allocated."""
+    """Returns the array in a .npy file, which must be as long as its header says, so that no more is allocated."""
     with path.open("rb") as file:
         version = numpy.lib.format.read_magic(file)
         read_header = numpy.lib.format.read_array_header_1_0

@@ -1,4 +1,4 @@
-"""save and load: a bank and all its settings as one safetensors file. docs/bank-format.md writes the format down."""
+"""save and load: a bank and all its settings in one safetensors file. docs/bank-format.md describes the format."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ from adanpc.version import __version__
 
 logger = logging.getLogger("adanpc")
 
-KEY = "adanpc"  # of the one metadata entry
-ROW = "row"  # the one column that may stay in the file
-ROW_SHA = "row_sha256"  # the field of a document that covers it
+KEY = "adanpc"  # the key of the only metadata entry
+ROW = "row"  # the only column that may stay in the file
+ROW_SHA = "row_sha256"  # the document field with the hash of that column
 ROW_SEAL = CODES + "row_seal"
-UNSEALED = ("seal", "signature")  # fields of a document that a seal does not cover
-ESTIMATOR = "adanpc.estimator"  # the layer of files that hold a scikit-learn estimator
-MOST_TEXT = 99_000_000  # bytes of it in the header; the safetensors library reads a header of 100 MB at most
+UNSEALED = ("seal", "signature")  # document fields that the seal does not cover
+ESTIMATOR = "adanpc.estimator"  # the layer name in files that hold a scikit-learn estimator
+MOST_TEXT = 99_000_000  # bytes of text in the header; the safetensors library reads headers of up to 100 MB
 REMEDY_OF_SAVING = "what was there before is unchanged; check the disk and save again"
 Location = str | os.PathLike[str]
 Device = torch.device | str
@@ -64,12 +64,13 @@ Device = torch.device | str
 
 @require.names_its_arguments
 def save(thing: AdaNPC | Wrapped, path: Location) -> None:
-    """Writes bank, settings and means; a crash at any moment leaves the old file or the new one, whole.
+    """Writes bank, settings and means to a file; a crash at any moment leaves either the old or the new file intact.
 
     Args:
-        thing: what ``load`` gives back, as it is at this moment, whatever other threads do meanwhile. Of a wrapped
-            model, the file keeps how features are made (layer, preprocessing, a hash of the weights) but not the model.
-        path: where to; a link is followed, a file that is there is replaced and its permissions are kept.
+        thing: what to save, for ``load`` to return. It is saved as it is at this moment, whatever other threads do in
+            the meantime. For a wrapped model, the file records how features are made (layer, preprocessing, a hash of
+            the weights) but does not contain the model.
+        path: the file to write; links are followed. An existing file is replaced, and its permissions are kept.
     """
     _check_path(path, "save(wrapped, path)")
     if isinstance(thing, Wrapped):
@@ -83,7 +84,7 @@ def save(thing: AdaNPC | Wrapped, path: Location) -> None:
 
 
 def write(classifier: AdaNPC, recipe: dict[str, str], path: Location) -> None:
-    """``save`` for a classifier and how its features are made."""
+    """Saves a classifier together with how its features are made; see ``save``."""
     with _one_sentence(path, "was not saved", REMEDY_OF_SAVING):
         check_keepable(classifier)
         state = classifier.state(codes=True)
@@ -91,7 +92,7 @@ def write(classifier: AdaNPC, recipe: dict[str, str], path: Location) -> None:
 
 
 def check_keepable(classifier: AdaNPC) -> None:
-    """Refuses a classifier with a rule of its own, which no file can hold."""
+    """Raises a ContentsError for a classifier with a custom admission rule, which no file can hold."""
     settings = classifier.settings
     if not isinstance(settings, PaperSettings):
         return
@@ -101,11 +102,11 @@ def check_keepable(classifier: AdaNPC) -> None:
 
 
 def write_state(state: State, recipe: dict[str, str], path: Location) -> None:
-    """``write`` for the state of a classifier."""
+    """Saves the state of a classifier; see ``write``."""
     with _one_sentence(path, "was not saved", REMEDY_OF_SAVING):
         document = _document(state, recipe)
         tensors = {name: tensor.cpu().contiguous() for name, tensor in state["tensors"].items()}
-        _check(document, tensors)  # a file that load would refuse is not written
+        _check(document, tensors)  # never write a file that load would refuse
         document, tensors = _sealed(document, tensors, state.get("kept", Kept({})).codes)
         text = canonical(document)
         if len(json.dumps(text)) > MOST_TEXT:
@@ -117,7 +118,7 @@ def write_state(state: State, recipe: dict[str, str], path: Location) -> None:
 
 
 def put(path: Path, fill: Callable[[Path], None]) -> None:
-    """``files.replace``, with one sentence if that is refused: for files of other formats."""
+    """Calls ``files.replace`` for a file of another format, and raises a one-sentence error if that fails."""
     with _one_sentence(path, "was not saved", REMEDY_OF_SAVING):
         replace(path, fill)
 
@@ -156,19 +157,20 @@ def load(
     device: Device = "cpu",
     lazy_rows: bool = False,
 ) -> AdaNPC | Wrapped:
-    """What was saved, to continue exactly where it stopped; executes no code from the file.
+    """Returns what was saved, ready to continue exactly where it stopped; never executes code from the file.
 
     Args:
         path: a file that ``save`` wrote.
-        model: the model that was wrapped; without one, the AdaNPC is returned and takes features.
-        preprocessing: what makes the model's inputs; model and preprocessing must be those that the bank was built
-            with, or a RecipeError says what differs.
-        strict: False to accept other weights and another preprocessing, if you know that the features are the same.
-        device: where the bank shall live.
-        lazy_rows: True to leave the rows of a bank with storage="progressive" in the file, and read each when a search
-            first needs it: a million rows are open in a second or two. A row is checked when it is read, so damage to
-            the file may turn up as late as that, as a BankFileError. Do not overwrite the file meanwhile; ``save``
-            may replace it. It has no effect on a file without codes, or with codes that another account made.
+        model: the model that was wrapped; without one, an AdaNPC that takes features is returned.
+        preprocessing: what makes the model's inputs. Model and preprocessing must be the ones that the bank was built
+            with; otherwise, a RecipeError says what differs.
+        strict: False to accept other weights and preprocessing, if you know that the features are the same.
+        device: the device for the bank.
+        lazy_rows: True to leave the rows of a bank with storage="progressive" in the file and read each one when a
+            search first needs it: a bank of a million rows opens in a second or two. Rows are checked when they are
+            read, so damage to the file may turn up only then, as a BankFileError. Do not overwrite the file in the
+            meantime; ``save`` may replace it. This has no effect on a file without codes, or with codes that another
+            account made.
     """
     _check_path(path, "load(path, model)")
     if model is not None:
@@ -189,13 +191,13 @@ def load(
 
 
 def _check_path(path: Any, call: str) -> None:
-    """Refuses what is not a path, as when arguments come in the wrong order."""
+    """Raises an error for anything that is not a path, such as arguments in the wrong order."""
     if not isinstance(path, str | os.PathLike):
         raise BankFileError(f"path must be the path of a file, as in {call}, got {type(path).__name__}")
 
 
 def read(path: Location, device: Device = "cpu", *, lazy_rows: bool = False) -> tuple[AdaNPC, dict[str, str]]:
-    """The classifier in a file, and how its features are made; nothing if no model was saved with it."""
+    """Returns the classifier in a file and how its features are made; the latter is empty if no model was saved."""
     remedy = "the file is damaged or forged: use another copy or build the bank again"
     with _one_sentence(path, "was not loaded", remedy):
         state = _read(Path(path), lazy_rows=lazy_rows)
@@ -205,7 +207,7 @@ def read(path: Location, device: Device = "cpu", *, lazy_rows: bool = False) -> 
 
 @contextmanager
 def _one_sentence(path: Location, fate: str, remedy: str) -> Iterator[None]:
-    """Turns whatever is refused inside into one BankFileError."""
+    """Turns every error inside the block into a one-sentence BankFileError."""
     try:
         yield
     except OSError as error:
@@ -221,7 +223,7 @@ def _one_sentence(path: Location, fate: str, remedy: str) -> Iterator[None]:
 
 
 def _sealed(document: dict[str, Any], tensors: Columns, codes: Columns) -> tuple[dict[str, Any], Columns]:
-    """The document with its seal and all columns: with the codes, if this account can sign that it made them."""
+    """Returns the sealed document and all columns, including the codes if this account can sign that it made them."""
     if codes:
         coded = {**document, "version": CODED_VERSION, ROW_SHA: _sha(tensors[ROW])}
         columns = {**tensors, **{CODES + name: codes[name].contiguous() for name in codes}}
@@ -234,12 +236,12 @@ def _sealed(document: dict[str, Any], tensors: Columns, codes: Columns) -> tuple
 
 
 def _statement(seal: str) -> str:
-    """What is signed of a file with codes: that they are those of its rows, made as this version makes them."""
+    """Returns the statement to sign for a file with codes: they belong to its rows, made as this version makes them."""
     return f"adanpc: the codes under the seal {seal} were made of its rows, by rule {RULE}"
 
 
 def _seal(document: dict[str, Any], tensors: Columns) -> str:
-    """A hash of all that the file says but for the seal itself, and for rows that the document has a hash of."""
+    """Returns a hash of the whole file except the seal itself, the signature, and rows hashed in the document."""
     sealed = {name: value for name, value in document.items() if name not in UNSEALED}
     total = hashlib.sha256(canonical(sealed).encode())
     for name, tensor in sorted(tensors.items()):
@@ -255,7 +257,7 @@ def _seal(document: dict[str, Any], tensors: Columns) -> str:
 
 
 def _sha(tensor: Tensor) -> str:
-    """The SHA-256 of the SHA-256s of all pieces of a tensor's bytes, which two threads share."""
+    """Returns the SHA-256 of the SHA-256s of all pieces of a tensor's bytes; two threads share the work."""
     data: Any = tensor.view(-1).view(torch.uint8).numpy()
     pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
     with ThreadPoolExecutor(THREADS) as pool:
@@ -264,7 +266,7 @@ def _sha(tensor: Tensor) -> str:
 
 
 def _document(state: State, recipe: dict[str, str]) -> dict[str, Any]:
-    """All that is not a tensor, as JSON can hold it; as yet unsealed."""
+    """Returns everything that is not a tensor, in a form that JSON can hold; not sealed yet."""
     return {
         **state["document"],
         "format": FORMAT,
@@ -277,7 +279,7 @@ def _document(state: State, recipe: dict[str, str]) -> dict[str, Any]:
 
 
 def _check(document: dict[str, Any], tensors: Columns) -> None:
-    """Passes what a file of format 2 or 4 may hold, whichever its preset has."""
+    """Raises a ContentsError unless a file in the format of the document's preset may hold this."""
     check_document(document)
     found = {}
     for name, tensor in tensors.items():
@@ -287,7 +289,7 @@ def _check(document: dict[str, Any], tensors: Columns) -> None:
 
 
 def _read(path: Path, *, lazy_rows: bool = False) -> State:
-    """The checked document and columns of a file, as format 2, 5 or 6 has them."""
+    """Returns the checked document and columns of a file, upgraded to format 2, 5 or 6."""
     with opened(path) as file:
         document = _document_in(file)
         found = {name: (entry.dtype, entry.shape) for name, entry in file.entries.items()}
@@ -312,7 +314,7 @@ def _read(path: Path, *, lazy_rows: bool = False) -> State:
 
 
 def _whole(document: dict[str, Any], columns: Columns, kept: Kept | None = None) -> State:
-    """The state in a file, if it has its seal and a bank can hold it."""
+    """Returns the state in a file; raises a ContentsError if the seal is wrong or no bank can hold the state."""
     everything = dict(columns)
     if kept is not None:
         everything |= {CODES + name: column for name, column in kept.codes.items()}
@@ -320,7 +322,7 @@ def _whole(document: dict[str, Any], columns: Columns, kept: Kept | None = None)
         sealing = other_thread.submit(_has_its_seal, document, everything)
         try:
             state = _checked(document, columns)
-        finally:  # a wrong seal explains whatever else is wrong
+        finally:  # a wrong seal takes precedence, because it explains whatever else is wrong
             if not sealing.result():
                 raise _wrong_seal()
     if kept is not None:
@@ -329,7 +331,7 @@ def _whole(document: dict[str, Any], columns: Columns, kept: Kept | None = None)
 
 
 def _with_spare(file: SafetensorsFile, name: str) -> Tensor:
-    """A column that an index may take over; if it is large, there is memory for more rows behind it, yet untouched."""
+    """Returns a column that an index may take over; a large one is followed by untouched memory for more rows."""
     entry = file.entries[name]
     if entry.end - entry.start < SMALL_BYTES:
         return file.tensor(name)
@@ -348,9 +350,9 @@ def _wrong_seal() -> ContentsError:
 
 
 def _without_rows(path: Path, file: SafetensorsFile, document: dict[str, Any]) -> State:
-    """The state in a file that this account has signed, but for its rows, which are read when they are needed.
+    """Returns the state in a file that this account signed, except the rows, which are read when they are needed.
 
-    What is signed was checked when it was saved, and is what it was then, if it has the seal.
+    The contents were checked when they were saved and signed. If they match the seal, they have not changed since.
     """
     columns = {name: _with_spare(file, name) for name in file.entries if name != ROW}
     if _seal(document, columns) != document["seal"]:
@@ -361,7 +363,7 @@ def _without_rows(path: Path, file: SafetensorsFile, document: dict[str, Any]) -
 
 
 def _checked(document: dict[str, Any], tensors: Columns) -> State:
-    """Document and columns as format 2, 5 or 6 has them, if a bank can hold them."""
+    """Returns document and columns, upgraded to format 2, 5 or 6; raises a ContentsError if no bank can hold them."""
     if document["version"] == 1:
         document, tensors = format1.upgraded(document, tensors)
     if document["version"] == 3:
@@ -373,7 +375,7 @@ def _checked(document: dict[str, Any], tensors: Columns) -> State:
 
 
 def _document_in(file: SafetensorsFile) -> dict[str, Any]:
-    """The checked document of a file, in the format in which it was written."""
+    """Returns the checked document of a file, in the format in which it was written."""
     text = file.metadata.get(KEY, "null")
     document: dict[str, Any] = json.loads(text)
     version = check_header(document)
@@ -385,13 +387,13 @@ def _document_in(file: SafetensorsFile) -> dict[str, Any]:
         format4.check_document(document)
     else:
         check_document(document)
-    if text != canonical(document):  # repeated names, for one: readers would differ on what they mean
+    if text != canonical(document):  # rules out repeated names, for example, which readers interpret differently
         raise ContentsError("its document is not written as adanpc writes it")
     return document
 
 
 def _due_beside_rows(document: dict[str, Any], found: dict[str, tuple[str, list[int]]]) -> dict[str, list[int]]:
-    """The shapes of what a file with this document should hold beside its rows, by their names in its format."""
+    """Returns the shapes of what a file with this document should hold besides its rows, by name in its format."""
     if document["version"] == 1:
         return {name: [document["bank"]["dim"]] for name in format1.means_of(document)}
     if document["version"] == 3:
@@ -402,5 +404,5 @@ def _due_beside_rows(document: dict[str, Any], found: dict[str, tuple[str, list[
 
 
 def _empty_table(document: dict[str, Any]) -> Columns:
-    """The columns of a bank with the document's settings and no rows."""
+    """Returns the columns of a bank that has the document's settings and no rows."""
     return MemoryBank(**document["bank"]).table()

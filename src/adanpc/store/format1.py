@@ -1,4 +1,4 @@
-"""Files of format 1, as the first release wrote them: how they are checked, and what they mean today."""
+"""Files of format 1, as the first release wrote them: how to check and upgrade them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adanpc.core.table import VETOED
 from adanpc.index.grid import Columns
 from adanpc.store.check import FIELDS, NUMBER, ContentsError, check_fields
 
-CENTERING = "centring"  # as it was spelled
+CENTERING = "centring"  # as it was spelled in format 1
 MEAN = f"{CENTERING}.mean"
 TOTAL = f"{CENTERING}.total"
 FIELDS_1: dict[str, dict[str, Any]] = {
@@ -27,7 +27,7 @@ FIELDS_1: dict[str, dict[str, Any]] = {
 
 
 def check_document(document: dict[str, Any]) -> None:
-    """Passes a document of format 1 that has all its fields and no other, each of its type and range."""
+    """Raises unless a document of format 1 has exactly its fields, each of the right type and in range."""
     for part, fields in FIELDS_1.items():
         values = document if part == "document" else document[part]
         if part != "recipe" or values:
@@ -38,16 +38,16 @@ def check_document(document: dict[str, Any]) -> None:
 
 
 def means_of(document: dict[str, Any]) -> list[str]:
-    """The means that the document announces."""
+    """Returns the names of the means that should be in the file according to the document."""
     if document[CENTERING]["mean"]:
         return [MEAN, TOTAL]
     return [TOTAL]
 
 
 def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any], Columns]:
-    """The document and the columns of format 2 that mean the same.
+    """Returns the equivalent document and columns of format 2.
 
-    Format 1 knew neither positions, nor times, nor who had restored or relabeled a row.
+    Format 1 had no positions and no times, and did not record who restored or relabeled a row.
     """
     _check_rows(document, tensors)
     columns = dict(tensors)
@@ -72,10 +72,10 @@ def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any]
         "judgments": judgments,
         "deleted": [],
         "stream_count": centering["count"],
-        "bank": {**document["bank"], "seed": 0},  # ranks of a reservoir were the same for every bank
+        "bank": {**document["bank"], "seed": 0},  # the ranks of a reservoir used to be the same for every bank
         "classifier": document["classifier"],
         "admission": {**document["admission"], "max_copies": "inf"},
-        # Means were taken of features as long as they came.
+        # Means used to be taken of features at their original length.
         "centering": {"mode": centering["mode"], "prior": centering["prior"], "unit_features": False},
         "recipe": document["recipe"],
     }
@@ -83,7 +83,7 @@ def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any]
 
 
 def _check_rows(document: dict[str, Any], tensors: Columns) -> None:
-    """Passes the vetoes of exactly the vetoed rows, and admitted rows within the capacity, which vetoed ones filled."""
+    """Raises unless the vetoes are those of the vetoed rows, and the admitted rows, even vetoed, fit the capacity."""
     vetoed = tensors["id"][tensors["state"] == VETOED].tolist()
     if [row for row, _, _ in document["vetoes"]] != vetoed:
         raise ContentsError(f"its vetoes do not name its vetoed rows, {brief(vetoed)}, in this order")

@@ -1,4 +1,4 @@
-"""Files of format 3, the first of the preset "safe": how they are checked, and what they mean today."""
+"""Files of format 3, the first for the preset "safe": how to check and upgrade them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from adanpc.store.check import FIELDS, ContentsError
 
 SAFE = {name: FIELDS["safe"][name] for name in ("stream", "guard", "balance")}
 VECTORS = ("transform.directions", "transform.damped", "transform.span")
-HEAD_OF_FORMAT_3 = 4  # numbers of a stream before its vectors
+HEAD_OF_FORMAT_3 = 4  # how many numbers precede the vectors of a stream
 
 
 def check_document(document: dict[str, Any]) -> None:
-    """Passes a document of format 3 that has all its fields and no other, each of its type and range."""
+    """Raises unless a document of format 3 has exactly its fields, each of the right type and in range."""
     if not isinstance(document.get("safe"), dict):
         raise ContentsError("its settings are not those of format 3")
     check.check_fields("safe", document["safe"], SAFE)
@@ -28,13 +28,13 @@ def check_document(document: dict[str, Any]) -> None:
 
 
 def upgraded_document(document: dict[str, Any]) -> dict[str, Any]:
-    """The document of format 5 that means the same: every query joined."""
+    """Returns the equivalent document of format 5; in format 3, every query joined."""
     safe = {"transform": True, "screen": False, "carry": False, "home": False, **document["safe"]}
     return {**document, "version": check.SAFE_VERSION, "safe": safe}
 
 
 def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[int]]]) -> dict[str, list[int]]:
-    """The shapes of what a file should hold beside its rows."""
+    """Returns the shapes of what a file should hold besides its rows."""
     due = check.beside_rows(document, found)
     for name in check.TRANSFORM_PARTS:
         if name not in VECTORS:
@@ -46,7 +46,7 @@ def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[in
 
 
 def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any], Columns]:
-    """The document and the columns of format 5 that mean the same: nothing amplified, nothing foreign."""
+    """Returns the equivalent document and columns of format 5, in which nothing is amplified and nothing foreign."""
     columns = dict(tensors)
     if check.ORIGIN in columns:
         nothing = torch.zeros(0, document["bank"]["dim"], dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""A secret of this account, by which it knows what it wrote itself.
+"""A secret key of this account, with which it recognizes what it wrote itself.
 
-Whoever can change a file can also change a seal that is a plain hash. A seal that is made with a secret is another
-matter: nobody else can make it. It is for what cannot be checked in any other way, such as codes of rows, which would
-have to be made again.
+Whoever can change a file can also change a seal that is a plain hash, but nobody else can make a signature that needs
+a secret. Signatures are for contents that cannot be checked in any other way, such as the codes of rows, which would
+have to be computed again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 
 LENGTH = 32  # bytes
 PRIVATE = 0o600
-OTHERS = 0o077  # permissions of anybody but the owner
+OTHERS = 0o077  # the permissions of everybody but the owner
 
 
 def signed(text: str) -> str:
-    """The signature of this account under a text, in hexadecimal; "" where it has no secret and can keep none."""
+    """Returns this account's signature of a text in hexadecimal; "" if it has no secret and cannot keep one."""
     key = _key()
     if key is None:
         return ""
@@ -28,19 +28,19 @@ def signed(text: str) -> str:
 
 
 def is_own(signature: str, text: str) -> bool:
-    """Whether this account has signed a text."""
+    """Returns whether a signature of a text was made by this account."""
     expected = signed(text)
     return bool(expected) and hmac.compare_digest(signature.encode(), expected.encode())
 
 
 def _key() -> bytes | None:
-    """The secret, made if there is none; None where it cannot be kept, or others can read it."""
+    """Returns the secret, creating it if there is none; None if it cannot be kept, or if others can read it."""
     try:
         path = _path()
         if not path.exists():
             _make(path)
         return _read(path)
-    except (OSError, RuntimeError):  # a folder that cannot be written to, or an account without a home
+    except (OSError, RuntimeError):  # a read-only folder, or an account without a home directory
         return None
 
 
@@ -50,7 +50,7 @@ def _path() -> Path:
 
 
 def _make(path: Path) -> None:
-    """Makes the secret, unless another process is faster: it is there as a whole, or not at all."""
+    """Creates the secret unless another process is faster; the file appears complete or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
     try:
@@ -63,7 +63,7 @@ def _make(path: Path) -> None:
 
 
 def _read(path: Path) -> bytes | None:
-    # Opening a pipe would wait for its writer, so it is opened without waiting, and looked at before it is read.
+    # Opening a pipe would block until somebody writes to it. So open without blocking, and check what it is first.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
         mode = os.fstat(number).st_mode

@@ -1,7 +1,7 @@
-"""The latest answers of a service, kept beside a durable bank for whoever looks at them after a restart.
+"""The latest answers of a service, kept next to a durable bank so that people can look at them after a restart.
 
-No later answer depends on them, so they are not part of the log: the last few may be lost in a crash, and a damaged
-file of them is not read.
+No later answer depends on them, so they are not part of the log: a crash may lose the last few, and a damaged file is
+ignored.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from adanpc.store.file import Location
 from adanpc.store.sqlite import refuse_link
 
 FILE = "latest"
-SEAL = 32  # bytes before all others: the SHA-256 of those
-MOST_BYTES = 256 * 2**20  # of a file that is read
-MOST_QUERIES = 2**53  # that a service ever numbers: every JSON reader keeps so many apart
+SEAL = 32  # bytes at the beginning of the file: the SHA-256 of the rest
+MOST_BYTES = 256 * 2**20  # the largest file that is read
+MOST_QUERIES = 2**53  # the bound on query numbers: every JSON reader tells whole numbers apart up to here
 
 
 class Latest(NamedTuple):
-    """Queries that were answered, the oldest first."""
+    """Queries that were answered, oldest first."""
 
-    numbers: Tensor  # (n,) int64, by which they are named, rising
+    numbers: Tensor  # (n,) int64, which name the queries, in ascending order
     features: Tensor  # (n, D) float32
     times: Tensor  # (n,) float64, seconds since 1970
-    answers: Prediction  # of n queries
-    pictures: Sequence[bytes | None]  # of each
-    next_number: int  # of the first that is not here
-    ended: bool  # whether the service ended in order: if not, numbers behind that one may have been given
+    answers: Prediction  # for n queries
+    pictures: Sequence[bytes | None]  # one for each query
+    next_number: int  # the number of the first query that is not here
+    ended: bool  # whether the service shut down cleanly; if not, it may have used numbers from next_number on
 
 
 def write_latest(folder: Location, latest: Latest | None) -> None:
-    """Writes the latest queries of a service in place of those that are there, or removes those."""
+    """Writes the latest queries of a service, replacing earlier ones; None only removes those."""
     target = Path(folder) / FILE
     refuse_link(target)
     if latest is None:
@@ -55,7 +55,7 @@ def write_latest(folder: Location, latest: Latest | None) -> None:
         return
     sizes = [-1 if picture is None else len(picture) for picture in latest.pictures]
     together = b"".join(picture for picture in latest.pictures if picture is not None)
-    answers = replace(latest.answers, neighbors=replace(latest.answers.neighbors, soft=None))  # which nobody looks at
+    answers = replace(latest.answers, neighbors=replace(latest.answers.neighbors, soft=None))  # nobody looks at soft
     tensors = {
         "numbers": latest.numbers,
         "features": latest.features,
@@ -71,11 +71,11 @@ def write_latest(folder: Location, latest: Latest | None) -> None:
 
 
 def read_latest(folder: Location, settings: BankSettings) -> Latest | None:
-    """What ``write_latest`` wrote, if it is there, whole, and of such a bank."""
+    """Returns what ``write_latest`` wrote; None if it is missing or damaged, or does not fit these settings."""
     path = Path(folder) / FILE
     refuse_link(path)
     with suppress(OSError):
-        # Opening a pipe would wait for its writer.
+        # Opening a pipe would block until somebody writes to it.
         if path.is_file() and path.stat().st_size <= MOST_BYTES:
             sealed = path.read_bytes()
             if hashlib.sha256(sealed[SEAL:]).digest() == sealed[:SEAL]:
@@ -84,9 +84,9 @@ def read_latest(folder: Location, settings: BankSettings) -> Latest | None:
 
 
 def _parsed(data: bytes, settings: BankSettings) -> Latest | None:
-    """The queries in bytes; None if they were written for another bank, or by somebody else.
+    """Returns the queries that bytes encode; None if they were written for another bank, or by another program.
 
-    The seal says that bytes are as they were written, not by whom: anybody can make a true one.
+    The seal shows that the bytes are as they were written, not who wrote them: anybody can make a valid one.
     """
     try:
         latest = _unpacked(load(data))
@@ -98,7 +98,7 @@ def _parsed(data: bytes, settings: BankSettings) -> Latest | None:
 
 
 def _unpacked(tensors: Mapping[str, Tensor]) -> Latest:
-    """What the tensors of a file say."""
+    """Returns the queries that the tensors of a file describe."""
     together = tensors["pictures"].numpy().tobytes()
     pictures: list[bytes | None] = []
     begin = 0
@@ -116,7 +116,7 @@ def _unpacked(tensors: Mapping[str, Tensor]) -> Latest:
 
 
 def _fits(latest: Latest, settings: BankSettings) -> bool:
-    """Whether everything is about as many queries, and could have been answered by a bank with these settings."""
+    """Returns whether all parts have the same number of queries, and a bank with these settings could have answered."""
     count = len(latest.pictures)
     answers = latest.answers
     near = answers.neighbors
@@ -149,14 +149,14 @@ def _fits(latest: Latest, settings: BankSettings) -> bool:
 
 
 def _is_column(values: Any, kind: torch.dtype, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is of this type and shape, and all of it is finite."""
+    """Returns whether a tensor has this type and shape, and only finite values."""
     if values.dtype != kind or values.shape != shape:
         return False
     return bool(values.isfinite().all())
 
 
 def _are_numbered(latest: Latest) -> bool:
-    """Whether the numbers rise, and the next one is a whole number above them: no name may be given twice."""
+    """Returns whether the numbers ascend and the next one, a whole number, is above them: names must not be reused."""
     if not isinstance(latest.next_number, int):
         return False
     numbers = [0, *latest.numbers.tolist(), latest.next_number]
@@ -173,7 +173,7 @@ def latest_of(
     *,
     ended: bool,
 ) -> Latest:
-    """Queries, of which there is at least one, put together: the features (D,) and the answer of each."""
+    """Returns one or more queries combined; ``features`` has one vector (D,) and ``answers`` one answer for each."""
     return Latest(
         torch.tensor(numbers, dtype=torch.int64),
         torch.stack(list(features)),

@@ -1,4 +1,4 @@
-"""Rows of a bank file that are read when they are needed, and checked whenever they are read."""
+"""Lazy reading of the rows of a bank file: each is read when it is needed, and checked every time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from adanpc.index.grid import Array
 from adanpc.store.check import BankFileError
 from adanpc.store.safetensors_file import Entry
 
-SEAL = 16  # bytes of the seal of a row
+SEAL = 16  # bytes in the seal of a row
 
 
 def seals_of(rows: Tensor) -> Tensor:
-    """A seal (n, SEAL) uint8 for each row (n, D): the first bytes of its SHA-256."""
+    """Returns a seal for each row (n, D): the first bytes of its SHA-256, as (n, SEAL) uint8."""
     array: Any = rows.numpy()
     whole = memoryview(array).cast("B")
     size = rows.shape[1] * rows.element_size()
@@ -32,15 +32,15 @@ def seals_of(rows: Tensor) -> Tensor:
 
 
 class RowsInFile:
-    """The rows of a file that stays open, and that others may replace meanwhile but should not overwrite.
+    """The rows of a file that is kept open. Others may replace the file in the meantime but should not overwrite it.
 
-    Nothing is mapped: a file that is cut or overwritten makes an error here, not a signal or another answer.
+    The file is not memory-mapped, so truncating or overwriting it causes an error here, not a signal or a wrong answer.
 
     Args:
-        path: of the file, for messages.
-        file: its descriptor, of which a copy is kept.
-        entry: where the rows are in it.
-        seals: (n, SEAL) of the rows, which can be trusted.
+        path: the path of the file, for messages.
+        file: its descriptor, which is duplicated.
+        entry: where the rows are in the file.
+        seals: (n, SEAL) trusted seals of the rows.
     """
 
     def __init__(self, path: Path, file: int, entry: Entry, seals: Tensor) -> None:
@@ -53,7 +53,7 @@ class RowsInFile:
         weakref.finalize(self, os.close, self._file)
 
     def read(self, places: Array) -> dict[str, Tensor]:
-        """The rows at these places (n,) of the column; a BankFileError if one of them is not what was saved."""
+        """Returns the rows at these places (n,) of the column; raises a BankFileError if one is not what was saved."""
         rows: Any = numpy.empty((len(places), self._row_bytes), numpy.uint8)
         for row, place in zip(rows, places.tolist(), strict=True):
             try:

@@ -1,7 +1,7 @@
-"""The frozen vote as an ONNX model: features in, the answers of a bank that no longer learns out.
+"""The frozen vote as an ONNX model, which maps features to the answers of a bank that no longer learns.
 
-The model computes what the bank computes, step by step: features at length one on the grid of 2**-24, exact products
-in float64, the k largest with ties to the lowest id, and the vote. So the runtime finds the same rows, and its
+The model follows the computation of the bank step by step: unit features on the grid of 2**-24, exact products in
+float64, the k largest with ties broken by the lowest id, and the vote. So the runtime finds the same rows, and its
 probabilities differ at most by the rounding of an exponential.
 """
 
@@ -29,13 +29,13 @@ from adanpc.store.check import BankFileError
 from adanpc.store.file import put
 
 OPSET = 18
-IR_VERSION = 10  # which older runtimes read, too
-MOST_BYTES = 2**31 - 2**20  # an ONNX file is one message of protobuf, which ends here
-DOUBLE, SINGLE, WHOLE = 11, 1, 7  # ONNX's numbers of types
+IR_VERSION = 10  # older runtimes can read it, too
+MOST_BYTES = 2**31 - 2**20  # an ONNX file is a single protobuf message, which must be smaller than 2 GiB
+DOUBLE, SINGLE, WHOLE = 11, 1, 7  # the numbers of these types in ONNX
 
 
 class Graph:
-    """Nodes that are added one after another, each with one output, which is known by its name."""
+    """Nodes that are added one after another; values are referred to by the names of the outputs."""
 
     def __init__(self) -> None:
         self.helper = require.library("onnx.helper", "a model in ONNX")
@@ -44,35 +44,35 @@ class Graph:
         self.initializers: list[Any] = []
 
     def constant(self, value: Any, dtype: Any = numpy.float64) -> str:
-        """Numbers that are part of the model."""
+        """Adds numbers to the model, and returns their name."""
         name = f"c{len(self.initializers)}"
         self.initializers.append(self._from_array(numpy.asarray(value, dtype), name))
         return name
 
     def add(self, kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """A node of a kind, and the name of its output."""
+        """Adds a node of a kind, and returns the name of its output."""
         return self.several(kind, *inputs, outputs=[output or f"n{len(self.nodes)}"], **attributes)[0]
 
     def several(self, kind: str, *inputs: str, outputs: Sequence[str], **attributes: Any) -> Sequence[str]:
-        """A node with several outputs."""
+        """Adds a node with several outputs, and returns their names."""
         self.nodes.append(self.helper.make_node(kind, list(inputs), list(outputs), **attributes))
         return outputs
 
     def cast(self, value: str, to: int, output: str = "") -> str:
-        """A value in another type."""
+        """Returns a value converted to another type."""
         return self.add("Cast", value, to=to, output=output)
 
     def total(self, value: str, axis: int, kind: str = "ReduceSum", *, keep: bool = False) -> str:
-        """The sum along an axis, or the largest or smallest."""
+        """Returns the sum along an axis, or another reduction such as the largest or smallest value."""
         return self.add(kind, value, self.constant([axis], numpy.int64), keepdims=int(keep))
 
 
 def write_onnx(classifier: AdaNPC, path: Path) -> None:
-    """Writes the vote of the rows that a classifier holds now as a model that never learns.
+    """Writes a model in which the rows that a classifier holds now vote; the model never learns.
 
-    With the preset "paper", it answers what ``predict`` answers; with "safe", what ``Prediction.frozen`` holds: the
-    vote of the source rows. Inputs: ``features`` (B, D) float32. Outputs: ``probs`` (B, C) float32, ``labels`` (B,) and
-    ``neighbors`` (B, K), the ids of the rows that voted, int64.
+    With the preset "paper", it gives the same answers as ``predict``; with "safe", those of ``Prediction.frozen``, the
+    vote of the source rows. Input: ``features`` (B, D) float32. Outputs: ``probs`` (B, C) float32, ``labels`` (B,)
+    int64, and ``neighbors`` (B, K) int64, the ids of the rows that voted.
     """
     contents = classifier.bank.contents
     size = 4 * len(contents) * (contents.settings.dim + contents.settings.soft * contents.settings.classes)
@@ -100,7 +100,7 @@ def write_onnx(classifier: AdaNPC, path: Path) -> None:
     graph.add("Identity", _of_voters(graph, voters, "id", places), output="neighbors")
     classes = contents.settings.classes
     members = _members(graph, labels, classes)
-    if contents.settings.soft and rule != "classwise":  # which goes by labels alone
+    if contents.settings.soft and rule != "classwise":  # the rule "classwise" only uses labels
         members = graph.cast(_of_voters(graph, voters, "soft", places), DOUBLE)
     probs = _vote(graph, rule, similarity, members, temperature, classes, per_class)
     graph.cast(probs, SINGLE, output="probs")
@@ -109,12 +109,12 @@ def write_onnx(classifier: AdaNPC, path: Path) -> None:
 
 
 def _unit(graph: Graph, features: str) -> str:
-    """``index.unit``, in float64."""
+    """Returns what ``index.unit`` returns, in float64."""
     sizes = graph.add("Abs", features)
     largest = graph.total(sizes, 1, "ReduceMax", keep=True)
     divisor = graph.add("Max", largest, graph.constant(1e-300))
     scaled = graph.add("Div", features, divisor)
-    # The length is that of whole numbers, whose squares add up without rounding.
+    # The length is computed from whole numbers, because their squares add up without rounding.
     steps = graph.constant(2.0**20)
     rounded = graph.add("Round", graph.add("Mul", scaled, steps))
     whole = graph.cast(rounded, WHOLE)
@@ -126,19 +126,19 @@ def _unit(graph: Graph, features: str) -> str:
 
 
 def _snap(graph: Graph, values: str) -> str:
-    """The nearest multiples of 2**-24."""
+    """Returns the nearest multiples of 2**-24."""
     grid = graph.constant(GRID)
     rounded = graph.add("Round", graph.add("Mul", values, grid))
     return graph.add("Div", rounded, grid)
 
 
 def _as_single(graph: Graph, values: str) -> str:
-    """Numbers as float32 would hold them, in float64."""
+    """Returns float64 numbers rounded to float32 precision."""
     return graph.cast(graph.cast(values, SINGLE), DOUBLE)
 
 
 def _directed(graph: Graph, moved: str, instead: str) -> str:
-    """Moved features at length one; one that was moved to the origin keeps the direction that it had."""
+    """Returns moved features at length one; a feature that was moved to the origin keeps its earlier direction."""
     moved = _as_single(graph, moved)
     size = graph.total(graph.add("Abs", moved), 1, "ReduceMax", keep=True)
     nowhere = graph.add("Equal", size, graph.constant(0.0))
@@ -146,7 +146,7 @@ def _directed(graph: Graph, moved: str, instead: str) -> str:
 
 
 def _centered(graph: Graph, features: str, contents: Contents, centering: Centering) -> str:
-    """Queries as ``Centering.queries`` gives them when each comes next, at length one."""
+    """Returns the queries as ``Centering.queries`` centers them if each comes next, at length one."""
     statistics = contents.statistics
     mean = statistics.source_mean
     if centering.mode == "none" or mean is None:
@@ -168,7 +168,7 @@ def _centered(graph: Graph, features: str, contents: Contents, centering: Center
 
 
 def _moved_to_origin(graph: Graph, features: str, transform: Transform | None) -> str:
-    """Queries of the preset "safe" where they are if nothing is known of the stream, at length one."""
+    """Returns the queries as the preset "safe" moves them if nothing is known about the stream, at length one."""
     if transform is None:
         raise EmptyBankError("no row of the bank may vote: learn source rows first")
     if float(transform.power) == 0.5:
@@ -185,7 +185,7 @@ def _moved_to_origin(graph: Graph, features: str, transform: Transform | None) -
 
 
 def _voters(contents: Contents, pool: Pool) -> dict[str, Tensor]:
-    """The rows of a pool that may vote, in the order of ids: the table of them, and their features."""
+    """Returns the columns and features of the rows of a pool that may vote, in the order of ids."""
     slots = contents.held_slots()
     table = contents.table_of(slots)
     voting = table["state"] == ACTIVE
@@ -199,13 +199,13 @@ def _voters(contents: Contents, pool: Pool) -> dict[str, Tensor]:
 
 
 def _of_voters(graph: Graph, voters: Sequence[dict[str, Tensor]], column: str, places: str) -> str:
-    """What a column says of the rows at these places (B, K) among the voters of all pools."""
+    """Returns the values of a column for the rows at these places (B, K) among the voters of all pools."""
     values = torch.cat([pool[column] for pool in voters])
     return graph.add("Gather", graph.constant(values, values.numpy().dtype), places, axis=0)
 
 
 def _nearest(graph: Graph, queries: str, pools: Sequence[Pool], voters: Sequence[dict[str, Tensor]]) -> tuple[str, str]:
-    """The similarities (B, K) of the rows that vote, the largest first, and their places among all voters."""
+    """Returns the similarities (B, K) of the rows that vote, largest first, and their places among all voters."""
     similarities = []
     places = []
     before = 0
@@ -225,14 +225,14 @@ def _nearest(graph: Graph, queries: str, pools: Sequence[Pool], voters: Sequence
 
 
 def _largest(graph: Graph, values: str, count: int) -> tuple[str, str]:
-    """The largest values of each query, and their places; of equal ones, those at lower places come first."""
+    """Returns the largest values for each query and their places; among equal values, lower places come first."""
     outputs = [f"largest{len(graph.nodes)}", f"place{len(graph.nodes)}"]
     graph.several("TopK", values, graph.constant([count], numpy.int64), outputs=outputs, axis=1, largest=1, sorted=1)
     return outputs[0], outputs[1]
 
 
 def _members(graph: Graph, labels: str, classes: int) -> str:
-    """Whether each neighbor is of each class, (B, K, C), as numbers."""
+    """Returns whether each neighbor belongs to each class as numbers (B, K, C)."""
     column = graph.add("Unsqueeze", labels, graph.constant([2], numpy.int64))
     return graph.cast(graph.add("Equal", column, graph.constant(numpy.arange(classes), numpy.int64)), DOUBLE)
 
@@ -240,7 +240,7 @@ def _members(graph: Graph, labels: str, classes: int) -> str:
 def _vote(
     graph: Graph, rule: str, similarity: str, members: str, temperature: float, classes: int, per_class: int
 ) -> str:
-    """``core.vote`` for neighbors that are all there: probabilities (B, C)."""
+    """Returns the probabilities (B, C) of ``core.vote`` if no neighbor is missing."""
     if rule == "classwise":
         return _classwise(graph, similarity, members, temperature, per_class)
     if rule == "paper":
@@ -262,13 +262,13 @@ def _vote(
 
 
 def _ones(graph: Graph, similarity: str) -> str:
-    """As many ones as there are similarities (B, K)."""
+    """Returns ones in the shape of the similarities (B, K)."""
     zeros = graph.add("Mul", similarity, graph.constant(0.0))
     return graph.add("Add", zeros, graph.constant(1.0))
 
 
 def _by_rank(graph: Graph, similarity: str) -> str:
-    """The weights (B, K) of the rule "rank" for neighbors of which the more similar come first."""
+    """Returns the weights (B, K) of the rule "rank" for neighbors sorted by descending similarity."""
     ones = _ones(graph, similarity)
     counted = graph.add("CumSum", ones, graph.constant(1, numpy.int64))  # 1, 2, …
     votes = graph.add("Div", ones, graph.add("Add", counted, ones))  # 1/2, 1/3, …
@@ -276,14 +276,14 @@ def _by_rank(graph: Graph, similarity: str) -> str:
 
 
 def _tally(graph: Graph, votes: str, members: str) -> str:
-    """The sum of votes (B, K) for each class, (B, C)."""
+    """Returns the sum (B, C) of the votes (B, K) for each class."""
     column = graph.add("Unsqueeze", votes, graph.constant([2], numpy.int64))
     return graph.total(graph.add("Mul", column, members), 1)
 
 
 def _classwise(graph: Graph, similarity: str, members: str, temperature: float, per_class: int) -> str:
-    """The rule "classwise" for neighbors of which the more similar come first."""
-    # As many of the class as there are up to here: a neighbor counts if it is among the first of its class.
+    """Returns the probabilities of the rule "classwise" for neighbors sorted by descending similarity."""
+    # The running count of neighbors in each class: a neighbor counts if it is among the first of its class.
     so_far = graph.add("CumSum", members, graph.constant(1, numpy.int64))
     among_first = graph.cast(graph.add("LessOrEqual", so_far, graph.constant(float(per_class))), DOUBLE)
     counted = graph.add("Mul", members, among_first)

@@ -1,4 +1,4 @@
-"""From a log to a classifier: the newest valid snapshot, and the changes since."""
+"""Recovering a classifier from a log: loading the newest valid snapshot and replaying the changes since."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from adanpc.store.log import Log, LogError
 
 
 class Recovered(NamedTuple):
-    """A classifier as its log says that it is."""
+    """A classifier that was recovered from its log."""
 
     classifier: AdaNPC
     recipe: dict[str, str]  # how its features are made
-    snapshot: int  # the position of the snapshot that it was made of
-    notices: list[str]  # what is wrong with newer snapshots, each in a sentence
+    snapshot: int  # the position of the snapshot that it was loaded from
+    notices: list[str]  # what is wrong with newer snapshots, one sentence each
 
 
 def recovered(log: Log, position: int | None = None) -> Recovered:
-    """The classifier at a position of a log, by default at the last one."""
+    """Returns the classifier at a position of a log, by default the last one."""
     if position is None:
         position = log.position
     position = require.whole("position", position, least=log.start, most=log.position)
@@ -38,15 +38,15 @@ def recovered(log: Log, position: int | None = None) -> Recovered:
 
 
 def _newest_valid(log: Log, positions: Sequence[int]) -> Recovered:
-    """The first of these snapshots that can be read."""
+    """Returns the classifier of the first of these snapshots that can be read."""
     flaws: list[str] = []
     for position in positions:
         try:
             classifier, recipe = log.load(position)
         except (BankFileError, LogError) as error:
             if isinstance(error.__cause__, NewerContentsError):
-                raise  # an older snapshot would be read as if nothing newer were there
-            if position in log.snapshots():  # else a process that writes has just removed it
+                raise  # falling back to an older snapshot would hide that a newer adanpc wrote this one
+            if position in log.snapshots():  # otherwise, the writing process has just removed it
                 flaws.append(str(error))
             continue
         return Recovered(classifier, recipe, position, flaws)

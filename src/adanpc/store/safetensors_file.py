@@ -1,8 +1,8 @@
-"""Reading a safetensors file into memory of its own, with every claim of its header checked first.
+"""Reading a safetensors file into private memory, after checking every claim of its header.
 
-The safetensors library maps a file into memory. If somebody then cuts the file, the process dies of SIGBUS, whatever
-the library checked before. So the file is opened once, its header is checked against its size, and its tensors are
-read: what a later writer does to the file touches nobody. Files are written by the library itself.
+The safetensors library memory-maps a file. If somebody truncates the file afterward, the process dies of SIGBUS,
+whatever the library checked before. So the file is opened once here, its header is checked against its size, and its
+tensors are copied into memory, where later writes to the file cannot affect them. For writing, the library is used.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from adanpc.index.blocks import main_memory
 from adanpc.index.grid import Array
 from adanpc.store.check import ContentsError
 
-LENGTH_BYTES = 8  # of the number before the header that says how long it is
-MOST_HEADER = 100_000_000  # bytes; the safetensors library reads no longer one
-MOST_DIMENSIONS = 2  # no column has more, so nobody has to multiply a million sizes
-MOST_BYTES = 2**63 - 1  # what a file can have at all
-PIECE = 64 << 20  # bytes of a tensor that one thread reads, or hashes
-THREADS = 2  # that share them; more would wait for memory
+LENGTH_BYTES = 8  # the size of the number in front of the header that gives its length
+MOST_HEADER = 100_000_000  # bytes; the safetensors library does not read longer headers either
+MOST_DIMENSIONS = 2  # no column has more, and a forged shape must not cost a million multiplications
+MOST_BYTES = 2**63 - 1  # the largest possible file
+PIECE = 64 << 20  # bytes of a tensor that a thread reads or hashes at a time
+THREADS = 2  # more would only wait for memory
 FIELDS = {"dtype", "shape", "data_offsets"}
 
 
 class Entry(NamedTuple):
-    """What a header says of a tensor."""
+    """What a header says about a tensor."""
 
     dtype: str
     shape: list[int]
-    start: int  # in the file
+    start: int  # offset in the file
     end: int
 
 
@@ -52,12 +52,12 @@ class SafetensorsFile(NamedTuple):
     entries: dict[str, Entry]
 
     def tensor(self, name: str, spare: int = 0) -> Tensor:
-        """A tensor of the file, in memory of its own, which goes on behind it for so many untouched bytes."""
+        """Returns a tensor of the file in memory of its own, followed by ``spare`` untouched bytes."""
         entry = self.entries[name]
         size = entry.end - entry.start
         try:
             memory = main_memory(size + spare)
-        except MemoryError:  # a file of holes may be of any size
+        except MemoryError:  # a sparse file may claim any size
             remedy = "load it on a machine with more memory"
             raise ContentsError(
                 f"there is no memory for the {size} bytes of its column {brief(name)}", remedy
@@ -66,9 +66,9 @@ class SafetensorsFile(NamedTuple):
         return torch.from_numpy(memory)[:size].view(DTYPES[entry.dtype]).view(entry.shape)
 
     def _read(self, room: Array, start: int) -> None:
-        """Fills bytes (n,) with those from a place of the file on; two threads share what is long.
+        """Fills bytes (n,) from an offset in the file; two threads share a long read.
 
-        Most of the time goes into supplying the memory, which each thread does for what it writes.
+        Most of the time goes into providing the memory, which each thread does for the part that it writes.
         """
         number = self.file.fileno()
 
@@ -83,11 +83,10 @@ class SafetensorsFile(NamedTuple):
 
 @contextmanager
 def opened(path: Path) -> Iterator[SafetensorsFile]:
-    """The file at a path, if it is a regular file and its header describes exactly the bytes that follow it."""
+    """Opens a file for the block; raises unless it is a regular file whose header describes exactly what follows it."""
     advice = "give the path of a file that adanpc saved"
     try:
-        # Opening a pipe would wait for its writer, so a file is opened without waiting, and looked at before it is
-        # read.
+        # Opening a pipe would block until somebody writes to it. So open without blocking, and check what it is first.
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (FileNotFoundError, NotADirectoryError):
         raise ContentsError("there is no such file", advice) from None
@@ -106,7 +105,7 @@ def opened(path: Path) -> Iterator[SafetensorsFile]:
 
 
 def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """The header of a file of this size, and where the tensors begin."""
+    """Returns the header of a file of this size, and the offset at which the tensors begin."""
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
     start = LENGTH_BYTES + length
     if size < LENGTH_BYTES or length > MOST_HEADER or start > size:
@@ -130,7 +129,7 @@ def _cut_short() -> ContentsError:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, refused if it names anything twice: readers would differ on what it means."""
+    """Returns a JSON object; raises if a name occurs twice, because readers would differ on what that means."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ContentsError("its header names something twice")
@@ -138,7 +137,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entries(header: dict[str, Any], start: int, size: int) -> dict[str, Entry]:
-    """The tensors of a header, which must lie one behind the other and fill the file."""
+    """Returns the tensors of a header, which must follow each other without gaps and fill the file."""
     entries = {name: _entry(name, described, start) for name, described in header.items()}
     end = start
     for name, entry in sorted(entries.items(), key=lambda pair: (pair[1].start, pair[1].end)):
@@ -151,7 +150,7 @@ def _entries(header: dict[str, Any], start: int, size: int) -> dict[str, Entry]:
 
 
 def _entry(name: str, described: Any, start: int) -> Entry:
-    """What a header says of one tensor, if it can be true."""
+    """Returns what a header says about one tensor; raises a ContentsError if it cannot be true."""
     column = f"its column {brief(name)}"
     if not isinstance(described, dict) or described.keys() != FIELDS:
         raise ContentsError(f"{column} must be described by its type, shape and offsets, got {brief(described)}")
@@ -174,7 +173,7 @@ def _entry(name: str, described: Any, start: int) -> Entry:
 
 
 def _whole_numbers(values: Any) -> bool:
-    """Whether this is a list of whole numbers that bytes can be counted with."""
+    """Returns whether this is a list of whole numbers that are valid as counts of bytes."""
     if not isinstance(values, list):
         return False
     return all(isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_BYTES for value in values)

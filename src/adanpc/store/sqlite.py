@@ -1,11 +1,12 @@
-"""SqliteLog: a folder with the changes in an SQLite database and snapshots as bank files. docs/store.md has the format.
+"""SqliteLog: a folder with the changes in an SQLite database and snapshots as bank files; docs/store.md has the format.
 
-SQLite in WAL mode with synchronous=FULL has a transaction on the disk when it is committed, and ignores one that a
-crash cut off. What it does not notice is damage to what it has written, so every entry has a seal: a hash of the change
-and of the seal before. An entry that is altered, missing or in another's place breaks the chain.
+In WAL mode with synchronous=FULL, SQLite has a transaction on disk once it is committed, and ignores one that a crash
+cut off. It does not notice damage to what it has written, however. So every entry has a seal: a hash of the change and
+of the previous seal. An entry that is altered, missing or out of place breaks the chain.
 
-A file beside the database, the head, says how far the log has come. It is written after every commit and not synced, so
-it never claims more than is there, but a commit that is lost later, by a flipped bit in the WAL, say, is missed.
+A file next to the database, the head, records how far the log has come. It is written after every commit and not
+synced. So it never claims more than is there, yet reveals the loss of a commit later on, for example by a flipped bit
+in the WAL.
 """
 
 from __future__ import annotations
@@ -38,28 +39,28 @@ HEAD = "head"
 LOCK = "lock"
 SNAPSHOTS = "snapshots"
 APPLICATION = 0x41444E50  # "ADNP", in the header of the database
-VERSION = 1  # of the format, in the same header
+VERSION = 1  # of the log format, in the same header
 SCHEMA = (
     "CREATE TABLE start (position INTEGER NOT NULL, seal BLOB NOT NULL)",
     "CREATE TABLE entry (position INTEGER PRIMARY KEY, change BLOB NOT NULL, seal BLOB NOT NULL)",
     "CREATE TABLE answer (number INTEGER PRIMARY KEY, request BLOB UNIQUE, answer BLOB NOT NULL, seal BLOB NOT NULL)",
 )
-MOST_ANSWERS = 10_000  # that are kept for requests that are sent again
+MOST_ANSWERS = 10_000  # kept for requests that are sent again
 MOST_ANSWER_BYTES = 64 * 2**20
-KEPT_SNAPSHOTS = 2  # beside the oldest, so that one that is damaged later costs nothing
-ENTRIES_AT_ONCE = 64  # that are read from the database before they are given away
-UNCERTAIN = ("SQLITE_IOERR_FSYNC", "SQLITE_IOERR_DIR_FSYNC")  # after these nobody knows what is on the disk
-SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # the latter if a message of SQLite's quotes damaged bytes
+KEPT_SNAPSHOTS = 2  # in addition to the oldest, so that later damage to one of them costs nothing
+ENTRIES_AT_ONCE = 64  # read from the database at a time
+UNCERTAIN = ("SQLITE_IOERR_FSYNC", "SQLITE_IOERR_DIR_FSYNC")  # after these errors, what is on disk is unknown
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # the latter if a message from SQLite quotes damaged bytes
 ADVICE = "take a copy from a backup, or create another bank from one of its snapshots"
 NAME = re.compile(r"(\d{18})-([0-9a-f]{16})\.safetensors")
-LEFT = re.compile(rf"\.{NAME.pattern}\.\d+-[0-9a-f]{{16}}\.tmp")  # folders of writers that were killed, see ``files``
+LEFT = re.compile(rf"\.{NAME.pattern}\.\d+-[0-9a-f]{{16}}\.tmp")  # folders left by killed writers, see ``files``
 HEAD_LINE = re.compile(rb"(\d{18}) ([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9a-f]{16})\n")
-HEAD_READS = 3  # another process may be about to write it
-NOT_CLOSED = "0" * 64  # in place of the hash of the database in a head
+HEAD_READS = 3  # attempts, because another process may be writing it
+NOT_CLOSED = "0" * 64  # stands in for the hash of the database in a head
 
 
 class Head(NamedTuple):
-    """How far the log has come, and a hash of the database if it was closed then."""
+    """How far the log has come, and a hash of the database if the log was closed at that point."""
 
     position: int
     seal: bytes
@@ -67,7 +68,7 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, line: bytes) -> Head | None:
-        """The head that a line says, or None if it is not as ``line`` writes it."""
+        """Returns the head that a line describes, or None if the line is not exactly as ``line`` writes it."""
         found = HEAD_LINE.fullmatch(line)
         if found is None:
             return None
@@ -75,13 +76,13 @@ class Head(NamedTuple):
         return head if head.line() == line else None
 
     def line(self) -> bytes:
-        """The head as it is written: always of the same length."""
+        """Returns the head as it is written to the file; its length is always the same."""
         text = f"{self.position:018d} {self.seal.hex()} {self.closed}"
         return f"{text} {_short_hash(text.encode())}\n".encode()
 
 
 class KeptAnswers:
-    """The sizes of the answers that are kept, by number, the oldest first: the newest, within a number and a size."""
+    """The sizes of the kept answers by number, oldest first. The newest are kept, up to a count and a total size."""
 
     def __init__(self, sizes: Iterable[tuple[int, int]]) -> None:
         self._sizes = dict(sizes)
@@ -89,11 +90,11 @@ class KeptAnswers:
         self._last = max(self._sizes, default=0)
 
     def next_numbers(self, count: int) -> range:
-        """The numbers of so many answers that are added."""
+        """Returns the numbers that the next ``count`` answers get."""
         return range(self._last + 1, self._last + 1 + count)
 
     def leaving(self, added: Mapping[int, int]) -> list[int]:
-        """The numbers of the oldest answers, which are beyond the bounds once others of these sizes were added."""
+        """Returns the numbers of the oldest answers that must go so that answers of these sizes can be added."""
         count = len(self._sizes) + len(added)
         size = self._bytes + sum(added.values())
         numbers = []
@@ -106,7 +107,7 @@ class KeptAnswers:
         return numbers
 
     def note(self, added: Mapping[int, int], left: Iterable[int]) -> None:
-        """Counts answers that were added, and no longer those that left."""
+        """Updates the counts after answers were added and others left."""
         self._sizes |= added
         self._bytes += sum(added.values())
         self._last = max(added, default=self._last)
@@ -115,12 +116,12 @@ class KeptAnswers:
 
 
 class SqliteLog:
-    """The log in a folder; see ``Log``.
+    """A log in a folder; see ``Log``.
 
     Args:
-        folder: that ``create`` made.
-        read_only: takes no lock, so that it can be read while another process writes, or on a disk that cannot be
-            written to.
+        folder: a folder that ``create`` made.
+        read_only: True to take no lock, so that the log can be read while another process writes to it, or from a
+            read-only disk.
     """
 
     def __init__(self, folder: Location, *, read_only: bool = False) -> None:
@@ -142,9 +143,9 @@ class SqliteLog:
 
     @classmethod
     def create(cls, folder: Location, state: State, recipe: dict[str, str]) -> SqliteLog:
-        """A new log that begins with a classifier of this state; the folder must not exist, or be empty.
+        """Creates a log that begins with a classifier in this state; the folder must not exist, or must be empty.
 
-        It is made aside and put in place at once, so that a crash leaves no half of it.
+        The log is written to a temporary folder and then renamed, so that a crash never leaves half of it.
         """
         target = Path(os.path.abspath(folder))
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -159,7 +160,7 @@ class SqliteLog:
             raise LogWriteError(f"{target} was not created: {_cause(error)}; check the path and the disk") from error
         return cls(target)
 
-    # What it holds
+    # Positions
 
     @property
     def start(self) -> int:
@@ -191,7 +192,7 @@ class SqliteLog:
         claimed = self._read_head()
         if claimed is not None:
             self._compare_with(claimed)
-        # Looked at before the end of the log is: a process that writes may take another snapshot at any time.
+        # Listed before the end of the log is read: another process may be writing and take a snapshot at any time.
         newest = max((int(name[:18]) for name in self._names()), default=0)
         self._connection = resources.enter_context(closing(self._connected()))
         _check_format(self._connection)
@@ -203,15 +204,15 @@ class SqliteLog:
         sizes = [(number, int(size or 0)) for number, size in self._connection.execute(query)]
         self._kept = KeptAnswers(sizes)
         if not self.read_only:
-            self._remove_older(self.start)  # which a crash in the midst of compacting left
+            self._remove_older(self.start)  # left by a crash during compaction
             number = open_no_link(self.folder / HEAD)
             resources.callback(os.close, number)
             self._head_file = number
             self._write_head()
-            os.fsync(number)  # from here on the database may differ from what the head said of it
+            os.fsync(number)  # the database may change from here on, so its hash in the old head must be gone
 
     def _connected(self) -> sqlite3.Connection:
-        """A connection with which nothing is lost, and nothing but our own statements is executed."""
+        """Returns a connection that loses no commit and executes nothing but the statements of this module."""
         path = self.folder / DATABASE
         connection = connect(path, "ro" if self.read_only else "rw")
         try:
@@ -223,7 +224,7 @@ class SqliteLog:
             waiting = path.with_name(DATABASE + "-wal")
             if not self.read_only or (waiting.exists() and waiting.stat().st_size):
                 raise
-            # A disk on which no index of the WAL can be made; there is no WAL either, so the file alone is the log.
+            # The index of the WAL cannot be created on this disk. There is no WAL either, so the file is the whole log.
             return connect(path, "ro&immutable=1")
         except BaseException:
             connection.close()
@@ -231,7 +232,7 @@ class SqliteLog:
         return connection
 
     def _read_head(self) -> Head | None:
-        """What the head says; nothing if there is none, or if it is damaged."""
+        """Returns the head, or None if there is none or it is damaged."""
         path = self.folder / HEAD
         if path.is_symlink() or not path.is_file():
             return None
@@ -243,17 +244,17 @@ class SqliteLog:
         return None
 
     def _compare_with(self, claimed: Head) -> None:
-        """Notes that the database was altered since it was closed."""
+        """Adds a notice if the database was altered since it was closed."""
         if claimed.closed == NOT_CLOSED or claimed.closed == _hash_of(self.folder / DATABASE):
             return
-        if self._read_head() == claimed:  # nobody has opened it for writing meanwhile
+        if self._read_head() == claimed:  # nobody has opened it for writing in the meantime
             self.notices.append(f"{self.folder / DATABASE} is not as it was closed: verify the bank")
 
     def _check_ends(self, claimed: Head | None, newest: int) -> None:
-        """Refuses a log that has lost what was acknowledged, as its head or its newest snapshot knows."""
+        """Raises a LogError if the head or the newest snapshot shows that acknowledged changes are lost."""
         position = self.position
         if claimed is not None and claimed.position < self.start:
-            claimed = None  # a loss of power brought it back from before the log was compacted; it says nothing
+            claimed = None  # a power loss brought back a head from before compaction, which is meaningless now
         if claimed is not None and self._seal_at(self._connection, claimed.position) != claimed.seal:
             raise LogError(
                 f"{self.folder} has lost changes: its log ends at {position} and came to {claimed.position}; "
@@ -266,7 +267,7 @@ class SqliteLog:
             )
 
     def _sweep(self) -> None:
-        """Removes what killed writers left among the snapshots; there is no other writer now."""
+        """Removes what killed writers left among the snapshots; the lock rules out other writers."""
         folder = self.folder / SNAPSHOTS
         for path in folder.iterdir():
             if LEFT.fullmatch(path.name):
@@ -307,7 +308,7 @@ class SqliteLog:
             yield change
 
     def entries(self, after: int) -> Iterator[tuple[int, bytes]]:
-        """The position and the bytes of each change behind a position, once its seal has been checked."""
+        """Yields the position and the bytes of each change after a position, once its seal has been checked."""
         start, end = self.start, self.position
         if not start <= after <= end:
             raise LogError(f"{self.folder} holds changes from {start} to {end}, so none can be read from {after} on")
@@ -331,7 +332,7 @@ class SqliteLog:
                     yield position, data
 
     def _missing(self, connection: sqlite3.Connection, position: int) -> LogError:
-        """Why there is no entry of this position: it is lost, or somebody has just compacted the log."""
+        """Returns the error for a missing entry: it is lost, or the log has just been compacted."""
         ((start,),) = connection.execute("SELECT position FROM start").fetchall()
         if start >= position:
             return LogError(f"{self.folder} was compacted to {start} meanwhile: open it again")
@@ -341,7 +342,7 @@ class SqliteLog:
         return LogError(f"{self.folder} is damaged: the entry at position {position} {what}; {ADVICE}")
 
     def _seal_at(self, connection: sqlite3.Connection, position: int) -> bytes:
-        """The seal that an entry states, or the start of the log; nothing if there is none."""
+        """Returns the seal stored for a position, in its entry or as the start of the log; empty if there is none."""
         query = "SELECT seal FROM start WHERE position = ? UNION ALL SELECT seal FROM entry WHERE position = ?"
         found = connection.execute(query, (position, position)).fetchall()
         return _bytes(found[0][0]) if found else b""
@@ -403,7 +404,7 @@ class SqliteLog:
             if not kept:
                 raise LogError(f"{self.folder} has no snapshot that could be kept: take one first")
             for position in kept:
-                self.load(position)  # what follows is for good, so it rests on nothing that cannot be read
+                self.load(position)  # what follows cannot be undone, so every kept snapshot must be readable
             oldest = kept[-1]
             start = (oldest, self._seal_at(self._connection, oldest))
             with self._transaction():
@@ -421,7 +422,7 @@ class SqliteLog:
                 ) from error
 
     def _names(self) -> list[str]:
-        """The names of all snapshots, also of those that are too old to be of use."""
+        """Returns the names of all snapshots, including those from before the start of the log."""
         return [name for name in os.listdir(self.folder / SNAPSHOTS) if NAME.fullmatch(name)]
 
     def _remove(self, positions: Sequence[int]) -> None:
@@ -435,7 +436,7 @@ class SqliteLog:
     # Checking and closing
 
     def flaws(self) -> list[str]:
-        """What is wrong with the database beyond its entries: its pages and the answers that it keeps."""
+        """Returns what is wrong with the database apart from its entries: its pages and the kept answers."""
         found = []
         try:
             for (flaw,) in self._connection.execute("PRAGMA integrity_check"):
@@ -452,15 +453,14 @@ class SqliteLog:
         """See ``Log.close``."""
         with self._lock:
             if not self.read_only and not self._failure:
-                with suppress(*SQLITE_ERRORS, OSError):  # all is safe already; the next one to open it does the same
+                with suppress(*SQLITE_ERRORS, OSError):  # every commit is safe already, and the next open does the same
                     self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                     self._connection.close()
                     self._write_head(_hash_of(self.folder / DATABASE))
             self._failure = f"{self.folder} is closed: open it again"
             self._resources.close()
 
-    # Inside
-
+    # Internals
     def _check_writable(self) -> None:
         if self.read_only:
             raise LogWriteError(f"{self.folder} was opened read-only: open it for writing")
@@ -469,7 +469,10 @@ class SqliteLog:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All that is done inside, on the disk when it ends, or a LogWriteError and nothing of it."""
+        """Commits everything done inside the block to disk, or rolls all of it back and raises a LogWriteError.
+
+        If the sync itself failed, what is on disk is unknown, and the log accepts nothing more until it is reopened.
+        """
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             yield
@@ -493,7 +496,7 @@ class SqliteLog:
 
     @contextmanager
     def _one_sentence(self) -> Iterator[None]:
-        """Turns what SQLite and the system refuse into one LogError."""
+        """Turns errors of SQLite and the operating system into a one-sentence LogError."""
         try:
             yield
         except (*SQLITE_ERRORS, OSError) as error:
@@ -509,29 +512,29 @@ class SqliteLog:
         return position, seal
 
     def _write_head(self, closed: str = NOT_CLOSED) -> None:
-        with suppress(OSError):  # one that is too old misses less, and claims nothing that is not there
+        with suppress(OSError):  # an outdated head reveals fewer losses, but claims nothing that is not there
             os.pwrite(self._head_file, Head(self.position, self._end[1], closed).line(), 0)
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
-    """A connection to a database that exists, for any thread; transactions are begun and ended by statements."""
+    """Returns a connection that any thread may use, with explicit transactions; ``mode`` is that of an SQLite URI."""
     address = f"file:{quote(os.path.abspath(path))}?mode={mode}"
     return sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
 
 
 def refuse_link(path: Path) -> None:
-    """Refuses what leads out of the folder: whoever planted it would choose what is written to, and swept."""
+    """Raises a LogError for a symbolic link: whoever planted it could choose which files are written or swept."""
     if path.is_symlink():
         raise LogError(f"{path} is a symbolic link, and is not followed: give the folder that holds the log itself")
 
 
 def error_name(error: BaseException) -> str:
-    """SQLite's own name of what went wrong, such as SQLITE_FULL."""
+    """Returns SQLite's name for an error, such as SQLITE_FULL; empty if it has none."""
     return str(getattr(error, "sqlite_errorname", ""))
 
 
 def _check_format(connection: sqlite3.Connection) -> None:
-    """Refuses a database that is not a log, or one of a newer format."""
+    """Raises a LogError if the database is not a log, or has a newer format."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION:
@@ -546,7 +549,7 @@ def _check_format(connection: sqlite3.Connection) -> None:
 
 
 def _fill(folder: Path, state: State, recipe: dict[str, str]) -> None:
-    """Makes a log in an empty folder, all of it on the disk when it returns."""
+    """Writes a new log to an empty folder; all of it is on disk when this returns."""
     position = state["document"]["position"]
     seal = hashlib.sha256(f"adanpc-log {digest_of(state)}".encode()).digest()
     (folder / SNAPSHOTS).mkdir()
@@ -569,12 +572,12 @@ def _fill(folder: Path, state: State, recipe: dict[str, str]) -> None:
 
 
 def _snapshot_name(position: int, seal: bytes) -> str:
-    """The name of a snapshot, by which it is known to which log it belongs."""
+    """Returns the file name of a snapshot; the seal in it ties the snapshot to its log."""
     return f"{position:018d}-{seal.hex()[:16]}.safetensors"
 
 
 def _next_seal(before: bytes, position: int, data: bytes) -> bytes:
-    """The seal of an entry that follows one with another seal."""
+    """Returns the seal of an entry, given the seal of the entry before it."""
     total = hashlib.sha256(before)
     total.update(position.to_bytes(8, "little"))
     total.update(data)
@@ -589,12 +592,12 @@ def _seal_of_answer(key: bytes, answer: bytes) -> bytes:
 
 
 def _bytes(value: Any) -> bytes:
-    """What a column of bytes holds; nothing, which has no seal, if somebody put another type there."""
+    """Returns the value of a BLOB column; empty bytes, which match no seal, if it holds another type."""
     return value if isinstance(value, bytes) else b""
 
 
 def _key(request: str) -> bytes:
-    """A request's id as bytes; texts of any kind have some."""
+    """Returns a request id as bytes; this works for every string, including lone surrogates."""
     return request.encode("utf-8", "surrogatepass")
 
 
@@ -608,7 +611,7 @@ def _hash_of(path: Path) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """What went wrong, in a few words."""
+    """Returns the cause of an error in a few words."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split())

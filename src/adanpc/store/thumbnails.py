@@ -1,7 +1,7 @@
-"""Thumbnails: small pictures of queries, kept beside a durable bank for whoever looks at its rows.
+"""Thumbnails: small pictures of queries, kept next to a durable bank for people who look at its rows.
 
-No answer depends on them, so they are not part of the log: they may be lost in a crash or on a full disk, they are
-forgotten after a while, and a damaged file of them is made anew.
+No answer depends on them, so they are not part of the log: they may be lost in a crash or on a full disk, they expire
+after a while, and a damaged file is replaced by an empty one.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from adanpc.store.file import Location
 from adanpc.store.sqlite import SQLITE_ERRORS, connect, refuse_link
 
 FILE = "thumbnails.sqlite"
-LARGEST = 2**16  # bytes of one picture
-MOST_BYTES = 100 * 2**20  # of all of them
+LARGEST = 2**16  # bytes in one picture
+MOST_BYTES = 100 * 2**20  # in all pictures
 MOST_DAYS = 30.0
-INDEX = "CREATE INDEX IF NOT EXISTS age ON picture (kept)"  # or else every picture would be read to find the old ones
+INDEX = "CREATE INDEX IF NOT EXISTS age ON picture (kept)"  # finds old pictures without reading all
 TABLE = "CREATE TABLE IF NOT EXISTS picture (row INTEGER PRIMARY KEY, image BLOB NOT NULL, kept REAL NOT NULL)"
 
 
 class Thumbnails:
-    """Pictures by the id of the row that a query became, the newest within a size and an age.
+    """Pictures by the id of the row that a query became; the newest are kept, up to a total size and an age.
 
     Args:
-        folder: of the durable bank.
-        most_bytes: of all pictures; the oldest leave.
-        most_days: after which a picture is forgotten.
+        folder: the folder of the durable bank.
+        most_bytes: the total size of all pictures, beyond which the oldest are removed.
+        most_days: the number of days after which a picture is removed.
     """
 
     def __init__(self, folder: Location, *, most_bytes: int = MOST_BYTES, most_days: float = MOST_DAYS) -> None:
@@ -50,9 +50,9 @@ class Thumbnails:
         self._bytes = self._total()
 
     def keep(self, row: int, image: bytes) -> None:
-        """Keeps the picture of a row, in whatever format, and forgets those that are too many or too old.
+        """Stores the picture of a row, in any format, and removes pictures that are too old or exceed the total size.
 
-        If that is not possible, because the disk is full, say, the picture is lost.
+        If that is not possible, for example because the disk is full, the picture is lost.
         """
         if len(image) > LARGEST:
             raise AdaNPCError(f"a thumbnail has at most {LARGEST:,} bytes, got {len(image):,}: make it smaller")
@@ -65,7 +65,7 @@ class Thumbnails:
                 self._make_room()
 
     def find(self, row: int) -> bytes | None:
-        """The picture of a row, if there is one that is not too old."""
+        """Returns the picture of a row, or None if there is none or it is too old."""
         found = None
         with self._lock, suppress(*SQLITE_ERRORS):
             query = "SELECT image FROM picture WHERE row = ? AND kept >= ?"
@@ -73,7 +73,7 @@ class Thumbnails:
         return None if found is None else bytes(found[0])
 
     def forget(self, rows: Iterable[int]) -> None:
-        """Removes the pictures of rows, of such as were deleted; whoever deletes must know if that fails."""
+        """Removes the pictures of deleted rows; raises if that fails, because whoever deletes rows must know."""
         try:
             with self._lock:
                 self._connection.executemany("DELETE FROM picture WHERE row = ?", [(row,) for row in rows])
@@ -81,11 +81,11 @@ class Thumbnails:
             raise AdaNPCError(f"the pictures were not removed ({error}): delete {self._path}") from error
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         self._connection.close()
 
     def _make_room(self) -> None:
-        """Removes the oldest pictures until a tenth of the room is free, so that this is not done for each."""
+        """Removes the oldest pictures until a tenth of the space is free, so that not every new one has to do this."""
         self._bytes = self._total()
         query = "SELECT row, length(image) FROM picture ORDER BY kept, row"
         oldest = deque(self._connection.execute(query).fetchall())
@@ -102,7 +102,7 @@ class Thumbnails:
 def _opened(path: Path) -> sqlite3.Connection:
     connection = connect(path, "rwc")
     try:
-        connection.execute("PRAGMA secure_delete=ON").fetchall()  # what is forgotten is overwritten
+        connection.execute("PRAGMA secure_delete=ON").fetchall()  # removed pictures are overwritten
         connection.execute("PRAGMA journal_mode=WAL").fetchall()
         connection.execute("PRAGMA synchronous=NORMAL").fetchall()
         connection.execute(TABLE)

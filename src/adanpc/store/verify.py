@@ -1,4 +1,4 @@
-"""verify: whether all that a durable bank keeps is whole, and whether its parts agree with each other."""
+"""verify: checks that everything a durable bank keeps is intact, and that its parts agree with each other."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from adanpc.store.sqlite import SqliteLog
 
 @dataclass(frozen=True)
 class Report:
-    """What was found."""
+    """The findings of ``verify``."""
 
-    problems: list[str]  # each in a sentence
+    problems: list[str]  # one sentence each
     start: int
     position: int
-    snapshots: list[int]  # positions, the newest first
-    digest: str  # of the bank at the last position; empty if that cannot be told
+    snapshots: list[int]  # positions, newest first
+    digest: str  # of the bank at the last position; empty if it cannot be determined
 
 
 def verify(folder: Location) -> Report:
-    """Reads all of a durable bank: every entry, answer and snapshot, and the whole way from the oldest to the newest.
+    """Checks every entry, answer and snapshot of a durable bank, and replays all changes from the oldest snapshot on.
 
-    It changes nothing, and may be used while another process writes. A folder that is no durable bank, or one of a
-    newer format, is refused.
+    It changes nothing, and may be used while another process is writing. It raises an error if the folder is not a
+    durable bank, or has a newer format.
     """
     log = SqliteLog(folder, read_only=True)
     try:
@@ -38,7 +38,7 @@ def verify(folder: Location) -> Report:
             try:
                 classifier, _ = log.load(position)
             except AdaNPCError as error:
-                if position in log.snapshots():  # else a process that writes has just removed it
+                if position in log.snapshots():  # otherwise, the writing process has just removed it
                     problems.append(str(error))
                 continue
             digests[position] = classifier.digest()
@@ -55,7 +55,7 @@ def verify(folder: Location) -> Report:
 
 
 def _replayed(log: SqliteLog, classifier: AdaNPC, digests: dict[int, str], problems: list[str]) -> str:
-    """The digest after all changes; snapshots that differ from what their changes lead to are problems."""
+    """Returns the digest after all changes, and adds a problem for every snapshot that the changes do not lead to."""
     try:
         for position, data in log.entries(classifier.position):
             classifier.apply(decode(data))
