@@ -203,6 +203,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             text = canonical(description)
         except (TypeError, ValueError) as error:
             raise BankFileError(f"{path} was not saved: its classes must be strings or numbers: {error}") from None
+        # The file has no field for an estimator's parameters; that for a description of the inputs holds them.
         write(self.model_, {"layer": ESTIMATOR, "preprocessing": text, "weights": ""}, path)
 
     @classmethod

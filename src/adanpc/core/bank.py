@@ -419,7 +419,8 @@ class MemoryBank:
             self._ledger = None
             if contents.columns is not self._contents.columns:  # another bank's, with slots of its own
                 self._slots_used = contents.index.slots
-            # Later versions of the index may have extended its table of groups in place; hiding nothing copies it.
+            # Later versions of the index share its table of groups and may have extended it. Hiding no rows returns an
+            # index with a table of its own.
             nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
             self._publish(with_fields(contents, index=contents.index.hide(nothing)))
 
@@ -546,7 +547,7 @@ class MemoryBank:
                 raise LabelError(f"labels must be between 0 and {self.classes - 1}, got {label}")
         labels = change.labels
         slots = self._slots(contents, sorted(labels))
-        judgments = _judged(contents, slots, "relabel", change)
+        judgments = _judged(contents, slots, "relabel", change)  # with the old labels, which the history keeps
         table = contents.table_of(slots)  # a copy, which may be altered
         new_labels = [labels[row] for row in table["id"].tolist()]
         table["label"][:] = torch.tensor(new_labels, dtype=torch.int64)

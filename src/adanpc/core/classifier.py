@@ -143,6 +143,7 @@ class AdaNPC:
         all_keys = self.checked_keys(keys, len(checked))
         answers = []
         with self.bank.writing():
+            # At least one round, so that an empty batch gets an answer, too.
             for start in range(0, max(len(checked), 1), CHUNK):
                 part = slice(start, start + CHUNK)
                 part_keys = all_keys
@@ -159,8 +160,8 @@ class AdaNPC:
 
         Without labels, a stream that should be centered by its whole mean cannot be told from one of a single class;
         a few labels tell them apart. Show these queries to a person, and ``apply(question.answered(label))``. As soon
-        as the adapted or the frozen answers lead by four labels, they are the ones that are given. If one kind is right
-        in 70 of 100 cases in which only one of them is, the other is chosen with a chance of less than 5 %.
+        as the adapted or the frozen answers lead by four labels, they are the ones that are given. Suppose that one
+        kind wins 70 of 100 labels for which the two disagree: then the other is chosen with a chance of less than 5 %.
 
         Args:
             features: (B, D) the queries to choose from.

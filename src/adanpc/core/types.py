@@ -104,8 +104,8 @@ class Prediction:
 class Neighbors:
     """The rows nearest to each query, most similar first, ties to the lowest id.
 
-    K is the k that was asked for (above 4096, at most the number of rows). Where fewer than K rows may vote, the last
-    ids and labels are -1 and the similarities -inf.
+    K is the k of the search. Where fewer than K rows may vote, the last ids and labels are -1 and the similarities
+    -inf. (An absurdly large k is cut to the number of rows, so that a forged file cannot fill the memory.)
 
     Example::
 
@@ -215,7 +215,10 @@ def one_after_another(parts: Sequence[Neighbors]) -> Neighbors:
 
 
 def answered_in_turn(answers: Sequence[Prediction]) -> Prediction:
-    """The answers to several batches of queries as the answer to one batch, with final ids."""
+    """The answers to several batches of queries as the answer to one batch.
+
+    Their ids count as final: the caller has applied each batch before it proposed the next.
+    """
     if len(answers) == 1:
         return with_fields(answers[0], provisional=None)
     neighbors = one_after_another([answer.neighbors for answer in answers])

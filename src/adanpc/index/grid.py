@@ -234,7 +234,7 @@ def _int8_tensor(rows: Tensor) -> Columns:
 def _residual(hidden: Tensor) -> Tensor:
     """Returns the length (n, 1) float32 of the hidden part (n, D) of each row.
 
-    It is slightly more than the true length, so that its own rounding cannot invalidate the bound.
+    It is slightly more than the true length, so that it stays an upper bound in spite of its own rounding.
     """
     length: Tensor = torch.linalg.vector_norm(hidden, dim=1, keepdim=True)
     return (length * 1.0001).float()

@@ -289,7 +289,7 @@ def _check(document: dict[str, Any], tensors: Columns) -> None:
 
 
 def _read(path: Path, *, lazy_rows: bool = False) -> State:
-    """Returns the checked document and columns of a file, upgraded to format 2, 5 or 6."""
+    """Returns the checked document and columns of a file, upgraded to the newest format of its kind."""
     with opened(path) as file:
         document = _document_in(file)
         found = {name: (entry.dtype, entry.shape) for name, entry in file.entries.items()}
@@ -363,7 +363,10 @@ def _without_rows(path: Path, file: SafetensorsFile, document: dict[str, Any]) -
 
 
 def _checked(document: dict[str, Any], tensors: Columns) -> State:
-    """Returns document and columns, upgraded to format 2, 5 or 6; raises a ContentsError if no bank can hold them."""
+    """Returns document and columns, upgraded to the newest format of their kind.
+
+    Raises a ContentsError if no bank can hold them.
+    """
     if document["version"] == 1:
         document, tensors = format1.upgraded(document, tensors)
     if document["version"] == 3:

@@ -86,8 +86,8 @@ class Source:
     def mixed(self, count: int | None = None) -> Tensor:
         """Returns row numbers (n,) in a fixed random order, at most ``count``, for batches typical of the source.
 
-        Data sets are often sorted by class, and a batch of a single class, normalized by its own statistics, looks
-        like any other.
+        Data sets are often sorted by class. A batch of a single class would be normalized by statistics of that class,
+        which removes what distinguishes it.
         """
         generator = torch.Generator().manual_seed(0)
         return torch.randperm(len(self.labels), generator=generator)[:count]
@@ -255,7 +255,8 @@ class Adapter(nn.Module, ABC):
             has_extra_state = type(module).get_extra_state is not nn.Module.get_extra_state
             if has_extra_state and module is not self:
                 extras[name] = deepcopy(module.get_extra_state())
-        # The adapter's own extra state, without the banks: their contents are kept as values, which costs no copy.
+        # The adapter's own extra state, under the name that torch has for a module itself. Banks are left out: their
+        # contents are kept as values below, which costs no copy.
         optimizers = {name: deepcopy(optimizer.state_dict()) for name, optimizer in self.optimizers.items()}
         extras[""] = {"optimizers": optimizers, "banks": {}, "extra": self.extra(), "since_reset": self._since_reset}
         contents = {name: bank.contents for name, bank in self.banks.items()}

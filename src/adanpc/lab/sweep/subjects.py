@@ -158,7 +158,7 @@ class Trained:
         return Reading(spec.data, spec.targets, None, spec.seed, spec.images, spec.encoder)
 
     def scene(self, workspace: Workspace, extent: Extent) -> Scene:
-        """What methods meet."""
+        """Returns the model, its source and the targets, ready for test-time methods to run on."""
         run = self.run(workspace)
         return scene_of(
             run,
@@ -219,7 +219,7 @@ class Frozen:
         return Reading(self.data, self.targets, self.known, self.seed, None, self.encoder)
 
     def scene(self, workspace: Workspace, extent: Extent) -> Scene:
-        """What methods meet."""
+        """Returns the model, its source and the targets, ready for test-time methods to run on."""
         data = workspace.data(self.data, self.seed)
         with torch.random.fork_rng():
             torch.manual_seed(seed_of(self.seed, "head"))
@@ -305,8 +305,8 @@ def subject_of(document: Mapping[str, Any]) -> Subject:
 def fitted(head: nn.Module, rows: Tensor, labels: Tensor, seed: int) -> nn.Module:
     """The head in evaluation mode, trained on features (n, D) with a fixed number of updates, whatever n is.
 
-    Features are scaled by their mean length during training, so that one learning rate suits every encoder. Afterward
-    the first layer absorbs the scale, so that the head takes features as they are.
+    During training, features are scaled to a mean length of 10, so that one learning rate suits every encoder.
+    Afterward the first layer absorbs the scale, so that the head takes features as they are.
     """
     scale = rows.norm(dim=1).mean().clamp(min=1e-12) / 10
     generator = torch.Generator().manual_seed(seed_of(seed, "fit"))

@@ -146,7 +146,7 @@ class Spec:
             text("weights", self.weights)
         if self.images is not None:
             whole("images (one to learn from and one to select by)", self.images, least=2)
-        # Plain values are checked first, since these may import code of your own.
+        # Last, since looking these up may import code of your own, which should not happen for a spec that is wrong.
         algorithm = find(self.algorithm)
         self._load_own_code()
         if not isinstance(self.hyper, Mapping):
