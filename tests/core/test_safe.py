@@ -21,6 +21,7 @@ import adanpc
 from adanpc.core import AdaNPC, Append, Feedback, MemoryBank, Origin, Restore, Veto
 from adanpc.core.codec import _packed, _unpacked, canonical, decode, encode
 from adanpc.core.guard import ADVANTAGE, ERROR, LEAD, Stream, packed_length, with_more_classes
+from adanpc.core.safe import as_given, factors_of
 from adanpc.core.table import TableError
 from adanpc.core.transform import Parts, Transform, fit
 from adanpc.core.tryout import suitable_parts
@@ -271,6 +272,14 @@ def test_answers_are_those_of_the_loop(options: dict[str, Any], domains: int) ->
     known = classifier.bank.contents.stream().agreements
     of_frozen, of_given = np.mean(loop.agreements, axis=0)
     assert (known.frozen, known.adapted) == pytest.approx((of_frozen, of_given), abs=1e-3)
+
+
+def test_a_class_without_any_probability_is_given_none() -> None:
+    probs = np.array([0.5, 0.0, 0.5 - 1e-200, 1e-200])
+    given = as_given(probs)
+    factors = factors_of(given, probs)
+    assert given.tolist() == pytest.approx([0.5, 0, 0.5, 0])
+    assert factors.tolist() == pytest.approx([1, 0, 1, 0])
 
 
 @pytest.mark.parametrize(

@@ -393,7 +393,7 @@ def believe(
         belief,
         passed_on,
         answer,
-        answer / mixture,
+        factors_of(answer, mixture),
         trust,
         share,
         emphasis / total,
@@ -415,6 +415,14 @@ def as_given(probs: Array) -> Array:
     # Squares and roots are rounded the same way everywhere; the last bits of a power depend on the library.
     powers = probs * probs * numpy.sqrt(probs)
     return numpy.asarray(powers / powers.sum())
+
+
+def factors_of(given: Array, probs: Array) -> Array:
+    """Returns what ``as_given`` multiplied each of the probabilities (C,) by; 0 where there was nothing to multiply."""
+    # A class that every witness has ruled out, again and again, ends with a belief of exactly 0.
+    factors = numpy.zeros_like(probs)
+    numpy.divide(given, probs, out=factors, where=probs > 0)
+    return factors
 
 
 def _compared(
