@@ -26,7 +26,7 @@ from adanpc.store import DurableBank
 ROOT = Path(__file__).parents[2]
 CLASSES = 10
 BLOCK = 50_000  # rows that are made at once
-SETTINGS = ((100_000, "float32"), (100_000, "progressive"), (1_000_000, "float32"), (1_000_000, "int8"))
+SETTINGS = tuple((rows, storage) for rows in (100_000, 1_000_000) for storage in ("float32", "int8", "progressive"))
 
 
 def create_bank(folder: Path, rows: int, dim: int, storage: str) -> None:

@@ -76,6 +76,7 @@ def _add_page(app: FastAPI) -> None:
     """Serves the expert's page from memory, so that no request path ever reaches the file system."""
     files = {path.name: path.read_bytes() for path in PAGE.iterdir() if path.suffix in MEDIA_TYPES}
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
         """The page."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from http import HTTPStatus
 from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
@@ -22,7 +23,14 @@ STATUS_OF_CODE = {  # errors of the library that are not caused by an invalid va
     "bank-in-use": 503,
     "unavailable": 503,
 }
-CODE_OF_STATUS = {400: "bad-request", 404: "not-found", 405: "wrong-method", 413: "too-large", 429: "too-many-requests"}
+CODE_OF_STATUS = {
+    400: "bad-request",
+    404: "not-found",
+    405: "wrong-method",
+    408: "too-slow",
+    413: "too-large",
+    429: "too-many-requests",
+}
 
 logger = logging.getLogger("adanpc.serve")
 
@@ -55,6 +63,14 @@ class NotFoundError(RequestError):
 
     code = "not-found"
     status = 404
+
+
+class TooSlowError(RequestError):
+    """A request did not come in time."""
+
+    code = "too-slow"
+    status = 408
+    headers: ClassVar[dict[str, str]] = {"Connection": "close"}
 
 
 class ConflictError(RequestError):
@@ -99,6 +115,15 @@ def error_response(error: AdaNPCError) -> JSONResponse:
     if isinstance(error, RequestError):
         headers = error.headers
     return _response(status_of(error), str(error), error.code, headers)
+
+
+def raw_response(error: RequestError) -> bytes:
+    """Returns the response to an error as the bytes of HTTP, for a request that no app has seen; it is the last one."""
+    response = error_response(error)
+    response.headers["Connection"] = "close"
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode()]
+    lines += [name + b": " + value for name, value in response.raw_headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + bytes(response.body)
 
 
 def answer_errors(app: FastAPI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -12,10 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adanpc import require
-from adanpc.serve.errors import RequestError, TooLargeError, TooManyError, error_response
+from adanpc.serve.errors import RequestError, TooLargeError, TooManyError, TooSlowError, error_response
 from adanpc.serve.security import header
 
 LONGEST_NUMBER = 15  # digits in a stated number of bytes
+STEP = 2**16  # bytes that a client sends or reads in time if it is not stalled
 BODIES = 8  # of the largest allowed size that may be in memory at the same time, or as many bytes of smaller ones
 MOST_CALLERS = 10_000  # whose rates are remembered; the least recently active one is forgotten first
 
@@ -32,12 +34,14 @@ class Limits:
     listeners: int = 64  # following the events at the same time
     rate: float = 2000.0  # requests per second from one caller
     burst: float = 4000.0  # requests from one caller that may come at once after a pause
+    patience: float = 20.0  # seconds to wait for the head of a request, and for each next STEP bytes of its body
 
     def __post_init__(self) -> None:
         for name in ("body", "pixels", "queries", "requests", "connections", "listeners"):
             require.whole(name, getattr(self, name), least=1)
         require.positive("rate", self.rate)
         require.positive("burst", self.burst)
+        require.positive("patience", self.patience)
 
 
 class Rates:
@@ -110,19 +114,26 @@ class Body:
 
     Args:
         receive: receives the parts of the body.
-        most: the most bytes that it may have.
+        limits: the limits on requests.
         held: counts the bytes of all requests.
     """
 
-    def __init__(self, receive: Receive, most: int, held: Held) -> None:
+    def __init__(self, receive: Receive, limits: Limits, held: Held) -> None:
         self._receive = receive
-        self._most = most
+        self._most = limits.body
+        self._patience = limits.patience
         self._held = held
+        self._complete = False
+        self._due: float | None = None  # when the next ``STEP`` bytes must have come
+        self._expected = 0  # bytes that must have come by then
         self.received = 0
 
     async def receive(self) -> Message:
-        """Returns the next part; raises an HTTPException if the body is too large, or there is no room for it."""
-        message = await self._receive()
+        """Returns the next part; raises an HTTPException if the body is too large or too slow, or there is no room."""
+        if self._complete:
+            return await self._receive()  # only waits for the client to disconnect
+        message = await self._next_part()
+        self._complete = not message.get("more_body", False)
         count = len(message.get("body", b""))
         if self.received + count > self._most:
             raise HTTPException(TooLargeError.status, _too_large(self._most))
@@ -131,6 +142,18 @@ class Body:
         self.received += count
         self._held.add(count)
         return message
+
+    async def _next_part(self) -> Message:
+        """Returns the next part if it comes in time."""
+        loop = asyncio.get_running_loop()
+        if self._due is None or self.received >= self._expected:
+            self._due = loop.time() + self._patience
+            self._expected = self.received + STEP
+        try:
+            async with asyncio.timeout_at(self._due):
+                return await self._receive()
+        except TimeoutError:
+            raise HTTPException(TooSlowError.status, _too_slow(self._patience), TooSlowError.headers) from None
 
 
 class LimitRequests:
@@ -159,7 +182,7 @@ class LimitRequests:
             await error_response(refusal)(scope, receive, send)
             return
         self._running += 1
-        body = Body(receive, self._limits.body, self._held)
+        body = Body(receive, self._limits, self._held)
         try:
             await self._app(scope, body.receive, send)
         finally:
@@ -183,6 +206,10 @@ class LimitRequests:
 
 def _too_large(most: int) -> str:
     return f"a request has at most {most:,} bytes: send several"
+
+
+def _too_slow(patience: float) -> str:
+    return f"less than {STEP:,} bytes of the body have come within {patience:g} seconds, and not its end"
 
 
 def _caller(scope: Scope) -> str:

@@ -18,12 +18,15 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from adanpc.errors import UnavailableError
-from adanpc.serve.errors import TooManyError, error_response
+from adanpc.serve.errors import RequestError, TooManyError, error_response, raw_response
+from adanpc.serve.memory import give_freed_memory_back
 from adanpc.serve.service import Service
+from adanpc.serve.stalled import Stalled
 
 Protocol: Any = AutoHTTPProtocol  # httptools if it is installed, else h11
 BACKLOG = 2048  # connections that may wait to be accepted
 GATHERED = 2**16  # bytes of a response that may be held back until more of it is written
+TICKS = 10  # of uvicorn between two looks for stalled connections
 PATIENCE = 30  # seconds for accepted requests to finish when the service shuts down
 
 
@@ -36,6 +39,12 @@ class WholeAnswers(Protocol):  # type: ignore[misc]  # which of the two it is, i
     def connection_made(self, transport: Any) -> None:
         """Starts handling a connection."""
         super().connection_made(Gathered(transport, self.loop))
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what is not HTTP in the format of all errors."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(raw_response(RequestError("this is not a request of HTTP/1.1")))
+        self.transport.close()  # in the middle of a response, there is no room for another
 
 
 class Gathered:
@@ -99,6 +108,13 @@ class GracefulServer(Server):
         )
         super().__init__(config)
         self._service: Service = app.state.service
+        self._stalled = Stalled(self._service.limits.patience)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Looks for stalled connections about once a second; uvicorn calls this ten times as often."""
+        if counter % TICKS == 0:
+            self._stalled.end(self.server_state.connections, time.monotonic())
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answers the requests that were accepted, and no others."""
@@ -117,9 +133,10 @@ class GracefulServer(Server):
 
 
 def settle() -> None:
-    """Exempts all present objects from garbage collection: they will stay, and scanning them would delay answers."""
+    """Prepares the process to serve for long; to be called when everything has been loaded."""
+    give_freed_memory_back()
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # objects that are here now will stay, and looking through them would delay answers
 
 
 def listening(host: str, port: int) -> socket.socket:

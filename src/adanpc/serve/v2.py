@@ -78,12 +78,14 @@ async def server() -> dict[str, Any]:
     return {"name": "adanpc", "version": __version__, "extensions": ["binary_tensor_data"]}
 
 
+@routes.head("/health/live", include_in_schema=False)
 @routes.get("/health/live")
 async def live() -> Response:
     """Nothing, if the service answers."""
     return Response()
 
 
+@routes.head("/health/ready", include_in_schema=False)
 @routes.get("/health/ready")
 async def ready(service: Here) -> Response:
     """Nothing, if the bank can learn and answer."""
@@ -91,6 +93,8 @@ async def ready(service: Here) -> Response:
     return Response()
 
 
+@routes.head("/models/{model}/ready", include_in_schema=False)
+@routes.head("/models/{model}/versions/{version}/ready", include_in_schema=False)
 @routes.get("/models/{model}/ready")
 @routes.get("/models/{model}/versions/{version}/ready")
 async def model_ready(service: Here, model: str, version: str = VERSION) -> Response:
