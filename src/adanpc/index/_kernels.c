@@ -17,7 +17,8 @@
 #include <cpuid.h>
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2,f16c")))
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx512vpopcntdq,prefer-vector-width=512")))
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,prefer-vector-width=512")))
+#define AVX512_COUNTS __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx512vpopcntdq,prefer-vector-width=512")))
 #else
 #define X86 0
 #endif
@@ -372,11 +373,12 @@ AVX512 static inline void combine_avx512(const struct scan *s, Py_ssize_t tile, 
     _mm512_storeu_ps(s->upper + tile * LANES, upper);
 }
 
-AVX512 static inline __m512i common_bits(__m512i row, uint32_t query) {
+AVX512_COUNTS static inline __m512i common_bits(__m512i row, uint32_t query) {
     return _mm512_popcnt_epi32(_mm512_and_si512(row, _mm512_set1_epi32(whole(query))));
 }
 
-AVX512 static void scan_avx512(const struct scan *s) {
+/* Counts bits by an instruction of its own, which processors of 2019 with AVX-512 do not have. */
+AVX512_COUNTS static void scan_avx512(const struct scan *s) {
     for (Py_ssize_t tile = 0; tile < s->tiles; tile++) {
         const int8_t *head = s->head + tile * s->pairs * LANES * 2;
         const uint32_t *bits = s->bits + tile * s->words * LANES;
@@ -738,7 +740,7 @@ static void (*const PRODUCTS[PATHS])(const struct products *) = {
 #endif
 };
 
-static void (*const SCANS[PATHS])(const struct scan *) = {
+static void (*SCANS[PATHS])(const struct scan *) = {
     scan_plain,
 #if X86
     scan_avx2, scan_avx512,
@@ -1254,8 +1256,7 @@ static int supported(int path) {
     if (path == WITH_AVX2) return __builtin_cpu_supports("avx2") && has_f16c();
     if (path == WITH_AVX512)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
-            && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")
-            && __builtin_cpu_supports("avx512vpopcntdq");
+            && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
 #endif
     return path == PLAIN;
 }
@@ -1665,5 +1666,8 @@ static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernels", "Bounds o
 
 PyMODINIT_FUNC PyInit__kernels(void) {
     for (int path = 0; path < PATHS; path++) runs_here[path] = supported(path);
+#if X86
+    if (!__builtin_cpu_supports("avx512vpopcntdq")) SCANS[WITH_AVX512] = scan_avx2;
+#endif
     return PyModule_Create(&MODULE);
 }
