@@ -12,7 +12,7 @@ from adanpc.lab.show.exhibit import Cell, Sheet
 from adanpc.lab.sweep.subjects import Extent
 from adanpc.lab.sweep.task import Adapt, Task
 from adanpc.lab.tables.corruptions import BANK, REFRESHED, Corrupted, Row, error_cell, task_on
-from adanpc.lab.tables.methods import PASSES, is_slow
+from adanpc.lab.tables.methods import PASSES, affordable
 from adanpc.lab.tables.scale import Scale
 from adanpc.lab.tables.table import HIDDEN_NOTE, Parts, Results, Table, averages, hidden, printed, remarks
 
@@ -61,8 +61,8 @@ PROTOTYPES = (
     "that look at training images are refused."
 )
 SLOW = (
-    "Methods that look at many views of each image are run on fewer images: "
-    f"{PASSES:,} divided by the number of views, for each corruption, unless the scale takes all images."
+    f"Methods that look at more than {PASSES} views of each image are run on fewer images, so that they make about as "
+    "many passes as one with that number of views would, unless the scale takes all images."
 )
 
 
@@ -87,9 +87,7 @@ def task_for(row: Row, corruption: str, scale: Scale, seed: int) -> Adapt:
     """The task of a method on one corruption, from a fresh start; slow methods get fewer images."""
     extent = Extent(recalled=RECALLED)
     if scale.images is not None:
-        images = max(1, scale.images // 10)
-        if is_slow(row.method):
-            images = min(images, PASSES // ADAPTERS[row.method].passes)
+        images = affordable(row.method, max(1, scale.images // 10))
         extent = Extent(images, BANK * images, recalled=min(images, RECALLED))
     return task_on(IMAGENET, row, title(corruption, SEVERITY), scale, seed, extent)
 
