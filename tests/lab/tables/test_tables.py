@@ -548,3 +548,12 @@ def test_training_comes_first() -> None:
     assert isinstance(task, Adapt)
     assert isinstance(task.subject, Trained)
     assert task.prerequisite() == Train(task.subject)
+
+
+def test_models_of_which_the_last_is_used_are_evaluated_once() -> None:
+    for name in ("loss-rotated-mnist", "backbones"):
+        for task in TABLES[name].plan(SCALES["large"]):
+            assert isinstance(task, Adapt)
+            assert isinstance(task.subject, Trained)
+            spec = task.subject.spec.complete()
+            assert spec.every == spec.steps
