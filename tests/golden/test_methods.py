@@ -55,9 +55,21 @@ CASES: dict[str, tuple[str | type[Adapter], dict[str, Any]]] = {
     "shot": ("shot", {"threshold": 0.7, "weight": 0.1}),
     "shot-im": ("shot-im", {}),
     "adanpc-published": ("adanpc-published", {"k": 5, "temperature": 0.1, "threshold": 0.33}),
+    "adanpc-bn-published": ("adanpc-bn-published", {"k": 5, "temperature": 0.1, "threshold": 0.2, "alpha": 5.0}),
+    "cotta": ("cotta", {"lr": 1e-2, "momentum": 0.9, "restore": 0.1, "threshold": 0.99, "views": 4}),
+    "note": ("note", {"lr": 1e-2, "capacity": 72, "every": 12}),
+    "tast": ("tast", {"keep": 4, "heads": 5, "k": 2, "lr": 1e-2, "steps": 2}),
+    "tast-all": ("tast", {"keep": None, "heads": 5, "k": 2, "lr": 1e-2, "steps": 2}),
+    "bn-adapt": ("bn-adapt", {}),
+    "neo": ("neo", {}),
+    "memo": ("memo", {"copies": 8, "lr": 0.05}),
+    "memo-source": ("memo", {"copies": 8, "lr": 0.05, "prior": float("inf")}),
+    "ttt": ("ttt", {"copies": 8, "lr": 0.02, "steps": 3}),
+    "ttt-online": ("ttt-online", {"copies": 8, "lr": 0.02}),
 }
-# LAME's rounds end by another rule, and a bank rounds its rows to multiples of 2**-24.
-LOOSE = {"lame-knn": 3e-6, "lame-rbf": 3e-6, "lame-linear": 3e-6, "adanpc-published": 1e-6}
+# LAME's rounds end by another rule, a bank rounds its rows to multiples of 2**-24, and NOTE's peer adds 1e-6 in a
+# logarithm.
+LOOSE = {"lame-knn": 3e-6, "lame-rbf": 3e-6, "lame-linear": 3e-6, "adanpc-published": 1e-6, "note": 1e-6}
 
 
 class Encoder(nn.Module):
@@ -80,10 +92,14 @@ def source_of(images: dict[str, Tensor]) -> Source:
     weights = {key.removeprefix("model/"): value for key, value in images.items() if key.startswith("model/")}
     model.load_state_dict(weights)
     model.eval()
+    rotation_head = nn.Linear(DIM, 4)
+    rotation_head.load_state_dict({"weight": images["rotation/weight"], "bias": images["rotation/bias"]})
     rows = images["source"]
     with torch.no_grad():
         features = model.features(rows)
-    return Source(model, features, images["labels"], images=lambda numbers: rows[numbers], lr=1e-2)
+    return Source(
+        model, features, images["labels"], images=lambda numbers: rows[numbers], lr=1e-2, rotation_head=rotation_head
+    )
 
 
 def mirrored(images: Tensor) -> Tensor:
@@ -91,10 +107,24 @@ def mirrored(images: Tensor) -> Tensor:
     return images.flip(3)
 
 
+def mirrored_copies(image: Tensor, copies: int, mirror: bool) -> Tensor:
+    """What stands for TTT's random views of an image (1, C, H, W) on both sides."""
+    return mirrored(image.expand(copies, *image.shape[1:]))
+
+
+def copies_in_turn(image: Tensor, copies: int, mirror: bool) -> Tensor:
+    """What stands for MEMO's random views on both sides: the image and its mirror image, in turn."""
+    views = image.repeat(copies, 1, 1, 1)
+    views[1::2] = mirrored(views[1::2])
+    return views
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_answers_are_those_of_the_peer(name: str, images: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("roid", "memory", "petta"):
+    for module in ("roid", "memory", "petta", "teacher"):
         monkeypatch.setattr(f"adanpc.lab.adapt.{module}.view", mirrored)
+    monkeypatch.setattr("adanpc.lab.adapt.rotation.shifted", mirrored_copies)
+    monkeypatch.setattr("adanpc.lab.adapt.views._views", copies_in_turn)
     monkeypatch.setattr("adanpc.lab.adapt.cmf.NOISE", 40.0)
     kind, settings = CASES[name]
     if isinstance(kind, str):
@@ -106,7 +136,7 @@ def test_answers_are_those_of_the_peer(name: str, images: dict[str, Tensor], mon
         if adapter.sees == "features":
             with torch.no_grad():
                 seen = source.model.features(batch)
-        torch.manual_seed(number)  # DeYO and its peer draw the same orders of patches
+        torch.manual_seed(number)  # DeYO, CoTTA, TTT and their peers draw the same numbers
         answers = adapter.step(seen)
         torch.testing.assert_close(answers, images[f"answers/{name}"][number], atol=LOOSE.get(name, 2e-7), rtol=0)
 

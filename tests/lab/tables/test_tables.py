@@ -536,8 +536,24 @@ def test_what_a_method_costs_decides_how_many_images_it_meets() -> None:
     }
 
 
+def test_a_large_scale_gives_every_method_a_tenth_of_its_images() -> None:
+    scale = replace(SCALES["small"], images=40_000)
+    images = {method: methods.limited(method, scale).images for method in ("tent", "cotta", "memo")}
+    assert images == {"tent": 4000, "cotta": 1000, "memo": 200}
+    assert methods.limited("tent", replace(scale, images=100)).images == 100  # there are no more
+
+
 def test_training_comes_first() -> None:
     task = TABLES["ood-rotated-mnist"].plan(LEAST)[0]
     assert isinstance(task, Adapt)
     assert isinstance(task.subject, Trained)
     assert task.prerequisite() == Train(task.subject)
+
+
+def test_models_of_which_the_last_is_used_are_evaluated_once() -> None:
+    for name in ("loss-rotated-mnist", "backbones"):
+        for task in TABLES[name].plan(SCALES["large"]):
+            assert isinstance(task, Adapt)
+            assert isinstance(task.subject, Trained)
+            spec = task.subject.spec.complete()
+            assert spec.every == spec.steps

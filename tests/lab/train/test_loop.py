@@ -19,12 +19,13 @@ from torch.nn.functional import normalize, one_hot
 from typer.testing import CliRunner
 
 from adanpc import cli
+from adanpc.core import AdaNPC, Append, MemoryBank
 from adanpc.errors import AdaNPCError
 from adanpc.lab.data.domain import Domain
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.train.algorithm import Algorithm, Batch
 from adanpc.lab.train.assemble import assemble, load_algorithm, splits, start
-from adanpc.lab.train.loop import train
+from adanpc.lab.train.loop import accuracy_of, train
 from adanpc.lab.train.registry import ALGORITHMS
 from adanpc.lab.train.run import BEST, CHECKPOINT, RECORDS, Run, RunError
 from adanpc.lab.train.spec import Spec
@@ -166,6 +167,20 @@ def test_a_run_of_the_knn_loss_is_judged_by_the_vote(tmp_path: Path, data_dir: P
     assert state is not None
     assert state["algorithm"]["step"] == next(r["step"] for r in run.records() if r["source"] == best)
     assert all("held_out_by_head" in record for record in run.records())
+
+
+def test_head_and_vote_are_evaluated_on_the_same_features(tmp_path: Path, data_dir: Path) -> None:
+    """Encoding is most of an evaluation, so every image is encoded once for both."""
+    run = start(spec(algorithm="knn", hyper={"k": 5}, steps=1), data_dir, tmp_path / "run")
+    train(run, workers=0)
+    model = load_algorithm(run, "last").model
+    domain = splits(run, model.preprocessing)["dim"].small
+    bank = MemoryBank(model.dim, model.classes)
+    bank.apply(Append(torch.eye(model.dim)[:3], torch.arange(3)))
+    encoded = []
+    model.encoder.register_forward_hook(lambda module, inputs, outputs: encoded.append(len(outputs)))
+    accuracy_of(model, domain, AdaNPC(bank, k=1), workers=0)
+    assert sum(encoded) == len(domain)
 
 
 def test_a_run_that_its_head_answers_for_has_one_accuracy(tmp_path: Path, data_dir: Path) -> None:

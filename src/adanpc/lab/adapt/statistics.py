@@ -119,6 +119,10 @@ class BNAdapt(Adapter):
     Paper:
         Schneider et al., Improving Robustness against Common Corruptions by Covariate Shift Adaptation, NeurIPS 2020.
 
+    Differs from the published code:
+        With ``prior`` 0 the variance of the batch is the biased one, as in training and in ``Tent``. In the published
+        code it is always the unbiased one.
+
     Args:
         prior: how many images the source statistics count for in the mixture; N in the paper.
     """

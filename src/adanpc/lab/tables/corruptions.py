@@ -44,6 +44,7 @@ CIFAR_ROWS = (
 )
 WEIGHTS = "weights/cifar10-resnet56-4bfd9763.th"  # in the folder of the data
 BANK = 10  # the most bank rows for each image of a corruption
+RECALLED = 100  # the most clean images that are answered before and after each corruption
 
 
 class Corrupted(NamedTuple):
@@ -60,12 +61,18 @@ CIFAR = Corrupted("cifar-10-c", "cifar-10", "cifar-resnet-56", WEIGHTS)
 
 def task_for(corrupted: Corrupted, row: Row, corruption: str, severity: int, scale: Scale, seed: int) -> Adapt:
     """The task of a method on one corruption at one severity, from a fresh start."""
-    extent = Extent()
+    images = None
     if scale.images is not None:
         # A table has many corruptions, so each gets a tenth of the images of the scale.
         images = max(1, scale.images // 10)
-        extent = Extent(images, BANK * images, recalled=images)
-    return task_on(corrupted, row, title(corruption, severity), scale, seed, extent)
+    return task_on(corrupted, row, title(corruption, severity), scale, seed, extent_of(images))
+
+
+def extent_of(images: int | None) -> Extent:
+    """How much of the data is used for a method that gets this many images of a corruption; None stands for all."""
+    if images is None:
+        return Extent(recalled=RECALLED)
+    return Extent(images, BANK * images, recalled=min(images, RECALLED))
 
 
 def task_on(corrupted: Corrupted, row: Row, target: str, scale: Scale, seed: int, extent: Extent) -> Adapt:

@@ -9,16 +9,14 @@ from adanpc.lab.adapt import ADAPTERS
 from adanpc.lab.data.corrupted import title
 from adanpc.lab.data.corruptions import CORRUPTIONS
 from adanpc.lab.show.exhibit import Cell, Sheet
-from adanpc.lab.sweep.subjects import Extent
 from adanpc.lab.sweep.task import Adapt, Task
-from adanpc.lab.tables.corruptions import BANK, REFRESHED, Corrupted, Row, error_cell, task_on
-from adanpc.lab.tables.methods import PASSES, is_slow
+from adanpc.lab.tables.corruptions import REFRESHED, Corrupted, Row, error_cell, extent_of, task_on
+from adanpc.lab.tables.methods import PASSES, affordable
 from adanpc.lab.tables.scale import Scale
 from adanpc.lab.tables.table import HIDDEN_NOTE, Parts, Results, Table, averages, hidden, printed, remarks
 
 IMAGENET = Corrupted("imagenet-c", "imagenet", "resnet-50", "pretrained")
 SEVERITY = 5
-RECALLED = 100  # the most clean images that are answered before and after each corruption
 BLURS = {"Defoc": "defocus_blur", "Glass": "glass_blur", "Motion": "motion_blur", "Zoom": "zoom_blur"}
 HEAD = {"trains": "head"}
 ROWS = (
@@ -61,8 +59,8 @@ PROTOTYPES = (
     "that look at training images are refused."
 )
 SLOW = (
-    "Methods that look at many views of each image are run on fewer images: "
-    f"{PASSES:,} divided by the number of views, for each corruption, unless the scale takes all images."
+    f"Methods that look at more than {PASSES} views of each image are run on fewer images, so that they make about as "
+    "many passes as one with that number of views would, unless the scale takes all images."
 )
 
 
@@ -85,13 +83,10 @@ OTHERS_ONE_BY_ONE = tuple(row for row in _others(1) if ADAPTERS[row.method].sees
 
 def task_for(row: Row, corruption: str, scale: Scale, seed: int) -> Adapt:
     """The task of a method on one corruption, from a fresh start; slow methods get fewer images."""
-    extent = Extent(recalled=RECALLED)
+    images = None
     if scale.images is not None:
-        images = max(1, scale.images // 10)
-        if is_slow(row.method):
-            images = min(images, PASSES // ADAPTERS[row.method].passes)
-        extent = Extent(images, BANK * images, recalled=min(images, RECALLED))
-    return task_on(IMAGENET, row, title(corruption, SEVERITY), scale, seed, extent)
+        images = affordable(row.method, max(1, scale.images // 10))
+    return task_on(IMAGENET, row, title(corruption, SEVERITY), scale, seed, extent_of(images))
 
 
 def _effort(row: Row) -> tuple[bool, int]:

@@ -31,8 +31,8 @@ from adanpc.lab.tables.table import (
 METHODS = tuple(name for name, method in ADAPTERS.items() if not method.needs_rotation_head)
 BATCHES = (32, 2)
 COMPARED = tuple(benchmark.data for benchmark in benchmarks_in("adaptation"))
-IMAGES = 200  # the most images of each target, unless the scale takes all
-PASSES = 1600  # the most passes through the network for each target, so that no method takes much longer than others
+IMAGES = 200  # of each target, if the scale has no more than ten times as many
+PASSES = 8  # through the network for each of these images, so that no method takes much longer than others
 
 
 def methods_at(scale: Scale) -> tuple[str, ...]:
@@ -51,14 +51,21 @@ def settings(method: str, data: str) -> Mapping[str, Any]:
 
 def is_slow(method: str) -> bool:
     """Whether a method makes so many passes per image that it gets fewer images than others."""
-    return PASSES // find(method).passes < IMAGES
+    return find(method).passes > PASSES
+
+
+def affordable(method: str, images: int) -> int:
+    """How many images a method gets where others get this many: fewer if it is slow."""
+    passes = PASSES * max(images, IMAGES)
+    return min(images, passes // find(method).passes)
 
 
 def limited(method: str, scale: Scale) -> Extent:
-    """How many images of each target a method gets: the same number as the others, or fewer if it is slow; or all."""
+    """How many images of each target a method gets: a tenth of the scale's and at least 200, or fewer if it is slow."""
     if scale.images is None:
         return ALL
-    images = min(IMAGES, PASSES // find(method).passes, scale.images)
+    most = max(IMAGES, scale.images // 10)
+    images = affordable(method, min(most, scale.images))
     return Extent(images, recalled=images)
 
 

@@ -87,10 +87,11 @@ def _choice(row: Row) -> str:
 
 
 def task_for(benchmark: Benchmark, scale: Scale, row: Row, target: str, seed: int) -> Adapt:
-    """The task of one row on one target."""
+    """The task of one row on one target; the last model is used, so it is the only one that is evaluated."""
     if row.encoder:
         scale = replace(scale, encoder=row.encoder)
-    spec = replace(scale.spec(benchmark.data, (target,), row.algorithm, seed), hyper=dict(row.hyper))
+    spec = scale.spec(benchmark.data, (target,), row.algorithm, seed)
+    spec = replace(spec, hyper=dict(row.hyper), every=scale.steps)
     return Adapt(Trained(spec), row.method, settings=row.settings, seed=seed)
 
 

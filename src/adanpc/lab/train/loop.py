@@ -304,11 +304,11 @@ def accuracy_of(model: SourceModel, domain: Domain, vote: AdaNPC | None = None, 
     try:
         with torch.no_grad():
             for images, labels in chunks(domain, EVALUATION_BATCH, workers):
-                images = images.to(model.device)
-                predicted = model(images).argmax(1).cpu()
+                encoded = model.features(images.to(model.device))
+                predicted = model.head(encoded).argmax(1).cpu()
                 by_head.append((predicted == labels).float())
                 if vote is not None:
-                    predicted = vote.predict(model.features(images).float().cpu()).labels
+                    predicted = vote.predict(encoded.float().cpu()).labels
                 answered.append((predicted == labels).float())
     finally:
         model.train(was_training)
