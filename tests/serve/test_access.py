@@ -315,6 +315,42 @@ def test_features_that_cannot_be_used_are_refused(
     assert bank.position == 1
 
 
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
+def test_json_that_is_not_called_json_is_refused_by_its_type(url: str, bank: adanpc.DurableBank, kind: str) -> None:
+    """As sent by curl -d without a header."""
+    refused = requests.post(f"{url}/v1/veto", data='{"rows": [1]}', headers={"Content-Type": kind})
+    assert (refused.status_code, refused.json()["code"]) == (415, "unsupported-type")
+    assert refused.json()["error"] == f"the body must be application/json, got {kind!r}"
+    assert bank.position == 1
+
+
+def test_a_request_with_two_lengths_is_refused_and_nothing_after_it_is_read(url: str) -> None:
+    """A proxy that believes the other length would take the rest for a part of somebody else's request."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=300) as sender:
+        head = f"POST /v1/veto HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+        smuggled = f"GET /v1/bank HTTP/1.1\r\nHost: {host}\r\n\r\n"
+        sender.sendall(f"{head}0\r\n\r\n{smuggled}".encode())
+        received = b""
+        while part := sender.recv(2**16):
+            received += part
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.count(b"HTTP/1.1") == 1
+
+
+def test_every_route_reads_compressed_bodies(url: str, bank: adanpc.DurableBank) -> None:
+    def sent(path: str, content: bytes, kind: str) -> requests.Response:
+        headers = {"Content-Type": kind, "Content-Encoding": "gzip"}
+        return requests.post(url + path, data=gzip.compress(content), headers=headers)
+
+    plain = requests.post(f"{url}/v1/preview", json=ONE_QUERY).json()
+    assert sent("/v1/preview", json.dumps(ONE_QUERY).encode(), "application/json").json() == plain
+    assert sent("/v1/predict", png(1), "image/png").status_code == 200
+    assert sent("/v1/veto", b'{"rows": [1]}', "application/json").status_code == 200
+    assert bank.contents.judgments[1][0].verdict == "veto"
+    assert sent("/v1/veto", b"{", "application/json").status_code == 422
+
+
 def test_an_error_that_nobody_foresaw_is_told_without_its_text(bank: adanpc.DurableBank) -> None:
     def broken(images: Any) -> Any:
         raise RuntimeError("the weights are in /secret/place")

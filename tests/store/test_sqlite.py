@@ -254,6 +254,12 @@ def test_a_database_that_is_not_a_log_of_this_format(folder: Path, statement: st
     assert words in refusal(folder)
 
 
+def test_a_table_whose_description_is_no_text(folder: Path) -> None:
+    """As one flipped bit leaves it."""
+    edit(folder, "PRAGMA writable_schema = 1", "UPDATE sqlite_schema SET sql = CAST(sql AS BLOB) WHERE name = 'answer'")
+    assert "does not have the tables of log format 1" in refusal(folder)
+
+
 def test_a_file_that_is_no_database(folder: Path) -> None:
     (folder / "log.sqlite").write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
     assert "cannot be read: " in refusal(folder)

@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
 from adanpc.serve import v1_ask, v1_bank, v1_change, v2
+from adanpc.serve.compressed import Inflate
 from adanpc.serve.direct import DirectInference
 from adanpc.serve.errors import NotFoundError, answer_errors
 from adanpc.serve.limits import LimitRequests
@@ -60,6 +61,7 @@ def create(
     _add_page(app)
     # The middleware that is added last sees a request first.
     app.add_middleware(DirectInference, service=service)
+    app.add_middleware(Inflate, most=service.limits.body, held=service.held)
     app.add_middleware(LimitRequests, limits=service.limits, held=service.held)
     app.add_middleware(Gate, tokens=tokens, hosts=hosts)
     app.add_middleware(LogRequests, service=service)

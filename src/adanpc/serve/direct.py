@@ -6,12 +6,11 @@ model. Both paths call the same function, and errors have the same form.
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from adanpc.errors import AdaNPCError
+from adanpc.serve.compressed import whole_body
 from adanpc.serve.errors import error_response, framework_response
 from adanpc.serve.service import Service
 from adanpc.serve.v2 import MODEL, VERSION, inferred
@@ -41,7 +40,7 @@ class DirectInference:
             return
         scope["route_path"] = PATHS[scope["path"]]
         try:
-            content = await _body(receive)
+            content = await whole_body(receive)
             if content is None:
                 return  # the client has disconnected
             body, given = await inferred(self._service, content, scope["headers"])
@@ -54,18 +53,3 @@ class DirectInference:
         headers = [*given, (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
-
-
-async def _body(receive: Receive) -> bytes | None:
-    """Returns the body of a request; None if the client disconnected before the end."""
-    parts: list[bytes] = []
-    more: Any = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    if len(parts) == 1:
-        return parts[0]
-    return b"".join(parts)

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from adanpc.errors import AdaNPCError
 
+JSON = "application/json"
 UNPROCESSABLE = 422  # for values that can be parsed but not used
 STATUS_OF_CODE = {  # errors of the library that are not caused by an invalid value
     "unknown-row": 404,
@@ -41,6 +42,12 @@ class RequestError(AdaNPCError):
     code = "bad-request"
     status: ClassVar[int] = 400
     headers: ClassVar[dict[str, str]] = {}
+
+
+class AmbiguousError(RequestError):
+    """A request states its length twice, so a proxy and the service may disagree on where the next one begins."""
+
+    headers: ClassVar[dict[str, str]] = {"Connection": "close"}
 
 
 class UnauthorizedError(RequestError):
@@ -150,6 +157,9 @@ def framework_response(error: HTTPException) -> JSONResponse:
 def _of_validation(request: Request, error: Any) -> JSONResponse:
     """Returns what the first invalid value must be; the value itself may be large, so it is not repeated."""
     first = error.errors()[0]
+    kind = request.headers.get("content-type", "")
+    if first["loc"] == ("body",) and kind.partition(";")[0].strip().lower() != JSON:
+        return error_response(MediaTypeError(f"the body must be {JSON}, got {kind[:50]!r}"))
     place = ".".join(str(part) for part in first["loc"])
     return _response(UNPROCESSABLE, f"{place}: {first['msg']}", AdaNPCError.code)
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adanpc import require
-from adanpc.serve.errors import RequestError, TooLargeError, TooManyError, TooSlowError, error_response
+from adanpc.serve.errors import AmbiguousError, RequestError, TooLargeError, TooManyError, TooSlowError, error_response
 from adanpc.serve.security import header
 
 LONGEST_NUMBER = 15  # digits in a stated number of bytes
@@ -92,16 +90,11 @@ class Held:
         """Removes bytes that were released."""
         self._bytes -= count
 
-    @contextmanager
-    def also(self, count: int) -> Iterator[None]:
-        """Counts more bytes while the block runs; raises a TooManyError if there is no room for them."""
+    def claim(self, count: int) -> None:
+        """Adds bytes that are about to be used; raises a TooManyError if there is no room for them."""
         if not self.has_room_for(count):
             raise TooManyError(self.refusal)
         self.add(count)
-        try:
-            yield
-        finally:
-            self.remove(count)
 
     @property
     def refusal(self) -> str:
@@ -190,7 +183,11 @@ class LimitRequests:
             self._held.remove(body.received)
 
     def _refusal(self, scope: Scope) -> RequestError | None:
-        stated = header(scope["headers"], b"content-length") or "0"
+        headers = scope["headers"]
+        stated = header(headers, b"content-length")
+        if stated is not None and header(headers, b"transfer-encoding") is not None:
+            return AmbiguousError("a request has a Content-Length or a Transfer-Encoding, not both")
+        stated = stated or "0"
         if not stated.isascii() or not stated.isdigit() or len(stated) > LONGEST_NUMBER:
             return RequestError("the header Content-Length must be a number of bytes")
         if int(stated) > self._limits.body:

@@ -43,7 +43,7 @@ class WholeAnswers(Protocol):  # type: ignore[misc]  # which of the two it is, i
     def send_400_response(self, msg: str) -> None:
         """Refuses what is not HTTP in the format of all errors."""
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(raw_response(RequestError("this is not a request of HTTP/1.1")))
+            self.transport.write(raw_response(RequestError("the request is not valid in HTTP/1.1")))
         self.transport.close()  # in the middle of a response, there is no room for another
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
@@ -13,13 +12,12 @@ from typing import Any, Literal
 import numpy as np
 from pydantic_core import from_json
 
-from adanpc.serve.errors import MediaTypeError, RequestError, TooLargeError
+from adanpc.serve.errors import RequestError
 
 TYPES = {
     "FP16": "<f2", "FP32": "<f4", "FP64": "<f8", "INT8": "<i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
     "UINT8": "<u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8",
 }  # fmt: skip
-EITHER_HEADER = 32  # added to zlib's window size to detect gzip and deflate automatically
 LENGTH = re.compile(r"[0-9]{1,15}")
 NAMES = {np.dtype(code): name for name, code in TYPES.items()}
 
@@ -43,30 +41,6 @@ def split_body(content: bytes, stated: str | None) -> tuple[dict[str, Any], byte
     if not isinstance(document, dict):
         raise RequestError("the body must be a JSON object")
     return document, content[length:]
-
-
-def inflated(content: bytes, encoding: str, most: int) -> bytes:
-    """Returns the decompressed body of a request.
-
-    Args:
-        content: the body as it was sent.
-        encoding: the value of the header Content-Encoding; empty if the body is not compressed.
-        most: the most bytes in the result, since a few compressed bytes may expand to very many.
-    """
-    if encoding in ("", "identity"):
-        return content
-    if encoding not in ("gzip", "deflate"):
-        raise MediaTypeError(f"a body may be compressed by gzip or deflate, got {encoding[:50]!r}")
-    decompressor = zlib.decompressobj(zlib.MAX_WBITS + EITHER_HEADER)
-    try:
-        result = decompressor.decompress(content, most + 1)
-    except zlib.error:
-        raise RequestError(f"the body is not {encoding} data") from None
-    if len(result) > most:
-        raise TooLargeError(f"a request has at most {most:,} bytes: send several")
-    if not decompressor.eof:
-        raise RequestError(f"the {encoding} data in the body end too early")
-    return result
 
 
 def read_tensor(described: Any, binary: bytes, name: str) -> Any:

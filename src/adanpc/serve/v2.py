@@ -15,7 +15,7 @@ from adanpc.serve.bodies import as_features
 from adanpc.serve.errors import NotFoundError, RequestError
 from adanpc.serve.security import RawHeaders, header
 from adanpc.serve.service import Here, Service
-from adanpc.serve.tensors import TYPES, describe_binary, inflated, parameters_of, read_tensor, split_body, write_tensor
+from adanpc.serve.tensors import TYPES, describe_binary, parameters_of, read_tensor, split_body, write_tensor
 from adanpc.store.durable import LONGEST_REQUEST, Part
 from adanpc.version import __version__
 
@@ -133,18 +133,6 @@ async def infer(service: Here, request: Request, model: str, version: str = VERS
     return response
 
 
-async def inferred(
-    service: Service, content: bytes, headers: RawHeaders
-) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
-    """Answers a request with this body and these headers; returns the body and the headers of the response."""
-    encoding = header(headers, b"content-encoding")
-    if encoding is None:
-        return await _inferred(service, content, headers)
-    content = inflated(content, encoding, service.limits.body)
-    with service.held.also(len(content)):
-        return await _inferred(service, content, headers)
-
-
 class Inference(NamedTuple):
     """A parsed inference request."""
 
@@ -166,10 +154,10 @@ def _read(content: bytes, headers: RawHeaders) -> Inference:
     return Inference(request_id, as_features(read_tensor(given[0], binary, INPUT)), wanted)
 
 
-async def _inferred(
+async def inferred(
     service: Service, content: bytes, headers: RawHeaders
 ) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
-    """Answers a request whose body is not compressed; see ``inferred``."""
+    """Answers a request with this body and these headers; returns the body and the headers of the response."""
     request_id, features, wanted = _read(content, headers)
     answer = await service.classify(features, request=request_id)
     described = []

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain
@@ -544,7 +545,7 @@ def _check_format(connection: sqlite3.Connection) -> None:
             f"{DATABASE} was written by a newer adanpc, in log format {version} after {VERSION}: upgrade adanpc"
         )
     found = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")]
-    if version < 1 or sorted(found) != sorted(SCHEMA):
+    if version < 1 or Counter(found) != Counter(SCHEMA):  # what is damaged may not be text, and so have no order
         raise LogError(f"{DATABASE} does not have the tables of log format {VERSION}; {ADVICE}")
 
 
