@@ -388,7 +388,7 @@ def test_data_that_are_not_here(workspace: Workspace, tmp_path: Path) -> None:
     assert workflow.absent_data(TABLES["ood"], workspace) == ("vlcs", "domain-net", "terra-incognita")
     there = Workspace(workspace.data_dir, tmp_path)
     exhibit = workflow.exhibit("ood", there, LEAST)
-    assert "vlcs is not in the data's folder, so nothing is run on it." in exhibit.notes
+    assert "vlcs is not in the data's folder, or not all of it, so nothing is run on it." in exhibit.notes
     absent = workflow.absent_data(TABLES["ood"], there)
     tasks = {task.id for task in choice.available(TABLES["ood"], LEAST, there, absent)}
     assert f"{len(tasks)} of {len(tasks)} tasks have no record yet." in exhibit.notes  # each once, on what is here
