@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def entries_of(path: Path) -> list[dict[str, Any]]:
 def scale_of(command: str) -> Scale:
     """The scale of an ``adanpc table`` command, with all rows."""
     words = shlex.split(command)
-    options = dict(zip(words, words[1:], strict=False))
+    options = dict(pairwise(words))
     own: dict[str, Any] = {"encoder": options.get("--encoder", "")}
     for name in ("steps", "images", "seeds"):
         if f"--{name}" in options:
