@@ -295,6 +295,20 @@ def test_the_split_of_a_bank_that_has_met_a_target(data_dir: Path, tmp_path: Pat
     assert split_chart(shown).series
 
 
+def test_successive_tables_show_what_means_hide(workspace: Workspace) -> None:
+    exhibit = made("successive-rotated-mnist", workspace, replace(LEAST, only=("source", "t3a")))
+    sheets = {part.title: part for part in exhibit.parts if isinstance(part, Sheet)}
+    arrival = "Accuracy on each domain as it arrives: "
+    for about in (
+        "all images, batches of 32, methods that see features",
+        "at most 10 images of each target, batches of 1",
+    ):
+        hidden = dict(sheets[f"{about}: what the mean hides"].rows)
+        for label, cells in sheets[arrival + about].rows:
+            assert hidden[label][0].ours == cells[-1].ours
+            assert all(cell.ours is not None and 0 <= cell.ours.mean <= 100 for cell in hidden[label])
+
+
 def test_refused_methods_say_so(workspace: Workspace) -> None:
     exhibit = made("successive-rotated-mnist", workspace, replace(LEAST, only=("source", "bn-adapt")))
     sheets = [
@@ -388,7 +402,7 @@ def test_data_that_are_not_here(workspace: Workspace, tmp_path: Path) -> None:
     assert workflow.absent_data(TABLES["ood"], workspace) == ("vlcs", "domain-net", "terra-incognita")
     there = Workspace(workspace.data_dir, tmp_path)
     exhibit = workflow.exhibit("ood", there, LEAST)
-    assert "vlcs is not in the data's folder, so nothing is run on it." in exhibit.notes
+    assert "vlcs is not in the data's folder, or not all of it, so nothing is run on it." in exhibit.notes
     absent = workflow.absent_data(TABLES["ood"], there)
     tasks = {task.id for task in choice.available(TABLES["ood"], LEAST, there, absent)}
     assert f"{len(tasks)} of {len(tasks)} tasks have no record yet." in exhibit.notes  # each once, on what is here

@@ -13,7 +13,18 @@ from adanpc.lab.sweep.task import Adapt, Task
 from adanpc.lab.tables import paper
 from adanpc.lab.tables.methods import how_many, is_slow, limited, settings
 from adanpc.lab.tables.scale import Scale
-from adanpc.lab.tables.table import BENCHMARKS, Benchmark, Parts, Results, Row, Table, printed, remarks
+from adanpc.lab.tables.table import (
+    BENCHMARKS,
+    HIDDEN_NOTE,
+    Benchmark,
+    Parts,
+    Results,
+    Row,
+    Table,
+    hidden,
+    printed,
+    remarks,
+)
 
 DATA = ("rotated-mnist", "vlcs", "pacs", "terra-incognita", "domain-net")
 BATCHES = (1, 2, 32)
@@ -72,15 +83,28 @@ def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
     title = f"all images, batches of {ALL_IMAGES_BATCH}, methods that see features"
     on_all = _sheets(benchmark, results, _on_all_images(), title)
     charts = [chart for chart in map(_chart, on_all) if chart is not None]
-    parts: list[Sheet] = []
+    parts = [_hidden(benchmark, results, _on_all_images(), title)]
     fast = [method for method in ADAPTERS if not is_slow(method)]
     for batch in BATCHES:
         setups = [_on_some_images(method, batch, scale) for method in fast]
-        parts += _sheets(benchmark, results, setups, f"{how_many('source', scale)}, batches of {batch}")
+        about = f"{how_many('source', scale)}, batches of {batch}"
+        parts += _sheets(benchmark, results, setups, about)
+        parts.append(_hidden(benchmark, results, setups, about))
     slow = [method for method in ADAPTERS if is_slow(method)]
     setups = [_on_some_images(method, batch, scale) for method in slow for batch in _batches(method)]
-    parts += _sheets(benchmark, results, setups, "methods that look at many copies of each image")
-    return (*on_all, *charts, *parts), remarks(f"reval-{benchmark.data}")
+    about = "methods that look at many copies of each image"
+    parts += _sheets(benchmark, results, setups, about)
+    parts.append(_hidden(benchmark, results, setups, about))
+    return (*on_all, *charts, *parts), [*remarks(f"reval-{benchmark.data}"), HIDDEN_NOTE]
+
+
+def _hidden(benchmark: Benchmark, results: Results, setups: Sequence[Setup], title: str) -> Sheet:
+    """A sheet of what the mean accuracies over a whole stream hide; a row per setup."""
+    scale = results.scale
+    rows = {}
+    for setup in setups:
+        rows[_label(setup, scale)] = [[task_for(benchmark, scale, setup, seed)] for seed in range(scale.seeds)]
+    return hidden(results, title, rows)
 
 
 def _sheets(benchmark: Benchmark, results: Results, setups: Sequence[Setup], title: str) -> tuple[Sheet, Sheet]:

@@ -171,7 +171,7 @@ class Table:
                 if notice:
                     notes.append(f"{name}: {notice}")
         for name in results.absent:
-            notes.append(f"{name} is not in the data's folder, so nothing is run on it.")
+            notes.append(f"{name} is not in the data's folder, or not all of it, so nothing is run on it.")
         tasks = {task.id: task for task in self.on_present_data(results.scale, results.absent)}
         pending = [task for task in tasks.values() if task not in results.records]
         not_here = results.not_here(pending)
