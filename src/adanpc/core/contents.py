@@ -33,7 +33,7 @@ from adanpc.errors import AdaNPCError, EmptyBankError, LabelError, RowError
 from adanpc.index import STORAGE, Found, Index, check_features, unit
 from adanpc.index.blocks import Blocks
 from adanpc.index.grid import Columns, tensor_of
-from adanpc.index.protocol import FILE, Accounting, Coding, Finding, Kept
+from adanpc.index.protocol import FILE, Accounting, Coding, Finding, Kept, Multiplying, Products
 
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # the most dimensions, classes and neighbors
@@ -176,17 +176,36 @@ class Contents:
         pool = Pool(k, source, with_soft)
         return self.nearest_of(queries, [pool], exclude)[0]
 
-    def nearest_of(self, queries: Tensor, pools: Sequence[Pool], exclude: Tensor | None = None) -> list[Neighbors]:
+    def nearest_of(
+        self,
+        queries: Tensor,
+        pools: Sequence[Pool],
+        exclude: Tensor | None = None,
+        products: Products | None = None,
+    ) -> list[Neighbors]:
         """The result of ``nearest`` for each pool, by one search that reads the rows once for all of them.
 
         Args:
             queries: (B, D) features as ``unit`` returned them.
             pools: which rows to search, and for how many.
             exclude: (B, E) ids of rows that may not vote for that query.
+            products: of the index with vectors near whose span the queries lie, see ``products``.
         """
         wanted = [(pool.k, pool.group) for pool in pools]
-        results = self.index.search_groups(queries, wanted, exclude=exclude)
+        if products is None:
+            results = self.index.search_groups(queries, wanted, exclude=exclude)
+        else:
+            results = products.search(queries, wanted, exclude=exclude)
         return [self._neighbors(found, pool) for found, pool in zip(results, pools, strict=True)]
+
+    def products(self, vectors: Tensor) -> Products | None:
+        """The products of all rows with vectors (J, D) at length one, for several searches near their span.
+
+        None if the index does not keep products, or if nothing is gained by them.
+        """
+        if isinstance(self.index, Multiplying):
+            return self.index.products(vectors)
+        return None
 
     def _neighbors(self, found: Found, pool: Pool) -> Neighbors:
         """The rows that the index found, with their labels."""

@@ -46,6 +46,7 @@ from adanpc.core.vote import vote
 from adanpc.errors import AdaNPCError, EmptyBankError
 from adanpc.index import unit
 from adanpc.index.grid import Array, to_main_memory
+from adanpc.index.protocol import Products
 
 STREAMS = ("unknown", "mixed")
 SOURCE_ROWS = 100  # source rows that vote on a query
@@ -157,32 +158,35 @@ class Frame(NamedTuple):
     nearer: float  # the squared length of the query after it was moved, divided by that before
 
 
-def frame_of(transform: Transform, transformed: Array, before: Arrivals, least_mixed: float) -> Frame:
-    """Returns the frame of a query (D,).
+def frames_of(transform: Transform, transformed: Tensor, means: list[Array], mixed: list[float]) -> list[Frame]:
+    """Returns the frames of queries (B, D).
 
     Args:
         transform: the transform of the bank.
-        transformed: the transformed query.
-        before: what is known of the stream before the query.
-        least_mixed: how far classes arrive mixed, from 0 to 1, according to anything but the frozen answers.
+        transformed: the transformed queries.
+        means: of the stream once each query has joined.
+        mixed: how far classes seem to arrive mixed before each query.
     """
-    mean = before.mean_with(transformed)
-    mixed = max(least_mixed, before.mixed())
-    origin = to_main_memory(transform.origin)
-    shift = mean - origin
-    ambiguous = transform.within_span(shift)  # either part of the shift, or due to which classes happened to come
-    came = transformed - origin
-    moved = came - (shift - ambiguous) - mixed * ambiguous
-    nearer = float(numpy.square(moved).sum()) / max(float(numpy.square(came).sum()), APART)
-    return Frame(moved, mean, mixed, nearer)
+    if not means:
+        return []
+    device = transformed.device
+    shifts = torch.from_numpy(numpy.stack(means)).to(device) - transform.origin
+    ambiguous = transform.within_span(shifts)  # either part of the shift, or due to which classes happened to come
+    came = transformed - transform.origin
+    left = torch.tensor(mixed, dtype=torch.float64, device=device)[:, None]
+    moved = to_main_memory(came - (shifts - ambiguous) - left * ambiguous)
+    before = numpy.square(to_main_memory(came)).sum(1)
+    nearer = numpy.square(moved).sum(1) / numpy.maximum(before, APART)
+    return [Frame(*frame) for frame in zip(moved, means, mixed, nearer.tolist(), strict=True)]
 
 
 def frames_apart(contents: Contents, transformed: Tensor, settings: SafeSettings) -> list[Frame]:
     """Returns the frame that each query (B, D) would have if it came next."""
     stream = contents.stream()
-    mixed = mixed_at_least(settings, stream)
-    transform = contents.transform()
-    return [frame_of(transform, query, stream.arrivals, mixed) for query in to_main_memory(transformed)]
+    arrivals = stream.arrivals
+    means = [arrivals.mean_with(query) for query in to_main_memory(transformed)]
+    mixed = max(mixed_at_least(settings, stream), arrivals.mixed())
+    return frames_of(contents.transform(), transformed, means, [mixed] * len(means))
 
 
 def joining(frames: list[Frame], transformed: Tensor) -> Tensor:
@@ -245,6 +249,18 @@ def vote_of_source(contents: Contents, near: Neighbors) -> tuple[Tensor, Tensor]
     return vote(near, contents.settings.classes, "classwise", SOURCE_TEMPERATURE, per_class=per_class)
 
 
+def products_for(contents: Contents, still: Tensor) -> Products | None:
+    """Returns the products of all rows with what queries (B, D) consist of in any frame, if the index keeps products.
+
+    A moved query is made of the queries of its batch as they came, ``still``, of the mean of the stream before them,
+    and of directions in which classes differ.
+    """
+    transform = contents.transform()
+    mean = torch.from_numpy(contents.stream().arrivals.mean).to(still.device)
+    shift = unit((mean - transform.origin)[None])
+    return contents.products(torch.cat([still, shift, transform.span.float()]))
+
+
 def frozen_queries(contents: Contents, transformed: Tensor) -> Tensor:
     """Returns transformed queries (B, D) at length one, as they are before anything is known of the stream."""
     return unit(_directed_from_origin(contents, transformed))
@@ -266,18 +282,17 @@ class Witnesses(NamedTuple):
         return distance(self.similarity)
 
     @classmethod
-    def among(cls, near: Neighbors, query: int) -> Witnesses:
-        """Returns the neighbors of one query, without the padding of absent ones."""
-        beliefs = near.soft
-        assert beliefs is not None  # a bank of this preset keeps them
-        ids = to_main_memory(near.ids[query])
-        found = int((ids >= 0).sum())  # absent neighbors come last
-        return cls(
-            ids[:found],
-            to_main_memory(near.similarity[query])[:found],
-            to_main_memory(near.labels[query])[:found],
-            to_main_memory(beliefs[query])[:found],
-        )
+    def of_each(cls, near: Neighbors) -> list[Witnesses]:
+        """Returns the neighbors of each query, without the padding of absent ones."""
+        soft = near.soft
+        assert soft is not None  # a bank of this preset keeps them
+        ids, similarity, labels, beliefs = map(to_main_memory, (near.ids, near.similarity, near.labels, soft))
+        witnesses = []
+        for query, found in enumerate((ids >= 0).sum(1).tolist()):  # absent neighbors come last
+            present = slice(0, found)
+            columns = (column[query, present] for column in (ids, similarity, labels, beliefs))
+            witnesses.append(cls(*columns))
+        return witnesses
 
 
 class Evidence(NamedTuple):
@@ -294,10 +309,12 @@ def evidence_of(near: Neighbors, probs: Tensor) -> list[Evidence]:
 
 def _distances(near: Neighbors) -> list[float]:
     """Returns the distance of each query from its nearest neighbors, at most NEAREST of them."""
-    found = []
-    for nearest in to_main_memory(near.similarity[:, :NEAREST]):
-        found.append(distance(nearest[nearest > -numpy.inf]))
-    return found
+    nearest = to_main_memory(near.similarity[:, :NEAREST])
+    found = (nearest > -numpy.inf).sum(1)  # absent neighbors come last
+    distances = []
+    for similarities, count in zip(nearest, found.tolist(), strict=True):
+        distances.append(distance(similarities[:count]))
+    return distances
 
 
 def novelty_of(transform: Transform, frozen: float, evidence: Evidence) -> float:
@@ -313,8 +330,7 @@ class Belief(NamedTuple):
 
     belief: Array  # (C,) float64
     passed_on: Array  # (C,) float64, the belief that the query joins with
-    answer: Array  # (C,) float64, with the frozen answer mixed in, as the user gets it
-    rescaled: Array  # (C,) float64, the factor by which ``as_given`` changed the probability of each class
+    mixture: Array  # (C,) float64, with the frozen answer mixed in; the user gets it ``as_given``
     trust: float
     stream_share: float  # the share of stream rows in the belief
     emphasis: Array  # (C,) float64, the factor for votes for each class, scaled so that beliefs sum to 1
@@ -365,7 +381,6 @@ def believe(
         nearest = min(evidence.distance, witnesses.distance)
         trust *= nearness(nearest * frame.nearer, frozen_distance, SHARPNESS_OF_HOME)
     mixture = trust * belief + (1 - trust) * frozen
-    answer = as_given(mixture)
     passed_on = belief
     after = beliefs.with_belief(count, belief, stream.arrivals.mixed())
     if settings.carry:
@@ -392,8 +407,7 @@ def believe(
     return Belief(
         belief,
         passed_on,
-        answer,
-        factors_of(answer, mixture),
+        mixture,
         trust,
         share,
         emphasis / total,
@@ -406,7 +420,7 @@ def believe(
 
 
 def as_given(probs: Array) -> Array:
-    """Returns probabilities (C,) as the user gets them: raised to SHARPNESS_OF_ANSWERS, so that confidence can be read.
+    """Returns probabilities (…, C) as the user gets them: raised to SHARPNESS_OF_ANSWERS, so that confidence can be read.
 
     The class-wise vote compares means of many similarities, which differ little, so its probabilities are far too
     cautious: answers of which 85 % are right have a mean confidence of 38 %. Beliefs stay that cautious, since they are
@@ -414,11 +428,11 @@ def as_given(probs: Array) -> Array:
     """
     # Squares and roots are rounded the same way everywhere; the last bits of a power depend on the library.
     powers = probs * probs * numpy.sqrt(probs)
-    return numpy.asarray(powers / powers.sum())
+    return numpy.asarray(powers / powers.sum(-1, keepdims=True))
 
 
 def factors_of(given: Array, probs: Array) -> Array:
-    """Returns what ``as_given`` multiplied each of the probabilities (C,) by; 0 where there was nothing to multiply."""
+    """Returns what ``as_given`` multiplied each of the probabilities (…, C) by; 0 where there was nothing to multiply."""
     # A class that every witness has ruled out, again and again, ends with a belief of exactly 0.
     factors = numpy.zeros_like(probs)
     numpy.divide(given, probs, out=factors, where=probs > 0)
@@ -500,7 +514,7 @@ def predict(contents: Contents, features: Tensor, settings: SafeSettings, exclud
     source, stream = contents.nearest_of(together, [SOURCE_POOL, STREAM_POOL], exclude)
     frozen = frozen_answers(contents, source.of(slice(0, count)))
     source = source.of(slice(count, None))
-    stream = stream.of(slice(count, None))
+    witnesses_of = Witnesses.of_each(stream.of(slice(count, None)))
     probs, weights = vote_of_source(contents, source)
     known = contents.stream()
     calibration = contents.calibration()
@@ -508,7 +522,7 @@ def predict(contents: Contents, features: Tensor, settings: SafeSettings, exclud
     answers = []
     novelty = []
     for query, evidence in enumerate(evidence_of(source, probs)):
-        witnesses = Witnesses.among(stream, query)
+        witnesses = witnesses_of[query]
         frozen_answer = to_main_memory(frozen.probs[query])
         far = frozen.distance[query]
         answers.append(believe(settings, calibration, known, frames[query], frozen_answer, far, evidence, witnesses))
@@ -574,27 +588,41 @@ def prediction_of(
         return Prediction(nothing, torch.zeros(0, 0, device=device), source, joined, None, none, nothing, none)
     trust = torch.tensor([answer.trust for answer in answers], dtype=torch.float64, device=device)
     stream_share = torch.tensor([answer.stream_share for answer in answers], dtype=torch.float64, device=device)
-    rescaled = _stacked([answer.rescaled for answer in answers], device)  # (B, C)
+    mixtures = numpy.stack([answer.mixture for answer in answers])  # (B, C)
+    given = as_given(mixtures)
+    factors = factors_of(given, mixtures)
+    rescaled = torch.from_numpy(factors).to(device)
     emphasis = _stacked([answer.emphasis for answer in answers], device) * rescaled  # (B, C)
     source_part = (trust * (1 - stream_share))[:, None] * source_weights * _of_labels(emphasis, source)
-    stream, votes, heard = _padded_witnesses(answers, device)
+    stream, votes, heard = _padded_witnesses(answers, factors, device)
     stream_part = (trust * stream_share)[:, None] * votes * heard
     frozen_part = (1 - trust)[:, None] * frozen.weights * _of_labels(rescaled, frozen.neighbors)
     # A row that votes in both frames is shown once.
-    same = (frozen.neighbors.ids[:, :, None] == source.ids[:, None, :]) & (source.ids >= 0)[:, None, :]
-    source_part = source_part + (frozen_part[:, :, None] * same).sum(1)
-    again = same.any(2)
+    place, shared = _places_among(source.ids, frozen.neighbors.ids)
+    source_part = source_part + frozen_part.gather(1, place).masked_fill(~shared, 0)
+    _, again = _places_among(frozen.neighbors.ids, source.ids)
     frozen_part = frozen_part.masked_fill(again, 0)
     neighbors = side_by_side([source, frozen.neighbors.without(again), stream])
     return Prediction(
-        _stacked([answer.answer for answer in answers], device).float(),
+        torch.from_numpy(given).to(device).float(),
         torch.cat([source_part, frozen_part, stream_part], 1).float(),
         neighbors,
         joined,
         trust=trust.float(),
-        frozen=_stacked([as_given(probs) for probs in to_main_memory(frozen.probs)], device).float(),
+        frozen=torch.from_numpy(as_given(to_main_memory(frozen.probs))).to(device).float(),
         novelty=torch.tensor(novelty, device=device),
     )
+
+
+def _places_among(ids: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns where each of some ids (B, K) stands among other ids (B, L), anywhere if it is not there, and whether it is there.
+
+    Absent neighbors, with id -1, are nowhere.
+    """
+    ordered, order = others.sort(1)
+    place = torch.searchsorted(ordered, ids).clamp(max=others.shape[1] - 1)
+    present = (ordered.gather(1, place) == ids) & (ids >= 0)
+    return order.gather(1, place), present
 
 
 def _of_labels(by_class: Tensor, neighbors: Neighbors) -> Tensor:
@@ -606,8 +634,16 @@ def _stacked(rows: list[Array], device: torch.device) -> Tensor:
     return torch.from_numpy(numpy.stack(rows)).to(device)
 
 
-def _padded_witnesses(answers: list[Belief], device: torch.device) -> tuple[Neighbors, Tensor, Tensor]:
-    """Returns the witnesses of all queries as neighbors (B, STREAM_ROWS), their votes, and what those count for."""
+def _padded_witnesses(
+    answers: list[Belief], factors: Array, device: torch.device
+) -> tuple[Neighbors, Tensor, Tensor]:
+    """Returns the witnesses of all queries as neighbors (B, STREAM_ROWS), their votes, and what those count for.
+
+    Args:
+        answers: the answers, one per query.
+        factors: (B, C) the factors by which ``as_given`` changed the probability of each class.
+        device: where the result is needed.
+    """
     shape = (len(answers), STREAM_ROWS)
     ids = numpy.full(shape, -1)
     similarity = numpy.full(shape, -numpy.inf)
@@ -620,6 +656,6 @@ def _padded_witnesses(answers: list[Belief], device: torch.device) -> tuple[Neig
         similarity[query, :found] = answer.witnesses.similarity
         labels[query, :found] = answer.witnesses.labels
         votes[query, :found] = answer.votes
-        heard[query, :found] = (answer.witnesses.beliefs * answer.emphasis * answer.rescaled).sum(1)
+        heard[query, :found] = (answer.witnesses.beliefs * answer.emphasis * factors[query]).sum(1)
     columns = [torch.from_numpy(column).to(device) for column in (ids, similarity, labels, votes, heard)]
     return Neighbors(*columns[:3]), columns[3], columns[4]

@@ -36,20 +36,22 @@ from adanpc.core.safe import (
     Witnesses,
     believe,
     evidence_of,
-    frame_of,
     frames_apart,
+    frames_of,
     frozen_answers,
     frozen_queries,
     joining,
     mixed_at_least,
     novelty_of,
     prediction_of,
+    products_for,
     transformed_by,
     vote_of_source,
 )
 from adanpc.core.types import Neighbors, Origin, Prediction, one_after_another, with_fields
 from adanpc.index import unit
 from adanpc.index.grid import Array, to_main_memory
+from adanpc.index.protocol import Products
 
 
 def propose(
@@ -78,7 +80,7 @@ class Found(NamedTuple):
     source: Neighbors  # among source rows
     weights: Tensor  # (R, K) the weights of the source rows in the vote
     evidence: list[Evidence]
-    stream: Neighbors  # among rows of the stream
+    stream: list[Witnesses]  # among rows of the stream
     similarity: Array  # (R, F + R) to the F rows that joined in earlier rounds, and to each other
 
 
@@ -89,6 +91,7 @@ class _Turns:
         self.contents = contents
         self.queue = queue
         self.transformed = transformed
+        self.arrays = to_main_memory(transformed)
         self.settings = settings
         self.known = contents.stream()  # what is known of the stream before the next query
         self.calibration = contents.calibration()
@@ -96,13 +99,16 @@ class _Turns:
         self.parts: list[tuple[Neighbors, Tensor]] = []  # source rows and their weights, one pair per round
         self.joined: list[int] = []  # ids of the queries answered so far, -1 for those that did not join
         self.gone: list[int] = []  # ids of rows that have been evicted since the batch began
-        # The queries of this batch that have joined: one entry per query in each of these lists.
+        # The queries of this batch that have joined. Those of one round are kept in one tensor.
         self.fresh_ids: list[int] = []
-        self.fresh_beliefs: list[Array] = []  # (C,) float32 each
-        self.fresh_rows: list[Tensor] = []  # (D,) float32 each
-        self.fresh_queries: list[Tensor] = []  # (D,) each, the same at length one
-        self.fresh_stored: list[Tensor] = []  # (D,) float64 each, as read back from storage
+        self.fresh_rows: list[Tensor] = []  # (n, D) float32 each
+        self.fresh_queries: list[Tensor] = []  # (n, D) each, the same at length one
+        self.fresh_stored: list[Tensor] = []  # (n, D) float64 each, as read back from storage
+        # In arrays with room for all queries, of which as many rows are used as queries have joined:
+        self.fresh_beliefs = numpy.empty((len(transformed), contents.settings.classes), numpy.float32)
+        self.fresh_labels = numpy.empty(len(transformed), numpy.int64)
         self.first_search: Found | None = None
+        self.products: Products | None = None  # of all rows, by which searches of the next rounds are faster
         self.frozen = self._search_frozen()
         self.frozen_labels = self.frozen.probs.argmax(1).tolist()
         self.frozen_probs = to_main_memory(self.frozen.probs)
@@ -123,7 +129,8 @@ class _Turns:
         """
         still = frozen_queries(self.contents, self.transformed)
         if len(still) != 1:
-            near = self.contents.nearest_of(still, [SOURCE_POOL])[0]
+            self.products = products_for(self.contents, still)
+            near = self.contents.nearest_of(still, [SOURCE_POOL], products=self.products)[0]
             return frozen_answers(self.contents, near)
         frames = frames_apart(self.contents, self.transformed, self.settings)
         rows = joining(frames, self.transformed)
@@ -135,24 +142,26 @@ class _Turns:
     def _search(self) -> Found:
         """Searches for the remaining queries in the frames that they have if the guess is right."""
         left = range(len(self.answers), len(self.transformed))
-        frames = []
+        means: list[Array] = []
+        mixed: list[float] = []
         arrivals = self.known.arrivals
-        mixed = mixed_at_least(self.settings, self.known)
+        least_mixed = mixed_at_least(self.settings, self.known)
         block = arrivals.count // BLOCK
-        transform = self.contents.transform()
         for query in left:
             # When a block ends, beliefs that are not known yet decide again whether classes arrive mixed.
             if arrivals.count // BLOCK > block:
                 break
-            frame = frame_of(transform, to_main_memory(self.transformed[query]), arrivals, mixed)
-            frames.append(frame)
+            means.append(arrivals.mean_with(self.arrays[query]))
+            mixed.append(max(least_mixed, arrivals.mixed()))
             if self.guess[query]:
-                arrivals = arrivals.after(frame.mean, self.frozen_labels[query])
-        rows = joining(frames, self.transformed[left.start : left.start + len(frames)])
+                arrivals = arrivals.after(means[-1], self.frozen_labels[query])
+        transformed = self.transformed[left.start : left.start + len(means)]
+        frames = frames_of(self.contents.transform(), transformed, means, mixed)
+        rows = joining(frames, transformed)
         # Up to this many rows may be evicted before the last query's turn, so as many spare ones are searched for.
         leaving = 0 if self.queue is None else len(self.transformed)
         pools = [SOURCE_POOL, STREAM_POOL._replace(k=STREAM_ROWS + leaving)]
-        source, stream = self.contents.nearest_of(unit(rows), pools)
+        source, stream = self.contents.nearest_of(unit(rows), pools, products=self.products)
         return self._found(frames, rows, source, stream)
 
     def _found(self, frames: list[Frame], rows: Tensor, source: Neighbors, stream: Neighbors) -> Found:
@@ -160,10 +169,12 @@ class _Turns:
         stored = self.contents.index.stored(queries).double()
         columns = stored
         if self.fresh_stored:
-            columns = torch.cat([torch.stack(self.fresh_stored), stored])
+            columns = torch.cat([*self.fresh_stored, stored])
         similarity = to_main_memory(queries.double() @ columns.T)  # exact
         probs, weights = vote_of_source(self.contents, source)
-        return Found(frames, rows, queries, stored, source, weights, evidence_of(source, probs), stream, similarity)
+        evidence = evidence_of(source, probs)
+        witnesses = Witnesses.of_each(stream)
+        return Found(frames, rows, queries, stored, source, weights, evidence, witnesses, similarity)
 
     # Answering
 
@@ -185,6 +196,11 @@ class _Turns:
             if joins != self.guess[query]:
                 self._guess_again(found, number + 1, columns, earlier)
                 break
+        joined = [column - earlier for column in columns[earlier:]]
+        if joined:
+            self.fresh_rows.append(found.rows[joined])
+            self.fresh_queries.append(found.queries[joined])
+            self.fresh_stored.append(found.stored[joined])
         answered = slice(0, len(self.answers) - first)
         self.parts.append((found.source.of(answered), found.weights[answered]))
 
@@ -201,17 +217,16 @@ class _Turns:
         if not self._joins(novelty, evidence, witnesses.similarity):
             self.joined.append(-1)
             return False
-        row = self.contents.next_id + len(self.fresh_ids)
+        place = len(self.fresh_ids)
+        row = self.contents.next_id + place
         self.joined.append(row)
         self.fresh_ids.append(row)
-        self.fresh_beliefs.append(belief.passed_on.astype(numpy.float32))
-        self.fresh_rows.append(found.rows[number])
-        self.fresh_queries.append(found.queries[number])
-        self.fresh_stored.append(found.stored[number])
+        self.fresh_beliefs[place] = belief.passed_on
+        self.fresh_labels[place] = self.fresh_beliefs[place].argmax()
         arrivals = self.known.arrivals.after(frame.mean, self.frozen_labels[query])
         self.known = Stream(arrivals, belief.after, self.known.verdicts, belief.agreements, belief.alarm)
         if self.queue is not None:
-            left, _ = self.queue.push(row, int(self.fresh_beliefs[-1].argmax()))
+            left, _ = self.queue.push(row, int(self.fresh_labels[place]))
             if left >= 0:
                 self.gone.append(left)
         return True
@@ -233,13 +248,14 @@ class _Turns:
 
     def _witnesses(self, found: Found, number: int, columns: list[int]) -> Witnesses:
         """Returns the nearest rows of the stream to a query of this round, including earlier queries of the batch."""
-        old = Witnesses.among(found.stream, number)
-        if not columns:  # nothing has joined, so nothing was evicted either
+        old = found.stream[number]
+        count = len(columns)
+        if not count:  # nothing has joined, so nothing was evicted either
             return Witnesses(*(column[:STREAM_ROWS] for column in old))
-        fresh = numpy.stack(self.fresh_beliefs)
-        beliefs = numpy.concatenate([old.beliefs, fresh])
-        labels = numpy.concatenate([old.labels, fresh.argmax(1)])
-        ids = numpy.concatenate([old.ids, numpy.array(self.fresh_ids, dtype=numpy.int64)])
+        beliefs = numpy.concatenate([old.beliefs, self.fresh_beliefs[:count]])
+        labels = numpy.concatenate([old.labels, self.fresh_labels[:count]])
+        first = self.contents.next_id
+        ids = numpy.concatenate([old.ids, numpy.arange(first, first + count)])
         similarity = numpy.concatenate([old.similarity, found.similarity[number, columns]])
         if self.gone:
             held = ~numpy.isin(ids, self.gone)
@@ -259,7 +275,7 @@ class _Turns:
         first = len(self.answers) - start
         expected = list(columns)
         for number in range(start, len(found.frames)):
-            near = Witnesses.among(found.stream, number).similarity
+            near = found.stream[number].similarity
             near = numpy.sort(numpy.concatenate([near, found.similarity[number, expected]]))[::-1]
             evidence = found.evidence[number]
             joins = self._joins(self._novelty(first + number, evidence), evidence, near)
@@ -285,9 +301,9 @@ class _Turns:
         if not self.fresh_ids:
             return None
         device = self.transformed.device
-        soft = torch.from_numpy(numpy.stack(self.fresh_beliefs)).to(device)
+        soft = torch.from_numpy(self.fresh_beliefs[: len(self.fresh_ids)]).to(device)
         return Append(
-            torch.stack(self.fresh_rows),
+            torch.cat(self.fresh_rows),
             soft.argmax(1),
             Origin.ADMITTED,
             soft=soft,
@@ -300,4 +316,4 @@ class _Turns:
         """Returns the features of the change at length one; None if there is no change."""
         if not self.fresh_ids:
             return None
-        return torch.stack(self.fresh_queries)
+        return torch.cat(self.fresh_queries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
 import torch
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     from adanpc.index.exact import ExactIndex
 
 
+class Bounds(NamedTuple):
+    """Upper bounds on the similarities of the rows in some tiles to B queries; -inf where no row may be found."""
+
+    upper: Tensor  # (T, B, 64)
+    tiles: Tensor  # (T,) the numbers of these tiles
+    slack: Tensor  # (B,) by how much a bound may be off
+
+    def slots(self, places: Tensor) -> Tensor:
+        """Returns the slots of rows, given their places among the rows of these tiles."""
+        return self.tiles[places // TILE] * TILE + places % TILE
+
+
 def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclude: Tensor | None) -> list[Found]:
     """Returns the results of a batch of queries (B, D) whose bounds fit into memory.
 
@@ -29,80 +41,96 @@ def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclud
     settle a query, because many rows are nearly equal, all rows whose bound reaches the k-th similarity are scored for
     that query.
     """
-    all_bounds, slack = _bounds(index, queries)
+    products, errors = scanned(index, queries)
+    return nearest_by(index, queries, products, errors, wanted, exclude)
+
+
+def scanned(index: ExactIndex, queries: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns products (tiles, B, 64) of all rows and queries (B, D), and their errors (B,); see ``scan``."""
+    products = queries.new_empty(index.padded // TILE, len(queries), TILE)
+    errors = scan(index.blocks.used("row", index.padded), queries, products)
+    return products, errors
+
+
+def nearest_by(
+    index: ExactIndex,
+    queries: Tensor,
+    products: Tensor,
+    errors: Tensor,
+    wanted: Sequence[Wanted],
+    exclude: Tensor | None,
+) -> list[Found]:
+    """Returns the result of ``nearest``, given products (tiles, B, 64) and their errors (B,), as ``scan`` gives them.
+
+    The products are overwritten.
+    """
+    upper, slack = _bounds(index, products, errors)
     found = []
-    for number, (k, group) in enumerate(wanted):
-        bounds = all_bounds
-        if number < len(wanted) - 1:
-            bounds = all_bounds.clone()  # the next search needs them unchanged
-        _hide(index, bounds, index.hidden_from(group))
-        found.append(_nearest_by(index, queries, bounds, slack, k, exclude))
+    for k, group in wanted:
+        excluded = 0 if exclude is None else exclude.shape[1]
+        width = k + excluded + 16
+        if index.storage == "int8":
+            width += k + 16  # bounds of int8 rows are looser, so more candidates are needed
+        bounds = _shown(index, upper, slack, group, width)
+        found.append(_nearest_by(index, queries, bounds, k, width, exclude))
     return found
 
 
 def _nearest_by(
     index: ExactIndex,
     queries: Tensor,
-    bounds: Tensor,
-    slack: Tensor,
+    bounds: Bounds,
     k: int,
+    width: int,
     exclude: Tensor | None,
     *,
     finer: bool = False,
 ) -> Found:
-    """Returns the k nearest rows, given bounds (tiles, B, 64) and their slack (B,).
+    """Returns the k nearest rows by the ``width`` highest bounds.
 
     ``finer`` means that the bounds already use both bytes of int8 rows, so that they cannot be tightened further.
     """
-    excluded = 0 if exclude is None else exclude.shape[1]
-    width = k + excluded + 16
-    if index.storage == "int8":
-        width += k + 16  # bounds of int8 rows are looser, so more candidates are needed
-    width = min(width, index.padded)
+    every = len(bounds.tiles) * TILE
+    width = min(width, every)
     found, others = _best_of(index, queries, bounds, exclude, k, width)
-    if width == index.padded:
+    if width == every:
         return found  # there are no others
-    unsettled = (others + slack >= found.similarity[:, -1]) & ~others.isneginf()
+    unsettled = (others + bounds.slack >= found.similarity[:, -1]) & ~others.isneginf()
     if index.storage == "int8" and not finer and unsettled.any():
         some = unsettled.nonzero()[:, 0]
-        finer_bounds, finer_slack = _finer(index, queries[some], bounds[:, some], slack[some])
+        finer_bounds = _finer(index, queries, bounds, some)
         excluded_there = None if exclude is None else exclude[some]
-        settled = _nearest_by(index, queries[some], finer_bounds, finer_slack, k, excluded_there, finer=True)
+        settled = _nearest_by(index, queries[some], finer_bounds, k, width, excluded_there, finer=True)
         for column, values in zip(found, settled, strict=True):
             column[some] = values
         return found
     for query in unsettled.nonzero()[:, 0].tolist():
-        wide = _best_of_all(index, queries, bounds, exclude, found, slack, query)
+        wide = _best_of_all(index, queries, bounds, exclude, found, query)
         for column, value in zip(found, wide, strict=True):
             column[query] = value[0]
     return found
 
 
 def _best_of_all(
-    index: ExactIndex,
-    queries: Tensor,
-    bounds: Tensor,
-    exclude: Tensor | None,
-    found: Found,
-    slack: Tensor,
-    query: int,
+    index: ExactIndex, queries: Tensor, bounds: Bounds, exclude: Tensor | None, found: Found, query: int
 ) -> Found:
     """Returns the k best for one query among all rows whose bound reaches the k-th similarity found so far."""
-    reach = found.similarity[query, -1] - slack[query]
-    everyone = bounds[:, query].flatten()
+    reach = found.similarity[query, -1] - bounds.slack[query]
+    everyone = bounds.upper[:, query].flatten()
     candidates = ((everyone >= reach) & ~everyone.isneginf()).nonzero()[:, 0]
     excluded = single.NOBODY
     if exclude is not None:
         excluded = to_main_memory(exclude[query])
-    slots = to_main_memory(candidates)
+    slots = to_main_memory(bounds.slots(candidates))
     return single.ranked(index, to_main_memory(queries[query]), slots, found.slots.shape[1], excluded)
 
 
 def _best_of(
-    index: ExactIndex, queries: Tensor, bounds: Tensor, exclude: Tensor | None, k: int, width: int
+    index: ExactIndex, queries: Tensor, bounds: Bounds, exclude: Tensor | None, k: int, width: int
 ) -> tuple[Found, Tensor]:
     """Returns the k best of the ``width`` candidates with the highest bounds, and a bound (B,) on all other rows."""
-    bound, near = _highest(bounds, width)  # (B, width)
+    bound, places = _highest(bounds.upper, width)  # (B, width)
+    near = bounds.slots(places)
     exact = _exact(index, queries, near)
     ids = index.ids(near)
     unusable = bound.isneginf()
@@ -133,57 +161,77 @@ def _exact(index: ExactIndex, queries: Tensor, near: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def _bounds(index: ExactIndex, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns upper bounds (tiles, B, 64) on similarities and their slack (B,); arbitrary where no row is stored."""
-    bounds = queries.new_empty(index.padded // TILE, len(queries), TILE)
-    slack = scan(index.blocks.used("row", index.padded), queries, bounds)
+def _bounds(index: ExactIndex, products: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns upper bounds (tiles, B, 64) on similarities and their slack (B,); arbitrary where no row is stored.
+
+    The products, and their errors relative to the length of a row, are those of a scan. They are overwritten.
+    """
     if index.storage == "int8":
         scales = index.blocks.used("scale", index.padded)
         residuals = index.blocks.used("residual", index.padded)
         done = 0
         for scale, residual in zip(scales, residuals, strict=True):
-            part = bounds[done : done + len(scale) // TILE]
+            part = products[done : done + len(scale) // TILE]
             torch.addcmul(residual.view(-1, 1, TILE), part, scale.view(-1, 1, TILE), out=part)
             done += len(scale) // TILE
-    return bounds, slack * (1 + index.residual) + 1e-6
+    return products, errors * (1 + index.residual) + 1e-6
 
 
-def _finer(index: ExactIndex, queries: Tensor, bounds: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns upper bounds (tiles, B, 64) from both bytes of int8 rows and their slack (B,), given those from one byte.
+def _finer(index: ExactIndex, queries: Tensor, bounds: Bounds, some: Tensor) -> Bounds:
+    """Returns upper bounds from both bytes of int8 rows for some queries (b,), given those from one byte for all.
 
     Where one coordinate of a row dominates, the first byte says little about all the others.
     """
-    fine = torch.empty_like(bounds)
-    error = scan(index.blocks.used("fine", index.padded), queries, fine)
-    residual = torch.cat(index.blocks.used("residual", index.padded)).view(-1, 1, TILE)
-    scale = torch.cat(index.blocks.used("scale", index.padded)).view(-1, 1, TILE)
+    fine = queries.new_empty(index.padded // TILE, len(some), TILE)
+    error = scan(index.blocks.used("fine", index.padded), queries[some], fine)
+    residual = torch.cat(index.blocks.used("residual", index.padded)).view(-1, 1, TILE)[bounds.tiles]
+    scale = torch.cat(index.blocks.used("scale", index.padded)).view(-1, 1, TILE)[bounds.tiles]
     hidden = hidden_from_both(index.dim)
-    finer = bounds - residual + fine * fine_weight(scale)
-    finer.masked_fill_(bounds.isneginf(), -torch.inf)  # slots that were never written hold arbitrary values
-    return finer, slack + error * (index.residual + hidden) + hidden + 1e-6
+    known = bounds.upper[:, some]
+    upper = known - residual + fine[bounds.tiles] * fine_weight(scale)
+    upper.masked_fill_(known.isneginf(), -torch.inf)  # slots that were never written hold arbitrary values
+    slack = bounds.slack[some] + error * (index.residual + hidden) + hidden + 1e-6
+    return Bounds(upper, bounds.tiles, slack)
 
 
-def _hide(index: ExactIndex, bounds: Tensor, hidden: Tensor | None) -> None:
-    """Sets the bounds (tiles, B, 64) of hidden slots (padded,) and of slots not in use to -inf."""
+def _shown(index: ExactIndex, upper: Tensor, slack: Tensor, group: int | None, width: int) -> Bounds:
+    """Returns bounds on the rows that may be found in a group, given those on all slots (tiles, B, 64).
+
+    Tiles without such a row are left out, unless less than ``width`` rows would remain.
+    """
     tail = index.padded - index.slots
     if tail:
-        bounds[-1, :, TILE - tail :] = -torch.inf
+        upper[-1, :, TILE - tail :] = -torch.inf  # slots not in use hold arbitrary values
+    every = torch.arange(len(upper), device=upper.device)
+    hidden = index.hidden_from(group)
     if hidden is None:
-        return
-    hidden = hidden.view(-1, 1, TILE)
-    holes = hidden.sum((1, 2)).nonzero()[:, 0]  # sum is faster than any in torch
+        return Bounds(upper, every, slack)
+    hidden = hidden.view(-1, TILE)
+    shown = hidden.sum(1) < TILE  # sum is faster than any and all in torch
+    tiles = shown.nonzero()[:, 0]
+    if len(tiles) * TILE < width:
+        tiles = every
+    copied = upper[tiles]
+    hidden = hidden[tiles]
+    holes = hidden.sum(1).nonzero()[:, 0]
     if len(holes):
-        bounds[holes] = bounds[holes].masked_fill(hidden[holes], -torch.inf)
+        copied[holes] = copied[holes].masked_fill(hidden[holes][:, None], -torch.inf)
+    return Bounds(copied, tiles, slack)
 
 
-def _highest(bounds: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Returns the ``width`` highest bounds (tiles, B, 64) of each query and their slots, both (B, width), unsorted.
+def _highest(upper: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Returns the ``width`` highest bounds (T, B, 64) of each query and their places, both (B, width), unsorted.
 
-    They are all in the ``width`` tiles with the highest peaks, so no other tile is searched.
+    A place is that of a row among the T * 64. If there are more tiles than that, the highest bounds are all in the
+    ``width`` tiles with the highest peaks, so no other tile is searched.
     """
-    peaks = bounds.amax(2).T  # (B, tiles)
-    tiles = _places_of_highest(peaks, min(width, peaks.shape[1]))  # (B, tiles)
-    inside = bounds[tiles, torch.arange(len(tiles), device=tiles.device)[:, None]].flatten(1)  # (B, tiles * 64)
+    count = len(upper)
+    if count <= width:
+        inside = upper.transpose(0, 1).flatten(1)  # (B, T * 64)
+        places = _places_of_highest(inside, width)
+        return inside.gather(1, places), places
+    tiles = _places_of_highest(upper.amax(2).T, width)  # (B, width)
+    inside = upper[tiles, torch.arange(len(tiles), device=tiles.device)[:, None]].flatten(1)  # (B, width * 64)
     places = _places_of_highest(inside, width)
     return inside.gather(1, places), tiles.gather(1, places // TILE) * TILE + places % TILE
 

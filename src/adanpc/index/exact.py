@@ -15,6 +15,7 @@ from adanpc.errors import AdaNPCError
 from adanpc.index import batch, single
 from adanpc.index.blocks import TILE, Blocks, Kind
 from adanpc.index.grid import STORAGE, Array, Columns, array_if_on_cpu, decode, encode, to_main_memory
+from adanpc.index.products import ExactProducts
 from adanpc.index.protocol import FILE, Found, Wanted, one_after_another
 from adanpc.index.unread import scattered_memory
 
@@ -26,6 +27,8 @@ WORD = {
     "int8": torch.int8,
     "progressive": torch.int16,
 }  # the integer type for hashing the bits of a coordinate
+LESS_WIDE = 3  # products are kept only of vectors that have this many times as many coordinates as there are vectors,
+FEWER = 8  # and this many times fewer than there are rows: otherwise, multiplying again is as fast
 FEW = 7  # up to this many queries in main memory, NumPy is faster than torch
 
 
@@ -284,6 +287,13 @@ class ExactIndex:
             excluded = None if exclude is None else exclude[part]
             parts.append(nearest(self, queries[part], wanted, excluded))
         return [one_after_another(pieces) for pieces in zip(*parts, strict=True)]
+
+    def products(self, vectors: Tensor) -> ExactProducts | None:
+        """Returns the products of all rows with vectors (J, D); see ``Multiplying.products``."""
+        count = len(vectors)
+        if count * self.padded > SCORES or count * LESS_WIDE > self.dim or count * FEWER > self._used:
+            return None
+        return ExactProducts(self, vectors)
 
     def _nothing(self, queries: int, k: int) -> Found:
         """Returns a result in which no rows were found."""

@@ -135,6 +135,21 @@ class Finding(Protocol):
         """The slots of the rows with these ids; -1 for a row that is hidden or not there."""
 
 
+class Products(Protocol):
+    """The products of all rows with some vectors, kept for further searches. They are those of one index, unchanged."""
+
+    def search(self, queries: Tensor, wanted: Sequence[Wanted], *, exclude: Tensor | None = None) -> list[Found]:
+        """The result of ``Index.search_groups`` for queries (B, D), found faster if they lie near the vectors' span."""
+
+
+@runtime_checkable
+class Multiplying(Protocol):
+    """An index that can keep products for further searches. Without this, every search reads all rows."""
+
+    def products(self, vectors: Tensor) -> Products | None:
+        """The products of all rows with vectors (J, D) as ``unit`` returns them; None if nothing is gained by them."""
+
+
 class Kept(NamedTuple):
     """What an index has kept of its rows."""
 

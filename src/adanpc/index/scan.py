@@ -128,7 +128,7 @@ def torch_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
                 target.copy_(torch.bmm(rows, queries.T.expand(len(rows), dim, batch)).transpose(1, 2))
             else:
                 torch.bmm(queries.expand(len(rows), batch, dim), rows.transpose(1, 2), out=target)
-    return queries.new_full((batch,), 1.01 * (dim * 2.0**-24 + 2 * _input_rounding()))
+    return queries.new_full((batch,), 1.01 * (dim * 2.0**-24 + 2 * input_rounding()))
 
 
 def integer_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ def multiplies_integers() -> bool:
     return bool((products == 512 * 127**2).all())
 
 
-def _input_rounding() -> float:
+def input_rounding() -> float:
     """Returns by how much torch may round the factors of a product at the current matmul precision."""
     try:
         return INPUT_ROUNDING[torch.get_float32_matmul_precision()]
