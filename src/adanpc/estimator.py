@@ -115,12 +115,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         model = self._build(rows.shape[1] + 1, _names(classes))
         labels = torch.from_numpy(np.searchsorted(classes, given))
         domain_of_row = _domains(domains, len(labels))
-        parts = iter([_dense(rows)]) if model.needs_all_at_once else _dense_parts(rows)
-        start = 0
-        for part in parts:
-            here = slice(start, start + len(part))
-            model.learn(part, labels[here], domain=domain_of_row[here])
-            start += len(part)
+        model.learn_in_pieces(_DenseParts(rows), labels, domain=domain_of_row)
         return self._take(model, classes)
 
     def partial_fit(self, X: Any, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
@@ -410,6 +405,16 @@ def _names(classes: NDArray[Any]) -> int | list[str]:
     if len(set(names)) < len(names):
         return len(names)
     return names
+
+
+class _DenseParts:
+    """``_dense_parts``, to be gone through several times."""
+
+    def __init__(self, features: Any) -> None:
+        self._features = features
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return _dense_parts(self._features)
 
 
 def _dense_parts(features: Any) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from adanpc.core import AdaNPC
+from adanpc.core import MemoryBank, large
 from adanpc.errors import AdaNPCError
 from adanpc.lab import banks
 from adanpc.lab.data import read_images
@@ -125,13 +125,13 @@ def test_no_more_than_a_piece_of_features_is_in_memory(data_dir: Path, monkeypat
     monkeypatch.setattr(features_module, "BATCH", 4)
     monkeypatch.setattr(features_module, "PIECE", 8)
     learned: list[int] = []
-    learn = AdaNPC.learn
+    apply = MemoryBank.apply
 
-    def counting(self: Any, rows: Any, *arguments: Any, **named: Any) -> Any:
-        learned.append(len(rows))
-        return learn(self, rows, *arguments, **named)
+    def counting(self: Any, change: Any, **options: Any) -> Any:
+        learned.append(len(change.features))
+        return apply(self, change, **options)
 
-    monkeypatch.setattr(AdaNPC, "learn", counting)
+    monkeypatch.setattr(MemoryBank, "apply", counting)
     made = banks.of_images(read_images(data_dir), "convnet", preset="paper")
     assert max(learned) == 8
     table = made.classifier.bank.table()
@@ -140,6 +140,22 @@ def test_no_more_than_a_piece_of_features_is_in_memory(data_dir: Path, monkeypat
     learned.clear()
     banks.of_images(read_images(data_dir), "convnet", preset="paper", settings={"centering": "source"})
     assert learned == [90], "a mean is made of all rows"
+    learned.clear()
+    banks.of_images(read_images(data_dir), "convnet", preset="safe")
+    assert learned == [90], "a transform is fitted to all rows, as long as they are few"
+    learned.clear()
+    monkeypatch.setattr(large, "AT_ONCE", 40 * made.classifier.bank.dim)
+    encode = features_module._encode
+    encoded: list[int] = []
+
+    def encoding(model: Any, domain: Any, *arguments: Any) -> Any:
+        encoded.append(len(domain))
+        return encode(model, domain, *arguments)
+
+    monkeypatch.setattr(features_module, "_encode", encoding)
+    banks.of_images(read_images(data_dir), "convnet", preset="safe")
+    assert max(learned) == 8
+    assert sum(learned) == sum(encoded) == 90, "features are made once, and read several times"
 
 
 def test_one_process_builds_at_a_time(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import numpy
 import pytest
 import torch
 
-from adanpc.core import AdaNPC, MemoryBank, Veto
+from adanpc.core import AdaNPC, MemoryBank, Veto, large
 from adanpc.errors import AdaNPCError, UnavailableError
-from adanpc.store import EmbeddingsError, read_embeddings, write_parquet
-from adanpc.store.embeddings import LARGE, Embeddings, classifier_of, storage_for
+from adanpc.store import EmbeddingsError, embeddings, read_embeddings, write_parquet
+from adanpc.store.embeddings import LARGE, Embeddings, StoredArray, classifier_of, storage_for
 
 CSV = "label,a,domain,b,key\ncat,1.5,0,2,7\ndog,-1e3,1,0.25,8\n"
 
@@ -65,6 +65,29 @@ def test_arrays(tmp_path: Path) -> None:
     with (tmp_path / "rows.npy").open("wb") as file:
         numpy.lib.format.write_array(file, features, version=(2, 0))
     assert read_embeddings(path, tmp_path / "labels.npy").features.tolist() == features.tolist()
+
+
+def test_a_large_array_stays_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = numpy.random.default_rng(0)
+    features = generator.standard_normal((200, 5)).astype(numpy.float32)
+    labels = saved(tmp_path / "labels.npy", numpy.arange(200) % 3)
+    path = saved(tmp_path / "rows.npy", features)
+    monkeypatch.setattr(embeddings, "PIECE", 33 * 20)
+    found = read_embeddings(path, labels)
+    assert isinstance(found.pieces, StoredArray)
+    assert [len(piece) for piece in found.pieces] == [33] * 6 + [2]
+    column_by_column = saved(tmp_path / "other.npy", numpy.asfortranarray(features))
+    in_memory = read_embeddings(column_by_column, labels)
+    assert isinstance(in_memory.pieces, torch.Tensor)
+    assert torch.equal(found.features, in_memory.features)
+    for at_once in (1 << 26, 100 * 5):
+        monkeypatch.setattr(large, "AT_ONCE", at_once)
+        digests = {classifier_of(given, preset="safe", settings={}).digest() for given in (found, in_memory)}
+        assert len(digests) == 1, "answers do not depend on where rows come from"
+    with path.open("rb+") as file:
+        file.truncate(path.stat().st_size - 4)
+    with pytest.raises(EmbeddingsError, match="rows.npy was not read: it has become shorter while it was read"):
+        classifier_of(found, preset="safe", settings={})
 
 
 def test_what_is_written_as_parquet_is_read_back(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from reprlib import repr as brief
 from typing import Any
 
@@ -17,6 +17,7 @@ from adanpc.core.guard import Signs
 from adanpc.core.paper import PaperSettings
 from adanpc.core.presets import PRESETS, preset_from, preset_of
 from adanpc.core.safe import Question, SafeSettings
+from adanpc.core.source import Source
 from adanpc.core.types import Numbers, Origin, Prediction, answered_in_turn
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.index import check_features
@@ -72,11 +73,6 @@ class AdaNPC:
     def preset(self) -> str:
         """The name of the preset."""
         return self._preset.name
-
-    @property
-    def needs_all_at_once(self) -> bool:
-        """Whether source rows must be learned in one call, because a mean or a transform is fitted to all of them."""
-        return self._preset.needs_all_at_once
 
     @property
     def position(self) -> int:
@@ -193,6 +189,51 @@ class AdaNPC:
         # and lists, too.
         columns: dict[str, Any] = {"features": features, "labels": labels, "domain": domain, "keys": keys}
         return self.apply(Append(origin=origin, who=who, why=why, when=when, **columns))
+
+    def learn_in_pieces(
+        self,
+        pieces: Iterable[Tensor],
+        labels: Tensor | Sequence[int],
+        *,
+        domain: Numbers | int = -1,
+        keys: Numbers | None = None,
+    ) -> range:
+        """Appends labeled source rows whose features need not fit into memory, and returns their ids.
+
+        Up to 67 million coordinates, such as 52,000 rows of 1,280, the preset "safe" learns as ``learn`` would. Beyond
+        that, it fits its transform to as many coordinates, from rows of each class in each domain, and goes through the
+        pieces three times. If this is interrupted, nothing has been learned.
+
+        Args:
+            pieces: the features (…, D) in order, some rows at a time: a list of tensors, or anything that can be
+                iterated over several times.
+            labels, domain, keys: of all n rows; see ``learn``.
+        """
+        if iter(pieces) is pieces:
+            raise AdaNPCError("the pieces must be such that one can go through them several times, not an iterator")
+        with self.bank.writing():
+            before = self.bank.contents
+            try:
+                for change in self._in_pieces(pieces, labels, domain, keys):
+                    self.apply(change)
+            except BaseException:
+                self.bank.revert(before)
+                raise
+            return range(before.next_id, self.bank.next_id)
+
+    def _in_pieces(
+        self, pieces: Iterable[Tensor], labels: Tensor | Sequence[int], domain: Numbers | int, keys: Numbers | None
+    ) -> Iterator[Append]:
+        """The changes that append the rows of ``learn_in_pieces``."""
+        count = len(labels)
+        given: dict[str, Any] = {"labels": labels, "domain": domain}
+        whole = self.bank.with_whole_numbers(Append(torch.zeros(0, 0), **given), count)
+        domains = torch.as_tensor(whole.domain, device=self.bank.device).expand(count)
+        all_keys = self.checked_keys(keys, count)
+        if all_keys is None:
+            all_keys = torch.full((count,), -1, device=self.bank.device)
+        source = Source(pieces, whole.labels, domains, all_keys)
+        yield from self._preset.appending(self.bank.contents, source)
 
     def apply(self, change: Change, *, log: Callable[[Change], object] | None = None) -> range:
         """Carries out one change, completely or not at all, and returns the ids of the rows that it appended.

@@ -218,28 +218,59 @@ def calibrate(
         witnesses: how many neighbors in its own domain an answer is compared with.
         temperature: the temperature of their votes.
     """
-    groups = domains  # a row is never answered by its own group
-    own_error = ERROR_OF_SEVERAL_DOMAINS
-    if len(domains.unique()) == 1:
-        groups = torch.arange(len(rows), device=rows.device)
-        own_error = ERROR_OF_ONE_DOMAIN
-    asked = _asked(labels, groups)
+    groups, own_error = answering_groups(domains)
+    asked = rows_to_ask(labels, groups)
     answers = _answers(rows, labels, groups, asked, classes, voters, per_class)
+    return calibration_of(
+        rows[asked], labels[asked], domains[asked], answers, own_error, witnesses=witnesses, temperature=temperature
+    )
+
+
+def answering_groups(domains: Tensor) -> tuple[Tensor, float]:
+    """Returns the groups (n,) of source rows, and the error of an estimate that is calibrated with them.
+
+    A row is never answered by its own group: its domain or, if there is only one, the row itself.
+    """
+    if len(domains.unique()) == 1:
+        return torch.arange(len(domains), device=domains.device), ERROR_OF_ONE_DOMAIN
+    return domains, ERROR_OF_SEVERAL_DOMAINS
+
+
+def calibration_of(
+    rows: Tensor,
+    labels: Tensor,
+    domains: Tensor,
+    answers: Tensor,
+    own_error: float,
+    *,
+    witnesses: int,
+    temperature: float,
+) -> Calibration:
+    """Returns how errors and agreement are related on source rows that were asked; see ``calibrate``.
+
+    Args:
+        rows: (m, D) the rows.
+        labels: (m,) their labels.
+        domains: (m,) their domains.
+        answers: (m,) the answers that they got from rows of other groups.
+        own_error: see ``Calibration``.
+        witnesses, temperature: see ``calibrate``.
+    """
     count = 0
     errors = 0.0
     disagreement = 0.0
-    for domain in domains[asked].unique():
-        inside = domains[asked] == domain
-        members = asked[inside]
+    for domain in domains.unique():
+        inside = domains == domain
+        members = rows[inside]
         if len(members) < 2:
             continue  # nothing to agree with
         count += len(members)
-        errors += float((answers[inside] != labels[members]).sum())
-        disagreement += float((1 - _agreements(rows[members], answers[inside], witnesses, temperature)).sum())
+        errors += float((answers[inside] != labels[inside]).sum())
+        disagreement += float((1 - _agreements(members, answers[inside], witnesses, temperature)).sum())
     return Calibration(count, errors, max(disagreement, 0.0), own_error)  # votes may sum to a little more than 1
 
 
-def _asked(labels: Tensor, groups: Tensor) -> Tensor:
+def rows_to_ask(labels: Tensor, groups: Tensor) -> Tensor:
     """Returns at most SAMPLE rows (m,), evenly spaced, among those whose label occurs in another group, too."""
     answerable = torch.zeros_like(labels, dtype=torch.bool)
     for label in labels.unique():
@@ -258,12 +289,56 @@ def _answers(
     """Returns the answers (m,) of the rows of other groups to each row in ``asked``."""
     answers = []
     for some in asked.split(CHUNK):
-        similarity = (rows[some] @ rows.T).double()
-        similarity.masked_fill_(groups[some][:, None] == groups, -torch.inf)
-        nearest, ids = similarity.topk(min(voters, len(rows)))
-        probs, _ = vote(Neighbors(ids, nearest, labels[ids]), classes, "classwise", per_class=per_class)
-        answers.append(probs.argmax(1))
+        rivals = Rivals(rows[some], groups[some], voters)
+        rivals.see(rows, groups, labels)
+        answers.append(rivals.answers(classes, per_class))
     return torch.cat(answers)
+
+
+class Rivals:
+    """For some rows, the most similar rows of other groups so far, among rows that come piece by piece.
+
+    Args:
+        rows: (m, D) the rows, at length one.
+        groups: (m,) their groups.
+        most: how many similar rows to find for each.
+    """
+
+    def __init__(self, rows: Tensor, groups: Tensor, most: int) -> None:
+        self.similarity = torch.zeros(len(rows), 0, dtype=torch.float64, device=rows.device)  # (m, k), -inf for none
+        self._labels = torch.zeros(len(rows), 0, dtype=torch.int64, device=rows.device)
+        self._rows = rows
+        self._groups = groups
+        self._most = most
+
+    def see(self, rows: Tensor, groups: Tensor, labels: Tensor) -> None:
+        """Compares the rows with a piece (n, D) of others, with their groups (n,) and labels (n,)."""
+        similarity = (self._rows @ rows.T).double()
+        similarity.masked_fill_(self._groups[:, None] == groups, -torch.inf)
+        nearest, places = similarity.topk(min(self._most, len(rows)))
+        self._take(nearest, labels[places])
+
+    def _take(self, similarity: Tensor, labels: Tensor) -> None:
+        """Keeps the best of what was found before and of what was found in a piece, each (m, …) and sorted."""
+        if self.similarity.shape[1]:
+            similarity = torch.cat([self.similarity, similarity], 1)
+            labels = torch.cat([self._labels, labels], 1)
+            similarity, places = similarity.topk(min(self._most, similarity.shape[1]))
+            labels = labels.gather(1, places)
+        self.similarity = similarity
+        self._labels = labels
+
+    def answers(self, classes: int, per_class: int) -> Tensor:
+        """Returns the answers (m,) of the rows that were found, by the class-wise vote of the preset "safe"."""
+        near = Neighbors(torch.zeros_like(self._labels), self.similarity, self._labels)  # a vote does not need ids
+        probs, _ = vote(near, classes, "classwise", per_class=per_class)
+        return probs.argmax(1)
+
+    def means(self) -> Tensor:
+        """Returns the mean similarities of what was found, in rising order; rows for which nothing was are left out."""
+        others = self.similarity > -torch.inf
+        mean = self.similarity.where(others, 0).sum(1) / others.sum(1)
+        return mean[others.any(1)].sort().values
 
 
 def _agreements(rows: Tensor, answers: Tensor, witnesses: int, temperature: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -17,6 +17,7 @@ from adanpc.core.changes import Append
 from adanpc.core.contents import WIDEST, Contents, Pool
 from adanpc.core.eviction import Eviction
 from adanpc.core.sequence import resolve
+from adanpc.core.source import Source
 from adanpc.core.types import Neighbors, Origin, Prediction, side_by_side
 from adanpc.core.vote import check_vote_settings, vote
 from adanpc.errors import AdaNPCError, EmptyBankError
@@ -107,11 +108,6 @@ class Paper:
             "centering": asdict(settings.centering),
         }
 
-    @property
-    def needs_all_at_once(self) -> bool:
-        """Whether source rows must be learned in one call, because a mean is taken over all of them."""
-        return self.settings.centering.mode != "none"
-
     # Answering
 
     def frozen_queries(self, contents: Contents, features: Tensor) -> Tensor:
@@ -182,6 +178,13 @@ class Paper:
             observed=observed,
         )
         return prediction, change, _selected(queries, chosen)
+
+    def appending(self, contents: Contents, source: Source) -> Iterator[Append]:
+        """The changes that append source rows: one for each piece, or a single one if a mean is taken over all."""
+        if self.settings.centering.mode == "none":
+            yield from source.changes(contents.settings.dim)
+        else:
+            yield source.one_change(contents.settings.dim)
 
     def _answer(self, classes: int, neighbors: Neighbors) -> Prediction:
         """The answers by a vote of these neighbors; whether a query joins is decided later."""

@@ -6,20 +6,21 @@ any number of threads may use the same preset.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
 
 from adanpc import require
-from adanpc.core import safe, turns
+from adanpc.core import large, safe, turns
 from adanpc.core.changes import Append
 from adanpc.core.contents import Contents
 from adanpc.core.eviction import Eviction
 from adanpc.core.guard import Signs
 from adanpc.core.paper import Paper
 from adanpc.core.safe import Question, SafeSettings
+from adanpc.core.source import Source
 from adanpc.core.types import Prediction, with_fields
 from adanpc.errors import ArgumentError
 from adanpc.require import did_you_mean
@@ -31,7 +32,6 @@ class Safe:
     name = "safe"
     options = ("stream", "transform", "screen", "guard", "balance", "carry", "home")
     keeps_probabilities = True
-    needs_all_at_once = True  # the transform is fitted to all source rows
 
     def __init__(self, settings: SafeSettings) -> None:
         self.settings = settings
@@ -85,6 +85,13 @@ class Safe:
     def prepared(self, contents: Contents, change: Append, features: Tensor) -> Append:
         """The change with its features as the bank is to store them; ``features`` (n, D) are its own, checked."""
         return safe.prepared(change, features, contents, self.settings)
+
+    def appending(self, contents: Contents, source: Source) -> Iterator[Append]:
+        """The changes that append source rows: a single one, because the transform is fitted to all, if they fit."""
+        if len(source.labels) * contents.settings.dim <= large.AT_ONCE:
+            yield source.one_change(contents.settings.dim)
+        else:
+            yield from large.appending(source, contents, self.settings)
 
 
 Preset = Paper | Safe

@@ -117,12 +117,9 @@ def prepared(change: Append, features: Tensor, contents: Contents, settings: Saf
     classes = contents.settings.classes
     unfitted = transform is None
     if transform is None:
-        parts = Parts()
-        if settings.transform:
-            parts = suitable_parts(features, labels, domains, classes)
-        transform = fit(features, labels, domains, classes, parts)
+        transform = fitted(features, labels, domains, classes, settings)
     transformed = transform(features)
-    rows = _directed(centered(transformed, labels, domains), transformed)
+    rows = directed(centered(transformed, labels, domains), transformed)
     change = replace(change, features=rows, centered=True)
     if unfitted:
         calibration = calibrate(
@@ -140,7 +137,15 @@ def prepared(change: Append, features: Tensor, contents: Contents, settings: Saf
     return change
 
 
-def _directed(moved: Tensor, transformed: Tensor) -> Tensor:
+def fitted(features: Tensor, labels: Tensor, domains: Tensor, classes: int, settings: SafeSettings) -> Transform:
+    """Returns the transform for source features (n, D) with labels (n,) and domains (n,), not calibrated yet."""
+    parts = Parts()
+    if settings.transform:
+        parts = suitable_parts(features, labels, domains, classes)
+    return fit(features, labels, domains, classes, parts)
+
+
+def directed(moved: Tensor, transformed: Tensor) -> Tensor:
     """Returns moved features in float32. One that was moved to the very origin keeps its earlier direction."""
     moved = moved.float()
     return torch.where((moved == 0).all(1, keepdim=True), transformed.float(), moved)
@@ -194,7 +199,7 @@ def joining(frames: list[Frame], transformed: Tensor) -> Tensor:
     if not frames:
         return transformed.float()
     moved = torch.from_numpy(numpy.stack([frame.moved for frame in frames])).to(transformed.device)
-    return _directed(moved, transformed)
+    return directed(moved, transformed)
 
 
 def still(contents: Contents, features: Tensor) -> Tensor:
@@ -203,7 +208,7 @@ def still(contents: Contents, features: Tensor) -> Tensor:
 
 
 def _directed_from_origin(contents: Contents, transformed: Tensor) -> Tensor:
-    return _directed(contents.transform().still(transformed), transformed)
+    return directed(contents.transform().still(transformed), transformed)
 
 
 def transformed_by(contents: Contents, features: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from adanpc.core.estimate import UNKNOWN
+from adanpc.core.estimate import UNKNOWN, Rivals
 from adanpc.core.vote import PER_CLASS
 from adanpc.index import unit
 from adanpc.index.grid import GRID, Array, snap, to_main_memory
@@ -274,12 +274,9 @@ def _between_classes(offsets: Tensor, labels: Tensor) -> Tensor:
     chosen = torch.randperm(len(rows), generator=generator)[:SAMPLE].to(rows.device)
     found = []
     for part in chosen.split(100):
-        similarity = rows[part] @ rows.T
-        similarity.masked_fill_(labels[part][:, None] == labels, -torch.inf)
-        nearest = similarity.topk(min(NEAREST, len(rows)), dim=1).values.double()
-        others = nearest > -torch.inf
-        mean = nearest.where(others, 0).sum(1) / others.sum(1)
-        found.append(mean[others.any(1)])
+        rivals = Rivals(rows[part], labels[part], NEAREST)
+        rivals.see(rows, labels, labels)
+        found.append(rivals.means())
     return torch.cat(found).sort().values
 
 

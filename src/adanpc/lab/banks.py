@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -92,54 +94,29 @@ def of_domains(
     bank_settings["storage"] = storage_for(rows, storage)
     bank = MemoryBank(model.dim, list(classes), soft=preset == "safe", **bank_settings)
     classifier = AdaNPC(bank, preset=preset, **(settings or {}))
-    if classifier.needs_all_at_once:
-        _learn_at_once(classifier, model, domains, cache, workspace)
-    else:
-        _learn_in_pieces(classifier, model, domains, cache, workspace)
+    labels = torch.cat([domain.labels for domain in domains])
+    places = [torch.full((len(domain),), place) for place, domain in enumerate(domains)]
+    with TemporaryDirectory(prefix="adanpc-") as spare:
+        pieces = _Pieces(model, domains, cache, workspace or Path(spare))
+        classifier.learn_in_pieces(pieces, labels, domain=torch.cat(places), keys=torch.arange(rows))
     return Wrapped(model, classifier, LAYER, model.preprocessing)
 
 
-def _learn_at_once(
-    classifier: AdaNPC, model: SourceModel, domains: Sequence[Domain], cache: Path | None, workspace: Path | None
-) -> None:
-    """Has all rows learned in one call, from one tensor of all features."""
-    rows = sum(len(domain) for domain in domains)
-    everything = torch.empty(rows, model.dim)
-    done = 0
-    for domain in domains:
-        for piece in _pieces(model, domain, cache, workspace):
-            everything[done : done + len(piece)] = piece
-            done += len(piece)
-    places = [torch.full((len(domain),), place) for place, domain in enumerate(domains)]
-    classifier.learn(
-        everything,
-        torch.cat([domain.labels for domain in domains]),
-        domain=torch.cat(places),
-        keys=torch.arange(rows),
-    )
+@dataclass(frozen=True, eq=False)
+class _Pieces:
+    """The features of domains, all of a domain from a cache, or some at a time from a workspace."""
 
+    model: SourceModel
+    domains: Sequence[Domain]
+    cache: Path | None
+    workspace: Path
 
-def _learn_in_pieces(
-    classifier: AdaNPC, model: SourceModel, domains: Sequence[Domain], cache: Path | None, workspace: Path | None
-) -> None:
-    """Has rows learned as their features are made: no more of these than a piece is in memory."""
-    key = 0
-    for place, domain in enumerate(domains):
-        done = 0
-        for piece in _pieces(model, domain, cache, workspace):
-            count = len(piece)
-            labels = domain.labels[done : done + count]
-            classifier.learn(piece, labels, domain=place, keys=torch.arange(key, key + count))
-            done += count
-            key += count
-
-
-def _pieces(model: SourceModel, domain: Domain, cache: Path | None, workspace: Path | None) -> Iterator[Tensor]:
-    """The features of a domain: all at once from a cache, or piece by piece."""
-    if cache is not None:
-        yield features(model, domain, cache=cache)
-    else:
-        yield from features_in_pieces(model, domain, workspace)
+    def __iter__(self) -> Iterator[Tensor]:
+        for domain in self.domains:
+            if self.cache is not None:
+                yield features(self.model, domain, cache=self.cache)
+            else:
+                yield from features_in_pieces(self.model, domain, self.workspace)
 
 
 @contextmanager

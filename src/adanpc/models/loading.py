@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from reprlib import repr as brief
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +27,7 @@ class LoaderError(AdaNPCError):
     code = "bad-loader"
 
 
-@dataclass(frozen=True, eq=False)
-class LabeledBatch:
+class LabeledBatch(NamedTuple):
     """Inputs of a model, with the label, domain and key of each of them."""
 
     inputs: Any

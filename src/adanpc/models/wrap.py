@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +23,12 @@ from adanpc.explanation import Explanation, Files, Witness, explanation, file_fi
 from adanpc.models.extract import extract, find_head, run
 from adanpc.models.filenames import FileNames, FileOfKey, checked_files, files_of
 from adanpc.models.inputs import ModelInputs
+from adanpc.models.kept import KeptFeatures, digest_of_batch
 from adanpc.models.layers import INPUT_OF, plain_layer
 from adanpc.models.loading import LabeledBatch, LoaderError, labeled_batches
 from adanpc.models.recipe import check_recipe, describe, feature_fingerprint
 from adanpc.models.start import Start
+from adanpc.progress import track
 
 __all__ = ["INPUT_OF", "Wrapped", "extract", "find_head", "wrap"]
 
@@ -198,6 +203,7 @@ def wrap(
     soft: bool | None = None,
     device: torch.device | str = "cpu",
     preset: str = "safe",
+    workspace: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Wrapped:
     """The model with a bank of the features and labels of all samples of ``loader``.
@@ -222,6 +228,10 @@ def wrap(
             bits of a feature depend on how a stream is split into batches.
         storage, capacity, evict, soft, device: see ``MemoryBank``; by default ``soft`` is what the preset needs.
         preset: how the classifier learns, ``safe`` or ``paper``; see ``AdaNPC``.
+        workspace: a folder in which the features of each batch are kept as soon as they are made. If the process is
+            killed, the same call goes on from there: the model runs only on batches that it has not seen, as long as
+            the loader composes and preprocesses its batches as before. Delete the folder once the bank is saved.
+            Features need not fit into memory, with a workspace or without.
         **options: options of the preset: stream, guard, balance, …; or k, rule, temperature, admission, centering, …
     """
     check_model(model)
@@ -234,49 +244,56 @@ def wrap(
     if preprocessing is None:
         preprocessing = getattr(whole, "transform", None)
     class_count = _class_count(classes)
-    batches = []
-    features = []
-    for batch in labeled_batches(loader):
-        if layer is None:
-            layer, class_count = find_head(model, batch.inputs, class_count)
-        encoded, _ = extract(model, layer, batch.inputs, encode_size)
-        _check_count(encoded, batch)
-        features.append(encoded.to(device))
-        batches.append(batch)
-    if layer is None or not any(len(batch.labels) for batch in batches):
-        raise LoaderError("the loader is empty: a bank needs labeled source data")
-    labels = torch.cat([batch.labels for batch in batches])
-    domains = torch.cat([batch.domains for batch in batches])
-    all_keys = torch.cat([batch.keys for batch in batches])
-    file_of_key = files_of(dataset)
-    if class_count is None:
-        class_count = 1 + int(labels.max())
-    names = _names(classes, whole, class_count)
-    bank = MemoryBank(
-        features[0].shape[1],
-        names or class_count,
-        storage=storage,
-        capacity=capacity,
-        evict=evict,
-        soft=soft,
-        device=device,
-    )
-    classifier = AdaNPC(bank, preset=preset, **options)
-    given_keys = classifier.checked_keys(keys, len(labels))
-    if given_keys is not None:
-        all_keys = given_keys
-        file_of_key = None  # it takes row numbers of the data set, which these keys are not
-    if classifier.needs_all_at_once:
-        features = [torch.cat(features)]
-    stored = 0
-    while features:
-        part = features.pop(0)  # so that its memory is free once it is stored
-        rows = slice(stored, stored + len(part))
-        classifier.learn(part, labels[rows], domain=domains[rows], keys=all_keys[rows])
-        stored += len(part)
-    return Wrapped(
-        model, classifier, plain_layer(layer), preprocessing, encode_size=encode_size, file_of_key=file_of_key
-    )
+    with KeptFeatures(None if workspace is None else Path(workspace)) as kept:
+        origin: dict[str, str] = {}
+        columns = []
+        dim = 0
+        for batch in labeled_batches(loader):
+            if layer is None:
+                layer, class_count = find_head(model, batch.inputs, class_count)
+            name = ""
+            if workspace is not None:
+                if not origin:
+                    origin = {"weights": feature_fingerprint(model, layer), "layer": layer, "size": str(encode_size)}
+                name = digest_of_batch(origin, batch.inputs)
+            features = kept.add(name, partial(_encoded, model, layer, batch, encode_size))
+            _check_count(features, batch)
+            dim = features.shape[1]
+            columns.append(batch._replace(inputs=None))
+        if layer is None or not any(len(batch.labels) for batch in columns):
+            raise LoaderError("the loader is empty: a bank needs labeled source data")
+        labels = torch.cat([batch.labels for batch in columns])
+        domains = torch.cat([batch.domains for batch in columns])
+        all_keys = torch.cat([batch.keys for batch in columns])
+        file_of_key = files_of(dataset)
+        if class_count is None:
+            class_count = 1 + int(labels.max())
+        names = _names(classes, whole, class_count)
+        bank = MemoryBank(
+            dim,
+            names or class_count,
+            storage=storage,
+            capacity=capacity,
+            evict=evict,
+            soft=soft,
+            device=device,
+        )
+        classifier = AdaNPC(bank, preset=preset, **options)
+        given_keys = classifier.checked_keys(keys, len(labels))
+        if given_keys is not None:
+            all_keys = given_keys
+            file_of_key = None  # it takes row numbers of the data set, which these keys are not
+        pieces = track(kept, "Storing the rows", len(columns))
+        classifier.learn_in_pieces(pieces, labels, domain=domains, keys=all_keys)
+        return Wrapped(
+            model, classifier, plain_layer(layer), preprocessing, encode_size=encode_size, file_of_key=file_of_key
+        )
+
+
+def _encoded(model: nn.Module, layer: str, batch: LabeledBatch, encode_size: int | None) -> Tensor:
+    """The features (B, D) of a batch, as they are kept until all are there."""
+    features, _ = extract(model, layer, batch.inputs, encode_size)
+    return features.float().cpu()
 
 
 def check_model(model: Any) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any
+from typing import IO, Any
 
 import numpy
 import torch
@@ -19,6 +19,7 @@ from adanpc import require
 from adanpc.core import AdaNPC, Contents, MemoryBank, Origin
 from adanpc.core.table import VETOED
 from adanpc.errors import AdaNPCError
+from adanpc.progress import track
 from adanpc.store.file import put
 
 LABEL, DOMAIN, KEY, FEATURE = "label", "domain", "key", "feature"
@@ -26,6 +27,7 @@ SUFFIXES = (".csv", ".parquet", ".npy")
 LONGEST_LINE = 2**24  # characters in a line of CSV
 PURPOSE = "a Parquet file"
 AUTO = "auto"
+PIECE = 1 << 25  # bytes of an array that are read at once
 LARGE = 20_000  # with this many rows, searching costs more than everything else; see benchmarks/results/serve.md
 
 
@@ -36,13 +38,44 @@ class EmbeddingsError(AdaNPCError):
 
 
 @dataclass(frozen=True, eq=False)
+class StoredArray:
+    """The rows of a .npy file, read some at a time, as often as they are gone through."""
+
+    path: Path
+    shape: tuple[int, int]
+    dtype: Any
+    start: int  # where they begin in the file
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        rows = max(1, PIECE // (self.shape[1] * self.dtype.itemsize))
+        with _blaming(self.path), self.path.open("rb") as file:
+            file.seek(self.start)
+            for first in range(0, len(self), rows):
+                wanted = (min(rows, len(self) - first), self.shape[1])
+                values = numpy.fromfile(file, self.dtype, wanted[0] * wanted[1])
+                if values.size != wanted[0] * wanted[1]:
+                    raise EmbeddingsError("it has become shorter while it was read")
+                yield torch.from_numpy(values.reshape(wanted).astype(numpy.float32))
+
+
+@dataclass(frozen=True, eq=False)
 class Embeddings:
     """Features with labels, as they are in a file."""
 
-    features: Tensor  # (n, D) float32
+    pieces: Tensor | StoredArray  # the features (n, D)
     labels: list[str]  # converted to strings, whatever their type was
     domains: Tensor | None = None  # (n,) int64
     keys: Tensor | None = None  # (n,) int64
+
+    @property
+    def features(self) -> Tensor:
+        """All features (n, D) float32 in memory."""
+        if isinstance(self.pieces, Tensor):
+            return self.pieces
+        return torch.cat(list(self.pieces))
 
     def classes(self) -> int | list[str]:
         """Returns the number of classes if all labels are numbers, or else the sorted names of the classes."""
@@ -83,10 +116,10 @@ def read_embeddings(path: Path, labels: Path | None = None) -> Embeddings:
         elif suffix == ".parquet":
             made = _of_columns(_parquet(path))
         else:
-            made = Embeddings(_features(_array(path)), [])
+            made = Embeddings(_rows(path), [])
     if labels is not None:
         with _blaming(labels):
-            made = Embeddings(made.features, _texts(_array(labels).tolist()))
+            made = Embeddings(made.pieces, _texts(_array(labels).tolist()))
     with _blaming(path):
         _check(made)
     return made
@@ -113,14 +146,18 @@ def classifier_of(
         storage: see ``storage_for``.
         **bank_settings: other arguments of the ``MemoryBank``: capacity, evict.
     """
-    bank_settings["storage"] = storage_for(len(given.features), storage)
-    bank = MemoryBank(given.features.shape[1], given.classes(), soft=preset == "safe", **bank_settings)
+    rows = len(given.pieces)
+    bank_settings["storage"] = storage_for(rows, storage)
+    bank = MemoryBank(given.pieces.shape[1], given.classes(), soft=preset == "safe", **bank_settings)
     classifier = AdaNPC(bank, preset=preset, **settings)
-    classifier.learn(
-        given.features,
+    pieces: Any = given.pieces
+    if isinstance(pieces, Tensor):
+        pieces = [pieces]
+    classifier.learn_in_pieces(
+        track(pieces, "Storing the rows"),
         given.labels_in(bank.names, bank.classes),
         domain=-1 if given.domains is None else given.domains,
-        keys=torch.arange(len(given.features)) if given.keys is None else given.keys,
+        keys=torch.arange(rows) if given.keys is None else given.keys,
     )
     return classifier
 
@@ -201,22 +238,40 @@ def _parquet(path: Path) -> dict[str, Sequence[Any]]:
     return {name: table.column(name).to_pylist() for name in table.column_names}
 
 
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, Any]:
+    """Returns the shape of the array in a .npy file, whether it is stored column by column, and its type.
+
+    The file must be as long as its header says, so that no more is allocated. Afterward it is at the first number.
+    """
+    version = numpy.lib.format.read_magic(file)
+    read_header = numpy.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read_header = numpy.lib.format.read_array_header_2_0
+    shape, by_column, dtype = read_header(file)
+    if dtype.hasobject:
+        raise EmbeddingsError("it holds objects of Python, and these are not read")
+    size = int(numpy.prod(shape, dtype=object)) * dtype.itemsize
+    there = os.fstat(file.fileno()).st_size - file.tell()
+    if size != there:
+        raise EmbeddingsError(f"its header announces {size} bytes, and there are {there}")
+    return shape, by_column, dtype
+
+
 def _array(path: Path) -> Any:
-    """Returns the array in a .npy file, which must be as long as its header says, so that no more is allocated."""
+    """Returns the array in a .npy file."""
     with path.open("rb") as file:
-        version = numpy.lib.format.read_magic(file)
-        read_header = numpy.lib.format.read_array_header_1_0
-        if version != (1, 0):
-            read_header = numpy.lib.format.read_array_header_2_0
-        shape, _, dtype = read_header(file)
-        if dtype.hasobject:
-            raise EmbeddingsError("it holds objects of Python, and these are not read")
-        size = int(numpy.prod(shape, dtype=object)) * dtype.itemsize
-        there = os.fstat(file.fileno()).st_size - file.tell()
-        if size != there:
-            raise EmbeddingsError(f"its header announces {size} bytes, and there are {there}")
+        _header(file)
         file.seek(0)
         return numpy.lib.format.read_array(file, allow_pickle=False)
+
+
+def _rows(path: Path) -> Tensor | StoredArray:
+    """Returns the features in a .npy file, which stay there unless its layout or type is unusual."""
+    with path.open("rb") as file:
+        shape, by_column, dtype = _header(file)
+        if len(shape) == 2 and shape[1] and not by_column and dtype.kind in "fiu":
+            return StoredArray(path, (shape[0], shape[1]), dtype, file.tell())
+    return _features(_array(path))
 
 
 def _of_columns(columns: Mapping[str, Sequence[Any]]) -> Embeddings:
@@ -272,8 +327,8 @@ def _texts(values: Sequence[Any]) -> list[str]:
 
 
 def _check(made: Embeddings) -> None:
-    if len(made.labels) != len(made.features):
-        raise EmbeddingsError(f"there are {len(made.labels)} labels for {len(made.features)} rows")
+    if len(made.labels) != len(made.pieces):
+        raise EmbeddingsError(f"there are {len(made.labels)} labels for {len(made.pieces)} rows")
     for label in made.labels:
         if label in ("", "None", "nan"):
             raise EmbeddingsError("a row has no label")
