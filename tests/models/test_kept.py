@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -71,7 +72,14 @@ def test_a_wrap_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     damaged[20] ^= 1
     files[0].write_bytes(damaged)
     files[1].write_bytes(b"short")
-    assert build(workspace, -1) == (12 - 7 + 2, digest)
+    files[2].write_bytes(files[3].read_bytes())  # features of another batch, with their own seal
+    elsewhere = files[4].rename(tmp_path / "elsewhere")
+    files[4].symlink_to(elsewhere)
+    os.mkfifo(files[5].with_suffix(".pipe"))
+    files[5].with_suffix(".pipe").rename(files[5])
+    untouched = elsewhere.read_bytes()
+    assert build(workspace, -1) == (12 - 7 + 5, digest)
+    assert elsewhere.read_bytes() == untouched
     assert build(workspace, -1) == (0, digest)
 
 

@@ -62,7 +62,7 @@ class KeptFeatures:
         found = _read(path)
         if found is None:
             found = make()
-            replace(path, partial(_write, found))
+            replace(path, partial(_write, found, path.name))
         self._batches.append(path)
         return found
 
@@ -74,7 +74,7 @@ class KeptFeatures:
         if self._temporary is None:
             self._temporary = TemporaryDirectory(prefix="adanpc-")
         path = Path(self._temporary.name) / str(len(self._batches))
-        _write(features, path)
+        _write(features, path.name, path)
         return path
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -88,25 +88,31 @@ class KeptFeatures:
             yield found
 
 
-def _write(features: Tensor, path: Path) -> None:
-    """Writes a file with features (B, D) and a seal."""
+def _write(features: Tensor, name: str, path: Path) -> None:
+    """Writes a file with features (B, D) and a seal for the name that it will have."""
     array: Array = features.numpy()
     header = numpy.array(array.shape, "<i8").tobytes()
     data = header + array.astype("<f4").tobytes()
-    path.write_bytes(data + hashlib.blake2b(data, digest_size=SEAL).digest())
+    path.write_bytes(data + _seal(name, data))
 
 
 def _read(path: Path) -> Tensor | None:
-    """The features in a file; None if there is no such file, or if it is damaged."""
-    try:
-        contents = path.read_bytes()
-    except FileNotFoundError:
+    """The features in a file; None if there is no such file, or if it is damaged or was written under another name."""
+    if path.is_symlink() or not path.is_file():  # opening a named pipe would wait for a writer
         return None
+    contents = path.read_bytes()
     data = contents[:-SEAL]
-    if len(data) < HEADER or hashlib.blake2b(data, digest_size=SEAL).digest() != contents[-SEAL:]:
+    if len(data) < HEADER or _seal(path.name, data) != contents[-SEAL:]:
         return None
     shape = numpy.frombuffer(data[:HEADER], "<i8").tolist()
     return torch.from_numpy(numpy.frombuffer(data, "<f4", offset=HEADER).astype(numpy.float32).reshape(shape))
+
+
+def _seal(name: str, data: bytes) -> bytes:
+    """A hash of what a file holds and of its name, so that features of another batch are noticed, too."""
+    hasher = hashlib.blake2b(name.encode(), digest_size=SEAL)
+    hasher.update(data)
+    return hasher.digest()
 
 
 def digest_of_batch(origin: Mapping[str, str], inputs: Any) -> str:
