@@ -93,6 +93,7 @@ class Loop:
         self.last_believed: int | None = None
         self.held = 0.0
         self.gain = 0.02
+        self.novelty = 0.0
         self.one_domain = len(classifier.bank.table("domain")["domain"].unique()) == 1
         self.agreements: list[tuple[float, float]] = []
         self.doubted = 0.0
@@ -129,11 +130,13 @@ class Loop:
             closest = max([from_source, float(np.mean(nearest[:10]))] if nearest else [from_source])
             trust /= 1 + (nearer * (1 - closest) / (1 - similarity)) ** 16
         copied = len(nearest) >= 3 and 1 - nearest[2] <= 0.2 * (1 - from_source)
-        joins = not self.screen or (novelty <= 0.9 and not copied)
+        far_away = self.count >= 32 and self.novelty > 0.5
+        joins = not self.screen or ((novelty <= 0.9 or far_away) and not copied)
         mixture = trust * belief + (1 - trust) * frozen
         compared = self.compared(moved, frozen, evidence, belief, mixture, from_source)
         if joins:
             self.count += 1
+            self.novelty += rate * (novelty - self.novelty)
             label = int(frozen.argmax())
             self.shares = (1 - rate) * self.shares + rate * np.eye(CLASSES)[label]
             if self.last is not None:
@@ -441,6 +444,20 @@ def test_source_rows_that_come_later_keep_the_transform() -> None:
     assert (classifier.predict(features).labels == labels).float().mean() > 0.8
 
 
+def far_from_its_source() -> tuple[AdaNPC, Tensor]:
+    """A classifier, and a stream whose queries have the classes of the source and much else that the source lacks."""
+    generator = torch.Generator().manual_seed(2)
+    centers = torch.zeros(12, 40)
+    centers[:, :5] = torch.randn(12, 5, generator=generator)
+    labels = torch.arange(600) % 12
+    features = centers[labels] + 0.1 * torch.randn(600, 40, generator=generator)
+    classifier = AdaNPC(MemoryBank(40, 12, soft=True), preset="safe")
+    classifier.learn(features[:200], labels[:200])
+    stream = features[200:].clone()
+    stream[:, 5:] += 0.6 * torch.randn(400, 35, generator=generator)
+    return classifier, stream
+
+
 class TestScreening:
     def test_an_image_repeated_has_the_weight_of_a_few(self) -> None:
         features, _ = samples(150, 12, shift=0.5)
@@ -481,6 +498,36 @@ class TestScreening:
         assert float((answer.joined[0::2] >= 0).float().mean()) >= 0.9
         assert float(answer.novelty[1::2].min()) > float(answer.novelty[0::2].max())
         assert classifier.signs().queries == int((answer.joined >= 0).sum())
+
+    def test_a_stream_that_is_far_away_as_a_whole_is_learned_from(self) -> None:
+        """Most of its queries would be foreign in another stream."""
+        classifier, stream = far_from_its_source()
+        answer = classifier.step(stream)
+        assert answer.novelty is not None
+        foreign = answer.novelty > 0.9
+        assert 0.5 < float(foreign.float().mean()) < 0.9
+        joined = answer.joined >= 0
+        assert not joined[foreign][:30].any()
+        assert joined[-200:].all()
+        assert "no query is taken for foreign" in classifier.signs().words
+
+    def test_a_stream_of_nothing_but_foreign_queries_leaves_no_trace(self) -> None:
+        classifier, _ = far_from_its_source()
+        before = classifier.digest()
+        foreign = torch.zeros(200, 40)
+        foreign[:, 5:] = torch.randn(200, 35, generator=torch.Generator().manual_seed(5))
+        answer = classifier.step(foreign)
+        assert int((answer.joined >= 0).sum()) == 0
+        assert classifier.digest() == before
+
+    def test_batch_size_never_changes_an_answer_to_a_stream_that_is_far_away(self) -> None:
+        classifier, stream = far_from_its_source()
+        whole = classifier.step(stream)
+        one_by_one, _ = far_from_its_source()
+        answers = [one_by_one.step(query[None]) for query in stream]
+        assert torch.equal(torch.cat([answer.probs for answer in answers]), whole.probs)
+        assert torch.equal(torch.cat([answer.joined for answer in answers]), whole.joined)
+        assert one_by_one.digest() == classifier.digest()
 
     def test_nothing_joins_and_nothing_changes(self) -> None:
         classifier = made()
@@ -625,6 +672,20 @@ def test_answers_are_the_frozen_ones_where_adapting_gains_nothing() -> None:
     assert signs.gain < 0.01
     assert signs.trust < 0.5
     assert "no better than with the frozen ones" in str(signs)
+
+
+def test_signs_say_since_when_answers_are_no_longer_trusted() -> None:
+    classifier = AdaNPC(MemoryBank(64, 8, soft=True), preset="safe", screen=False)
+    classifier.learn(*moved_far(400, 0, shift=0.0))
+    classifier.step(moved_far(200, 6)[0])
+    signs = classifier.signs()
+    assert signs.trusted == signs.queries == 200
+    assert "last trusted" not in signs.words
+    classifier.step(torch.randn(300, 64, generator=torch.Generator().manual_seed(3)))
+    signs = classifier.signs()
+    assert signs.trust < 0.5
+    assert 200 <= signs.trusted < 400
+    assert f"Answers were last trusted {500 - signs.trusted} queries ago: a rollback to there" in signs.words
 
 
 def test_answers_that_fall_apart_raise_the_alarm() -> None:

@@ -496,6 +496,30 @@ def test_files_of_format_6_load_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
             assert torch.equal(answer.neighbors.similarity, expected["similarity"])
 
 
+def test_files_of_format_6_with_a_stream_load_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they know of it is completed, however they are opened."""
+    monkeypatch.setattr(progressive, "SPAN", 4096)
+    expected = load_file(GOLDEN / "format-6-safe-answers.safetensors")
+    path = GOLDEN / "format-6-safe.safetensors"
+    known = tmp_path / "adanpc" / "key"
+    known.parent.mkdir()
+    shutil.copy(GOLDEN / "format-6-key", known)
+    known.chmod(0o600)
+    digests = set()
+    for home in (tmp_path / "another", tmp_path):
+        monkeypatch.setenv("XDG_STATE_HOME", str(home))
+        for lazy_rows in (True, False):
+            opened = load(path, lazy_rows=lazy_rows)
+            answer = opened.predict(expected["queries"])
+            assert torch.equal(answer.probs, expected["probs"])
+            assert answer.trust is not None
+            assert torch.equal(answer.trust, expected["trust"])
+            save(opened, tmp_path / "again")
+            assert version_of(tmp_path / "again") == CODED_VERSION
+            digests |= {opened.digest(), load(tmp_path / "again").digest()}
+    assert len(digests) == 1
+
+
 def test_a_lack_of_memory_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*arguments: Any, **options: Any) -> Any:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")

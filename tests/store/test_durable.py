@@ -441,6 +441,47 @@ def test_every_position_can_be_looked_at_and_returned_to(tmp_path: Path, kind: s
     assert not verify(tmp_path / "bank").problems
 
 
+def moved(count: int, seed: int, shift: float) -> tuple[Tensor, Tensor]:
+    """Features of eight classes that share a shift, and their classes."""
+    centers = torch.randn(8, 64, generator=torch.Generator().manual_seed(99))
+    direction = torch.randn(64, generator=torch.Generator().manual_seed(98))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 8, (count,), generator=generator)
+    return centers[labels] + 0.5 * torch.randn(count, 64, generator=generator) + shift * direction, labels
+
+
+def test_where_answers_were_last_trusted_one_can_return_to(tmp_path: Path) -> None:
+    made = AdaNPC(MemoryBank(64, 8, soft=True), preset="safe", screen=False)
+    with DurableBank.create(tmp_path / "bank", made) as bank:
+        bank.apply(Append(*moved(200, 0, shift=0.0)))
+        start = bank.position
+        for number in range(3):
+            bank.classify(moved(50, number, shift=4.0)[0])
+        assert bank.last_trusted() == bank.position
+        bank.apply(Veto((0,), "Ann"))
+        for number in range(5):
+            bank.classify(torch.randn(50, 64, generator=torch.Generator().manual_seed(number)))
+        signs = bank.signs()
+        assert signs.trust < 0.5
+        position = bank.last_trusted()
+        assert position is not None
+        assert start + 4 <= position < bank.position
+        bank.rollback(position)
+        assert answers_of(bank.predict(moved(4, 9, shift=4.0)[0])) == answers_of(
+            bank.at(position).predict(moved(4, 9, shift=4.0)[0])
+        )
+        assert bank.contents.stream().arrivals.count <= signs.trusted
+        assert bank.last_trusted() == bank.position
+        bank.rollback(start)
+        assert bank.last_trusted() is None
+        bank.rollback(bank.position - 2)
+        assert bank.signs().trust < 0.5
+        bank.snapshot()
+        bank.compact(keep=1)
+        assert bank.log.start == bank.position
+        assert bank.last_trusted() is None
+
+
 def answers_of(prediction: Prediction) -> list[Any]:
     return [prediction.probs.tolist(), prediction.neighbors.ids.tolist()]
 

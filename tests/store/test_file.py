@@ -511,7 +511,7 @@ def test_files_of_format_3_load_for_ever(tmp_path: Path) -> None:
     assert_sharpened(answer.probs, expected["probs"], within=0.04)
     assert answer.trust.tolist() == pytest.approx(expected["trust"].tolist(), abs=1e-6)
     save(classifier, tmp_path / "bank")
-    assert document_in(tmp_path / "bank")["version"] == 5
+    assert document_in(tmp_path / "bank")["version"] == 7
     assert load(tmp_path / "bank").digest() == classifier.digest()
 
 
@@ -527,26 +527,46 @@ def test_files_of_format_4_load_for_ever(tmp_path: Path) -> None:
     assert_sharpened(answer.probs, expected["probs"])
     assert_same_tensor(answer.trust, expected["trust"])
     save(classifier, tmp_path / "bank")
-    assert document_in(tmp_path / "bank")["version"] == 5
+    assert document_in(tmp_path / "bank")["version"] == 7
     assert load(tmp_path / "bank").digest() == classifier.digest()
 
 
-def test_changes_that_were_logged_with_format_4_are_applied() -> None:
-    classifier = load(GOLDEN / "format-4-float32.safetensors")
+def test_files_of_format_5_load_for_ever(tmp_path: Path) -> None:
+    """It holds a bank in the middle of a stream, from before it was known how far away a stream is."""
+    expected = load_file(GOLDEN / "format-5-answers.safetensors")
+    classifier = load(GOLDEN / "format-5-float32.safetensors")
+    assert classifier.settings == SafeSettings(balance=0.25)
+    assert classifier.bank.contents.stream().novelty == 0
+    answer = classifier.predict(expected["queries"])
+    assert answer.frozen is not None
+    assert answer.trust is not None
+    assert_same_tensor(answer.frozen, expected["frozen"])
+    assert_same_tensor(answer.probs, expected["probs"])
+    assert_same_tensor(answer.trust, expected["trust"])
+    save(classifier, tmp_path / "bank")
+    assert document_in(tmp_path / "bank")["version"] == 7
+    assert load(tmp_path / "bank").digest() == classifier.digest()
+    assert_same_tensor(classifier.step(expected["streamed"]).probs, expected["streamed_probs"])
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_changes_that_were_logged_with_earlier_formats_are_applied(version: int) -> None:
+    classifier = load(GOLDEN / f"format-{version}-float32.safetensors")
     before = classifier.signs()
-    change = decode((GOLDEN / "format-4-append.bin").read_bytes())
+    change = decode((GOLDEN / f"format-{version}-append.bin").read_bytes())
     classifier.apply(change)
     after = classifier.signs()
     assert after.queries == before.queries + 8
-    assert after.gain == before.gain
+    assert (after.gain == before.gain) == (version == 4)  # format 4 knew nothing of gains
 
 
-def test_files_of_format_4_before_a_stream_and_of_another_preset(tmp_path: Path) -> None:
-    tensors = load_file(GOLDEN / "format-4-float32.safetensors")
-    document = forged_document({}, "format-4-float32")
+@pytest.mark.parametrize("version", [4, 5])
+def test_files_of_earlier_formats_before_a_stream_and_of_another_preset(tmp_path: Path, version: int) -> None:
+    tensors = load_file(GOLDEN / f"format-{version}-float32.safetensors")
+    document = forged_document({}, f"format-{version}-float32")
     without_stream = {name: column for name, column in tensors.items() if name != "stream"}
     assert load(forged(tmp_path / "learned", document, without_stream)).signs().queries == 0
-    paper = forged_document({"version": 4}, "format-2-float32")
+    paper = forged_document({"version": version}, "format-2-float32")
     with pytest.raises(BankFileError, match="format"):
         load(forged(tmp_path / "paper", paper, load_file(GOLDEN / "format-2-float32.safetensors")))
 

@@ -4,7 +4,8 @@ It asks three questions of a stream.
 
 * Is there anything to learn from this query? Not if it is foreign, that is, less like the source than the source's
   classes are like each other. Nor if it is one more copy of earlier queries: otherwise, anyone could move all answers
-  by repeating an image.
+  by repeating an image. If even the queries that were learned from are nearly foreign, then it is the whole stream that
+  is far from the source, as photos are from sketches, and being far from the source no longer tells a query apart.
 * Do classes arrive mixed? Probably not, if answers repeat more often than the shares of classes explain, or if one
   class has most of them. Then the stream's mean says as much about which classes happened to come as about the shift.
   Once classes have been seen to arrive mixed, adapted answers may confirm that they still do: far from the source, all
@@ -38,6 +39,7 @@ from adanpc.core.estimate import Accuracy, Agreements, Alarm, Calibration
 from adanpc.index.grid import Array
 
 FOREIGN = 0.9  # a query of higher novelty is not learned from
+FAR_AWAY = 0.5  # if queries that were learned from have a higher mean novelty, no query is called foreign
 COPIES = 3  # how many near copies of a query are learned from
 COPY_DISTANCE = 0.2  # two queries are copies if their distance is below this share of the distance to the source
 APART = 1e-6  # the smallest distance, which avoids division by zero
@@ -55,6 +57,8 @@ COHERENCE = (0.35, 0.45)
 GAIN = (0.0, 0.02)
 GAIN_PRIOR = 16  # how many queries the gain before the stream, which raises no suspicion, counts for
 GAIN_RATE = 1 / 200  # the weight of a query in the running average of gains
+TRUSTED = 0.5  # the trust from which on answers are mostly the adapted ones
+PATIENCE = 100  # how many queries may be learned from without such trust before a rollback is advised
 
 # The sequential test of labels looks at queries of which exactly one of the two answers is right. If one kind of answer
 # is the right one in this share of them, the other kind is chosen with at most this probability.
@@ -245,10 +249,12 @@ class Head(NamedTuple):
     believed_last: float
     mixed: float
     gain: float
+    novelty: float
+    trusted: float
 
 
 HEAD = len(Head._fields)
-HEAD_BEFORE = HEAD - 1  # the length in earlier versions, which had no gain
+EARLIER_HEADS = (HEAD - 3, HEAD - 2)  # the lengths in earlier versions, which ended before gain and before novelty
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,12 +266,33 @@ class Stream:
     verdicts: Verdicts
     agreements: Agreements
     alarm: Alarm
+    novelty: float = 0.0  # the running average over the queries that were learned from
+    trusted: int = 0  # how many queries had been learned from when answers were last trusted, 0 if they never were
 
     @classmethod
     def none(cls, origin: Tensor, classes: int) -> Stream:
         """Before the first query."""
         arrivals = Arrivals.none(origin.cpu().numpy(), classes)
         return cls(arrivals, Beliefs.none(classes), Verdicts(), Agreements(), Alarm())
+
+    @property
+    def is_far_away(self) -> bool:
+        """Whether the whole stream is so far from the source that no query is foreign for being far from it."""
+        return self.arrivals.count >= WARM_UP and self.novelty > FAR_AWAY
+
+    def takes_for_foreign(self, novelty: float) -> bool:
+        """Returns whether the next query would be foreign, given its novelty."""
+        return novelty > FOREIGN and not self.is_far_away
+
+    def after(
+        self, arrivals: Arrivals, beliefs: Beliefs, agreements: Agreements, alarm: Alarm, novelty: float
+    ) -> Stream:
+        """Returns the stream after one more query was learned from, given what is known since and its novelty."""
+        mean_novelty = self.novelty + _rate(self.arrivals.count, RATE) * (novelty - self.novelty)
+        trusted = self.trusted
+        if beliefs.trust(arrivals.count) >= TRUSTED:
+            trusted = arrivals.count
+        return Stream(arrivals, beliefs, self.verdicts, agreements, alarm, mean_novelty, trusted)
 
     def packed(self) -> Tensor:
         """Returns everything as one vector (HEAD + D + 4 C,) of float64, for changes and files."""
@@ -288,6 +315,8 @@ class Stream:
             believed_last=beliefs.order.last,
             mixed=beliefs.mixed,
             gain=beliefs.gain,
+            novelty=self.novelty,
+            trusted=self.trusted,
         )
         by_class = [arrivals.order.shares, beliefs.masses, beliefs.shares, beliefs.order.shares]
         parts = [numpy.array(head, dtype=numpy.float64), arrivals.mean, *by_class]
@@ -308,6 +337,8 @@ class Stream:
             Verdicts(int(head.adapted_right), int(head.frozen_right)),
             Agreements(head.compared, head.frozen_agreement, head.adapted_agreement),
             Alarm(head.bets, head.capital, head.peak),
+            head.novelty,
+            int(head.trusted),
         )
 
     def with_verdict(self, *, adapted_right: bool, frozen_right: bool) -> Stream:
@@ -330,6 +361,12 @@ class Stream:
             sentences.append(f"Answers are the frozen ones until there are {WARM_UP}.")
         else:
             sentences.append(_in_words(mixed, arrivals, trust, beliefs))
+        if self.is_far_away:
+            sentences.append("The stream as a whole is far from the source, so no query is taken for foreign.")
+        untrusted = arrivals.count - self.trusted
+        if self.trusted and untrusted >= PATIENCE:
+            since = f"Answers were last trusted {untrusted} queries ago"
+            sentences.append(f"{since}: a rollback to there would forget what was learned from these.")
         known = self.agreements.remembered
         frozen = calibration.interval(self.agreements.frozen, known)
         given = calibration.interval(self.agreements.adapted, known)
@@ -349,6 +386,7 @@ class Stream:
             beliefs.beyond_chance(),
             beliefs.gain,
             trust,
+            self.trusted,
             self.verdicts.adapted,
             self.verdicts.frozen,
             frozen,
@@ -366,6 +404,7 @@ class Signs(NamedTuple):
     agreement: float  # how much neighbors in the stream agree: 0 no more than by chance, 1 always
     gain: float  # how much more neighbors agree with adapted answers than with frozen ones
     trust: float  # how far the signs trust adapted answers, from 0 to 1
+    trusted: int  # how many queries had been learned from when that was last at least 0.5, 0 if it never was
     adapted_right: int  # labels for which only the adapted answer was right
     frozen_right: int  # labels for which only the frozen answer was right
     frozen: Accuracy  # the accuracy of frozen answers, estimated without labels
@@ -398,6 +437,13 @@ def _percent(accuracy: Accuracy) -> str:
     return f"{100 * accuracy.estimate:.0f} % ({100 * accuracy.low:.0f} to {100 * accuracy.high:.0f})"
 
 
+def learned_from(packed: Tensor | None) -> int:
+    """Returns how many queries were learned from, given a packed stream of any version; None before the first."""
+    if packed is None:
+        return 0
+    return int(packed[Head._fields.index("queries")])
+
+
 def packed_length(dim: int, classes: int) -> int:
     """Returns the length of a packed stream."""
     return HEAD + dim + 4 * classes
@@ -405,10 +451,11 @@ def packed_length(dim: int, classes: int) -> int:
 
 def completed(vector: Tensor, dim: int, classes: int) -> Tensor:
     """Returns a packed stream of an earlier version as today's version packs it, and any other vector unchanged."""
-    if vector.shape != (HEAD_BEFORE + dim + 4 * classes,):
-        return vector
-    nothing_known = vector.new_tensor([Beliefs.none(classes).gain])
-    return torch.cat([vector[:HEAD_BEFORE], nothing_known, vector[HEAD_BEFORE:]])
+    for head in EARLIER_HEADS:
+        if vector.shape == (head + dim + 4 * classes,):
+            nothing_known = Stream.none(vector.new_zeros(dim), classes).packed().to(vector.device)
+            return torch.cat([vector[:head], nothing_known[head:HEAD], vector[head:]])
+    return vector
 
 
 def with_more_classes(vector: Tensor, dim: int, classes: int, count: int) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 from adanpc.core.changes import Append
 from adanpc.core.contents import Contents
 from adanpc.core.eviction import Eviction
-from adanpc.core.guard import BLOCK, FOREIGN, Stream, is_copy
+from adanpc.core.guard import BLOCK, is_copy
 from adanpc.core.safe import (
     SOURCE_POOL,
     STREAM_POOL,
@@ -224,7 +224,7 @@ class _Turns:
         self.fresh_beliefs[place] = belief.passed_on
         self.fresh_labels[place] = self.fresh_beliefs[place].argmax()
         arrivals = self.known.arrivals.after(frame.mean, self.frozen_labels[query])
-        self.known = Stream(arrivals, belief.after, self.known.verdicts, belief.agreements, belief.alarm)
+        self.known = self.known.after(arrivals, belief.after, belief.agreements, belief.alarm, novelty)
         if self.queue is not None:
             left, _ = self.queue.push(row, int(self.fresh_labels[place]))
             if left >= 0:
@@ -235,7 +235,7 @@ class _Turns:
         """Guesses whether a query is familiar, given its distance from source rows in the frozen frame."""
         if not self.settings.screen:
             return True
-        return self.contents.transform().novelty(1 - distance) <= FOREIGN
+        return not self.known.takes_for_foreign(self.contents.transform().novelty(1 - distance))
 
     def _novelty(self, query: int, evidence: Evidence) -> float:
         return novelty_of(self.contents.transform(), self.frozen.distance[query], evidence)
@@ -244,7 +244,7 @@ class _Turns:
         """Returns whether a query joins, given its similarity (k,) to the nearest rows of the stream."""
         if not self.settings.screen:
             return True
-        return novelty <= FOREIGN and not is_copy(evidence.distance, similarity)
+        return not self.known.takes_for_foreign(novelty) and not is_copy(evidence.distance, similarity)
 
     def _witnesses(self, found: Found, number: int, columns: list[int]) -> Witnesses:
         """Returns the nearest rows of the stream to a query of this round, including earlier queries of the batch."""

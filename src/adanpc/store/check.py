@@ -34,9 +34,9 @@ from adanpc.errors import AdaNPCError
 from adanpc.index.grid import Columns
 
 FORMAT = "adanpc-bank"
-VERSION = 6  # the newest format that can be read
-CODED_VERSION = 6  # the format of files with codes of their rows, for either preset
-SAFE_VERSION = 5  # the format of other files with the preset "safe"
+VERSION = 8  # the newest format that can be read
+CODED_VERSION = 8  # the format of files with codes of their rows, for either preset
+SAFE_VERSION = 7  # the format of other files with the preset "safe"
 PAPER_VERSION = 2  # the format of other files with the preset "paper", which earlier releases can read
 CODES = "codes."  # prefix of the names of columns that hold codes
 LARGEST = 2**53  # every JSON reader represents whole numbers exactly up to here
@@ -122,7 +122,7 @@ def version_of(document: dict[str, Any]) -> int:
 
 
 def check_document(document: dict[str, Any]) -> None:
-    """Raises unless a document of format 2, 5 or 6 has exactly its fields, each of the right type and in range."""
+    """Raises unless a document of format 2, 7 or 8 has exactly its fields, each of the right type and in range."""
     parts = SAFE_PARTS if "safe" in document else PAPER_PARTS
     fields = FIELDS["document"] | dict.fromkeys(parts, dict)
     if document["version"] == CODED_VERSION:
@@ -173,7 +173,7 @@ def check_fields(part: str, values: dict[str, Any], fields: dict[str, Any]) -> N
 
 
 def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[int]]]) -> dict[str, list[int]]:
-    """Returns the shapes of what a file of format 2 or 5 should hold besides its rows: what it has or must have."""
+    """Returns the shapes of what a file of format 2, 7 or 8 should hold besides its rows: what it has or must have."""
     dim = document["bank"]["dim"]
     due = {name: [dim] for name in (*MEANS, ORIGIN) if name in found}
     if document["stream_count"]:

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from adanpc import require
 from adanpc.core import AdaNPC, Change, Contents, Prediction
+from adanpc.core.changes import Append, Rollback
 from adanpc.core.codec import decode, encode
-from adanpc.core.guard import Signs
+from adanpc.core.guard import Signs, learned_from
 from adanpc.core.safe import Question as Asked
 from adanpc.errors import AdaNPCError, ChangeError, UnavailableError
 from adanpc.index import check_features
@@ -212,6 +213,26 @@ class DurableBank:
     def signs(self) -> Signs:
         """Returns what the guard of the preset "safe" sees in the stream; see ``AdaNPC.signs``."""
         return self._classifier.signs()
+
+    def last_trusted(self) -> int | None:
+        """Returns the position at which adapted answers were last trusted; None if there is none in the log.
+
+        ``rollback`` to this position forgets everything that was learned since. It also undoes what people did since.
+        """
+        trusted = self.signs().trusted
+        if not trusted:
+            return None
+        start = self.log.start
+        learned = learned_from(self.at(start).bank.contents.statistics.stream)
+        found = None
+        if learned <= trusted:
+            found = start
+        for position, change in enumerate(self.log.read(start), start + 1):
+            if isinstance(change, Rollback) or (isinstance(change, Append) and change.stream is not None):
+                learned = learned_from(change.stream)
+            if learned <= trusted:
+                found = position
+        return found
 
     # Asking
 

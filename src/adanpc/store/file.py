@@ -294,7 +294,7 @@ def _read(path: Path, *, lazy_rows: bool = False) -> State:
         document = _document_in(file)
         found = {name: (entry.dtype, entry.shape) for name, entry in file.entries.items()}
         codes = []
-        if document["version"] == CODED_VERSION:
+        if document["version"] in (CODED_VERSION, format4.CODED_VERSION):
             codes = [name for name in found if name.startswith(CODES)]
         for name in codes:
             found.pop(name)
@@ -359,6 +359,8 @@ def _without_rows(path: Path, file: SafetensorsFile, document: dict[str, Any]) -
         raise _wrong_seal()
     codes = {name.removeprefix(CODES): columns.pop(name) for name in list(columns) if name.startswith(CODES)}
     rows = RowsInFile(path, file.file.fileno(), file.entries[ROW], codes["row_seal"])
+    if document["version"] == format4.CODED_VERSION:
+        document, columns = format4.upgraded(document, columns)
     return {"document": document, "tensors": columns, "kept": Kept(codes, rows, given_away=True)}
 
 
@@ -371,7 +373,7 @@ def _checked(document: dict[str, Any], tensors: Columns) -> State:
         document, tensors = format1.upgraded(document, tensors)
     if document["version"] == 3:
         document, tensors = format3.upgraded(document, tensors)
-    if document["version"] == 4:
+    if document["version"] in format4.HEADS:
         document, tensors = format4.upgraded(document, tensors)
     check_tensors(document, tensors)
     return {"document": document, "tensors": tensors}
@@ -386,7 +388,7 @@ def _document_in(file: SafetensorsFile) -> dict[str, Any]:
         format1.check_document(document)
     elif version == 3:
         format3.check_document(document)
-    elif version == 4:
+    elif version in format4.HEADS:
         format4.check_document(document)
     else:
         check_document(document)
@@ -401,7 +403,7 @@ def _due_beside_rows(document: dict[str, Any], found: dict[str, tuple[str, list[
         return {name: [document["bank"]["dim"]] for name in format1.means_of(document)}
     if document["version"] == 3:
         return format3.beside_rows(document, found)
-    if document["version"] == 4:
+    if document["version"] in format4.HEADS:
         return format4.beside_rows(document, found)
     return beside_rows(document, found)
 

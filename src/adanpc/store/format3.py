@@ -28,7 +28,7 @@ def check_document(document: dict[str, Any]) -> None:
 
 
 def upgraded_document(document: dict[str, Any]) -> dict[str, Any]:
-    """Returns the equivalent document of format 5; in format 3, every query joined."""
+    """Returns the equivalent document of today's format; in format 3, every query joined."""
     safe = {"transform": True, "screen": False, "carry": False, "home": False, **document["safe"]}
     return {**document, "version": check.SAFE_VERSION, "safe": safe}
 
@@ -46,7 +46,7 @@ def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[in
 
 
 def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any], Columns]:
-    """Returns the equivalent document and columns of format 5, in which nothing is amplified and nothing foreign."""
+    """Returns the equivalent document and columns of today's format: nothing is amplified, and nothing is foreign."""
     columns = dict(tensors)
     if check.ORIGIN in columns:
         nothing = torch.zeros(0, document["bank"]["dim"], dtype=torch.float64)

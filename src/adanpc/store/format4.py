@@ -1,31 +1,46 @@
-"""Files of format 4, the second for the preset "safe": how to check and upgrade them."""
+"""Files of formats 4, 5 and 6, which know less of a stream than today's: how to check and upgrade them.
+
+Formats 4 and 5 are for the preset "safe", format 6 for files of either preset that hold codes of their rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from adanpc.core.guard import HEAD, HEAD_BEFORE, completed
+from adanpc.core.guard import EARLIER_HEADS, HEAD, completed
 from adanpc.index.grid import Columns
 from adanpc.store import check
 
+CODED_VERSION = 6
+WITHOUT_GAIN, WITHOUT_NOVELTY = EARLIER_HEADS
+HEADS = {4: WITHOUT_GAIN, 5: WITHOUT_NOVELTY, CODED_VERSION: WITHOUT_NOVELTY}  # the numbers that a stream begins with
+
 
 def check_document(document: dict[str, Any]) -> None:
-    """Raises unless a document of format 4 has exactly its fields, each of the right type and in range."""
-    check.check_document({**document, "version": check.SAFE_VERSION})
+    """Raises unless a document of these formats has exactly its fields, each of the right type and in range."""
+    check.check_document(upgraded_document(document))
+
+
+def upgraded_document(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns the equivalent document of today's format."""
+    version = check.SAFE_VERSION
+    if document["version"] == CODED_VERSION:
+        version = check.CODED_VERSION
+    return {**document, "version": version}
 
 
 def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[int]]]) -> dict[str, list[int]]:
     """Returns the shapes of what a file should hold besides its rows."""
     due = check.beside_rows(document, found)
     if check.STREAM in due:
-        due[check.STREAM] = [due[check.STREAM][0] - HEAD + HEAD_BEFORE]
+        due[check.STREAM] = [due[check.STREAM][0] - HEAD + HEADS[document["version"]]]
     return due
 
 
 def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any], Columns]:
-    """Returns the equivalent document and columns of format 5, in which no gain is known."""
+    """Returns the equivalent document and columns of today's format; what the file does not know is as at the start."""
     columns = dict(tensors)
     if check.STREAM in columns:
         columns[check.STREAM] = completed(columns[check.STREAM], document["bank"]["dim"], check.classes_of(document))
-    return {**document, "version": check.SAFE_VERSION}, columns
+    return upgraded_document(document), columns
