@@ -18,6 +18,7 @@ from adanpc.index.codes import Coder
 from adanpc.index.kernels import LANES, ByteQueries, Codes, HeadAndBits, Hunt, Nibbles, Queries
 
 Array = np.ndarray[Any, Any]
+ALL = 2**32 - 1  # bits of a word
 COMPILED = [path for path in kernels.paths() if path != "numpy"]
 
 
@@ -64,7 +65,7 @@ def test_all_paths_scan_to_the_same_bits(data: st.DataObject) -> None:
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     tiles = data.draw(st.integers(0, 3) | st.integers(60, 140))
     pairs = data.draw(st.sampled_from([1, 32]))
-    words = data.draw(st.sampled_from([4, 32, 33]))
+    words = data.draw(st.sampled_from([2, 4, 32, 33, 256, 258]))
     first = data.draw(st.integers(0, 9))
     span = data.draw(st.integers(1, 5))
     codes = tile_codes(random, tiles, pairs, words)
@@ -73,7 +74,7 @@ def test_all_paths_scan_to_the_same_bits(data: st.DataObject) -> None:
         codes["head"][:] = 127
         codes["bits"][:] = 2**32 - 1
         query.head[:] = data.draw(st.sampled_from([-32000, 32000]))
-        query.bits[:] = data.draw(st.sampled_from([[0, 0, 0, 2**32 - 1], [2**32 - 1] * 4]))
+        query.bits[:] = data.draw(st.sampled_from([[0, 0, 0, ALL], [ALL, ALL, ALL, 0], [ALL] * 4]))
     expected = scanned("numpy", codes, first, span, query)
     for path in COMPILED:
         for ours, theirs in zip(scanned(path, codes, first, span, query), expected, strict=True):

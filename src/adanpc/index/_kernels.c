@@ -281,47 +281,95 @@ static void products_plain(const struct products *p) {
 
 #if X86
 
-/* The number of bits in each byte. */
-AVX2 static inline __m256i bits_of_bytes(__m256i value) {
-    const __m256i counts = _mm256_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4,
-                                            0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4);
-    const __m256i nibble = _mm256_set1_epi8(15);
-    __m256i low = _mm256_shuffle_epi8(counts, _mm256_and_si256(value, nibble));
-    __m256i high = _mm256_shuffle_epi8(counts, _mm256_and_si256(_mm256_srli_epi16(value, 4), nibble));
-    return _mm256_add_epi8(low, high);
-}
-
 /* Sums of the four bytes, or of the two bytes' products, of each lane. */
 AVX2 static inline __m256i in_lanes(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
+/* For four bits of a row, the sum of a query's coordinates where they are set, plus OFFSET: one entry for each of the 16
+   combinations. Both halves of a vector look up side by side, for two words of bits. */
+#define FOURS 8         /* of four bits in a word */
+#define OFFSET 32        /* so that no entry is negative; four of them fit into a byte */
+#define MOST_WORDS 256   /* of a row's bits: as many entries as 16 bits are sure to hold the sum of */
+
+static void fill_table(const uint32_t *planes, int group, uint8_t *table) {
+    table[0] = OFFSET;
+    for (int bit = 0; bit < 4; bit++) {
+        const int place = 4 * group + bit;
+        const int unit = (planes[0] >> place & 1) + 2 * (planes[1] >> place & 1) + 4 * (planes[2] >> place & 1)
+                       - 8 * (int)(planes[3] >> place & 1);
+        for (int number = 0; number < 1 << bit; number++) {
+            table[number + (1 << bit)] = (uint8_t)(table[number] + unit);
+        }
+    }
+}
+
+/* The four bytes of 16 words: in vector number n, byte n of every word. Each half of a vector holds 16 words. */
+AVX2 static inline void by_byte(const uint32_t *bits, __m256i *bytes) {
+    const __m256i sorted = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,
+                                            0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m256i four[4];
+    for (int part = 0; part < 4; part++) {
+        const __m128i low = _mm_loadu_si128((const __m128i *)(bits + 4 * part));
+        const __m128i high = _mm_loadu_si128((const __m128i *)(bits + LANES + 4 * part));
+        four[part] = _mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1), sorted);
+    }
+    const __m256i first = _mm256_unpacklo_epi32(four[0], four[1]), second = _mm256_unpacklo_epi32(four[2], four[3]);
+    const __m256i third = _mm256_unpackhi_epi32(four[0], four[1]), fourth = _mm256_unpackhi_epi32(four[2], four[3]);
+    bytes[0] = _mm256_unpacklo_epi64(first, second), bytes[1] = _mm256_unpackhi_epi64(first, second);
+    bytes[2] = _mm256_unpacklo_epi64(third, fourth), bytes[3] = _mm256_unpackhi_epi64(third, fourth);
+}
+
+/* The sums of a tile's signed coordinates, from tables for each pair of words. */
+AVX2 static inline void sum_of_bits(const uint32_t *bits, Py_ssize_t words, const __m256i *tables, int32_t *tails) {
+    const __m256i nibble = _mm256_set1_epi8(15), low_byte = _mm256_set1_epi16(255);
+    __m256i even = _mm256_setzero_si256(), odd = even;
+    for (Py_ssize_t word = 0; word < words; word += 2, bits += 2 * LANES, tables += FOURS) {
+        __m256i bytes[4];
+        by_byte(bits, bytes);
+        for (int half = 0; half < 2; half++) {
+            __m256i sum = _mm256_setzero_si256();
+            for (int part = 2 * half; part < 2 * half + 2; part++) {
+                const __m256i low = _mm256_and_si256(bytes[part], nibble);
+                const __m256i high = _mm256_and_si256(_mm256_srli_epi16(bytes[part], 4), nibble);
+                sum = _mm256_add_epi8(sum, _mm256_shuffle_epi8(tables[2 * part], low));
+                sum = _mm256_add_epi8(sum, _mm256_shuffle_epi8(tables[2 * part + 1], high));
+            }
+            even = _mm256_add_epi16(even, _mm256_and_si256(sum, low_byte));
+            odd = _mm256_add_epi16(odd, _mm256_srli_epi16(sum, 8));
+        }
+    }
+    uint16_t sums[2][LANES];
+    _mm256_storeu_si256((__m256i *)sums[0], even);
+    _mm256_storeu_si256((__m256i *)sums[1], odd);
+    for (int lane = 0; lane < LANES; lane++) {
+        const uint16_t *half = sums[lane % 2];
+        tails[lane] = half[lane / 2] + half[lane / 2 + LANES / 2] - (int32_t)words * FOURS * OFFSET;
+    }
+}
+
 AVX2 static void scan_avx2(const struct scan *s) {
-    const __m256i ones = _mm256_set1_epi8(1);
-    const __m256i weights[PLANES] = {ones, _mm256_set1_epi8(2), _mm256_set1_epi8(4), _mm256_set1_epi8(-8)};
+    uint8_t tables[MOST_WORDS / 2 * FOURS * 32] __attribute__((aligned(32)));
+    if (s->words % 2 || s->words > MOST_WORDS) {
+        scan_plain(s);
+        return;
+    }
+    for (Py_ssize_t word = 0; word < s->words; word++)
+        for (int group = 0; group < FOURS; group++)
+            fill_table(s->query_bits + word * PLANES, group,
+                       tables + (word / 2 * FOURS + group) * 32 + word % 2 * 16);
     for (Py_ssize_t tile = 0; tile < s->tiles; tile++) {
         int32_t heads[LANES], tails[LANES];
         for (int half = 0; half < 2; half++) {
             const int8_t *head = s->head + tile * s->pairs * LANES * 2 + half * LANES;
-            const uint32_t *bits = s->bits + tile * s->words * LANES + half * LANES / 2;
-            __m256i sum = _mm256_setzero_si256(), tail = _mm256_setzero_si256();
+            __m256i sum = _mm256_setzero_si256();
             for (Py_ssize_t pair = 0; pair < s->pairs; pair++, head += 2 * LANES) {
                 int32_t query;
                 memcpy(&query, s->query_head + 2 * pair, sizeof query);
                 __m256i row = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)head));
                 sum = _mm256_add_epi32(sum, _mm256_madd_epi16(row, _mm256_set1_epi32(query)));
             }
-            for (Py_ssize_t word = 0; word < s->words; word++, bits += LANES) {
-                __m256i row = _mm256_loadu_si256((const __m256i *)bits);
-                __m256i total = _mm256_setzero_si256();
-                for (int plane = 0; plane < PLANES; plane++) {
-                    __m256i query = _mm256_set1_epi32(whole(s->query_bits[word * PLANES + plane]));
-                    __m256i count = bits_of_bytes(_mm256_and_si256(row, query));
-                    total = _mm256_add_epi16(total, _mm256_maddubs_epi16(count, weights[plane]));
-                }
-                tail = _mm256_add_epi32(tail, in_lanes(total));
-            }
             _mm256_storeu_si256((__m256i *)(heads + half * LANES / 2), sum);
-            _mm256_storeu_si256((__m256i *)(tails + half * LANES / 2), tail);
         }
+        sum_of_bits(s->bits + tile * s->words * LANES, s->words, (const __m256i *)tables, tails);
         combine(s, tile, heads, tails);
     }
 }
