@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from adanpc.core.estimate import Accuracy, Agreements, Alarm, Calibration
+from adanpc.core.types import with_fields
 from adanpc.index.grid import Array
 
 FOREIGN = 0.9  # a query of higher novelty is not learned from
@@ -82,7 +83,7 @@ def is_copy(from_source: float, from_stream: Array) -> bool:
 
 def distance(similarity: Array) -> float:
     """Returns one minus the mean of similarities (k,), but at least APART."""
-    return max(1 - float(similarity.mean()), APART)
+    return max(1 - float(similarity.sum()) / len(similarity), APART)  # in half the time of ``mean``
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,28 +178,28 @@ class Beliefs:
         if agreement is not None:
             rate = rate * weight
             coherence = (1 - rate) * coherence + rate * agreement
-        return replace(self, shares=shares, coherence=coherence)
+        return with_fields(self, shares=shares, coherence=coherence)
 
-    def with_belief(self, count: int, belief: Array, frozen_mixed: float) -> Beliefs:
+    def with_belief(self, count: int, belief: Array, arrivals: Arrivals) -> Beliefs:
         """Returns what is known after one more query has got its belief.
 
         Args:
             count: how many queries came before it.
             belief: (C,) the belief.
-            frozen_mixed: how far classes seem mixed according to frozen answers.
+            arrivals: what frozen answers tell about these queries.
         """
         order = self.order.after(count, int(belief.argmax()))
         mixed = self.mixed
         if (count + 1) % BLOCK == 0:
             # Beliefs can confirm that classes still arrive mixed, but not discover it: if a single class arrives and
             # the whole mean is removed, beliefs look mixed for that very reason.
-            mixed = min(order.mixed(count + 1), max(mixed, frozen_mixed))
-        return replace(self, masses=self.masses + belief, order=order, mixed=mixed)
+            mixed = min(order.mixed(count + 1), max(mixed, arrivals.mixed()))
+        return with_fields(self, masses=self.masses + belief, order=order, mixed=mixed)
 
     def with_gain(self, count: int, gain: float) -> Beliefs:
         """Returns what is known after one more query with this gain, which came after ``count`` others."""
         rate = max(1 / (count + 1 - WARM_UP + GAIN_PRIOR), GAIN_RATE)
-        return replace(self, gain=self.gain + rate * (gain - self.gain))
+        return with_fields(self, gain=self.gain + rate * (gain - self.gain))
 
     def beyond_chance(self) -> float:
         """Returns how much neighbors agree, from 0 (no more than by chance) to 1 (always)."""

@@ -26,6 +26,7 @@ belief is the answer. Labels from people have the same effect once they show tha
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from math import inf
 from typing import NamedTuple
 
@@ -371,7 +372,8 @@ def believe(
     count = stream.arrivals.count
     answered = int(evidence.probs.argmax())
     votes = _softmax(witnesses.similarity / STREAM_TEMPERATURE)
-    share = _stream_share(evidence, witnesses, frame.mixed)
+    to_stream = witnesses.distance
+    share = _stream_share(evidence.distance, to_stream, len(votes), frame.mixed)
     belief = evidence.probs
     if len(votes):
         from_stream = (votes[:, None] * witnesses.beliefs).sum(0)
@@ -383,11 +385,11 @@ def believe(
     belief = weighted / total
     trust = _trust(settings, stream.verdicts, beliefs, count + 1)
     if settings.home:
-        nearest = min(evidence.distance, witnesses.distance)
+        nearest = min(evidence.distance, to_stream)
         trust *= nearness(nearest * frame.nearer, frozen_distance, SHARPNESS_OF_HOME)
     mixture = trust * belief + (1 - trust) * frozen
     passed_on = belief
-    after = beliefs.with_belief(count, belief, stream.arrivals.mixed())
+    after = beliefs.with_belief(count, belief, stream.arrivals)
     if settings.carry:
         passed_on = _sharpened(belief, share)
     else:
@@ -395,11 +397,12 @@ def believe(
     agreements = stream.agreements
     alarm = stream.alarm
     # The first rows of a stream are few and far apart, so there is little to agree with.
-    if count >= WARM_UP and comparable(evidence.distance, witnesses.distance):
+    if count >= WARM_UP and comparable(evidence.distance, to_stream):
         frozen_answer = int(frozen.argmax())
-        of_frozen = agreement_with(votes, witnesses.labels, frozen_answer, answered)
-        of_belief = agreement_with(votes, witnesses.labels, int(belief.argmax()), answered)
-        of_answer = agreement_with(votes, witnesses.labels, int(mixture.argmax()), answered)
+        agreement = cache(partial(agreement_with, votes, witnesses.labels, moved=answered))  # answers are often equal
+        of_frozen = agreement(frozen_answer)
+        of_belief = agreement(int(belief.argmax()))
+        of_answer = agreement(int(mixture.argmax()))
         after = after.with_gain(count, of_belief - of_frozen)
         # Removing the shift has changed the answer. A calibration without shifts knows nothing of such errors.
         doubt = 0.0
@@ -482,13 +485,19 @@ def _trust(settings: SafeSettings, verdicts: Verdicts, beliefs: Beliefs, count: 
     return beliefs.trust(count)
 
 
-def _stream_share(evidence: Evidence, witnesses: Witnesses, mixed: float) -> float:
-    """Returns the part of a belief that comes from rows of the stream, given how far classes arrive mixed."""
-    found = len(witnesses.ids)
+def _stream_share(to_source: float, to_stream: float, found: int, mixed: float) -> float:
+    """Returns the part of a belief that comes from rows of the stream.
+
+    Args:
+        to_source: the distance to the nearest source rows.
+        to_stream: the distance to the nearest rows of the stream.
+        found: how many of those there are.
+        mixed: how far classes seem to arrive mixed.
+    """
     if not found:
         return 0.0
     most = MOST_UNMIXED + (1 - MOST_UNMIXED) * mixed
-    share = min(most, nearness(witnesses.distance, evidence.distance, SHARPNESS))
+    share = min(most, nearness(to_stream, to_source, SHARPNESS))
     return share * (found / STREAM_ROWS)  # the first few rows of a stream count less
 
 

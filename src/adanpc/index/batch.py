@@ -62,7 +62,7 @@ def nearest_by(
 ) -> list[Found]:
     """Returns the result of ``nearest``, given products (tiles, B, 64) and their errors (B,), as ``scan`` gives them.
 
-    The products are overwritten.
+    Only products of slots not in use are overwritten.
     """
     upper, slack = _bounds(index, products, errors)
     found = []
@@ -164,17 +164,19 @@ def _exact(index: ExactIndex, queries: Tensor, near: Tensor) -> Tensor:
 def _bounds(index: ExactIndex, products: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
     """Returns upper bounds (tiles, B, 64) on similarities and their slack (B,); arbitrary where no row is stored.
 
-    The products, and their errors relative to the length of a row, are those of a scan. They are overwritten.
+    The products, and their errors relative to the length of a row, are those of a scan.
     """
-    if index.storage == "int8":
-        scales = index.blocks.used("scale", index.padded)
-        residuals = index.blocks.used("residual", index.padded)
-        done = 0
-        for scale, residual in zip(scales, residuals, strict=True):
-            part = products[done : done + len(scale) // TILE]
-            torch.addcmul(residual.view(-1, 1, TILE), part, scale.view(-1, 1, TILE), out=part)
-            done += len(scale) // TILE
-    return products, errors * (1 + index.residual) + 1e-6
+    slack = errors * (1 + index.residual) + 1e-6
+    if index.storage != "int8":
+        return products, slack
+    scale = _column(index, "scale")
+    residual = _column(index, "residual")
+    return torch.addcmul(residual, products, scale), slack
+
+
+def _column(index: ExactIndex, name: str) -> Tensor:
+    """Returns a column with one number per slot as it lies beside bounds, (tiles, 1, 64)."""
+    return torch.cat(index.blocks.used(name, index.padded)).view(-1, 1, TILE)
 
 
 def _finer(index: ExactIndex, queries: Tensor, bounds: Bounds, some: Tensor) -> Bounds:
@@ -184,8 +186,8 @@ def _finer(index: ExactIndex, queries: Tensor, bounds: Bounds, some: Tensor) -> 
     """
     fine = queries.new_empty(index.padded // TILE, len(some), TILE)
     error = scan(index.blocks.used("fine", index.padded), queries[some], fine)
-    residual = torch.cat(index.blocks.used("residual", index.padded)).view(-1, 1, TILE)[bounds.tiles]
-    scale = torch.cat(index.blocks.used("scale", index.padded)).view(-1, 1, TILE)[bounds.tiles]
+    residual = _column(index, "residual")[bounds.tiles]
+    scale = _column(index, "scale")[bounds.tiles]
     hidden = hidden_from_both(index.dim)
     known = bounds.upper[:, some]
     upper = known - residual + fine[bounds.tiles] * fine_weight(scale)

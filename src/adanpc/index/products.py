@@ -56,7 +56,7 @@ class ExactProducts:
         """Products (tiles, B, 64) of all rows and queries (B, D), and their errors (B,), as a scan gives them."""
         count = len(queries)
         if torch.equal(queries, self._given[:count]):
-            return self._products[:, :count].clone(), self._errors[:count]
+            return self._products[:, :count], self._errors[:count]
         weights = self._weights(queries)
         left = queries.double() - weights.double() @ self._vectors
         tiles = len(self._products)
