@@ -275,9 +275,8 @@ def test_no_path_of_a_request_reaches_the_file_system(url: str, path: str) -> No
         ("GET", "/v1/nothing", b"", 404, "not-found"),
         ("DELETE", "/v1/bank", b"", 405, "wrong-method"),
         ("GET", "/v1/predict", b"", 405, "wrong-method"),
-        ("POST", "/v1/veto", b"{", 422, "invalid-value"),
-        ("POST", "/v1/veto", b"", 422, "invalid-value"),
-        ("POST", "/v1/preview", b'{"query": 3}', 422, "invalid-value"),
+        ("POST", "/v1/veto", b"{", 415, "unsupported-type"),
+        ("POST", "/v1/veto", b"", 415, "unsupported-type"),
         ("GET", "/v1/rows/x", b"", 422, "invalid-value"),
         ("GET", "/v1/rows/99999999999999999999", b"", 422, "invalid-value"),
         ("GET", "/v1/queries?limit=0", b"", 422, "invalid-value"),
@@ -321,6 +320,9 @@ def test_json_that_is_not_called_json_is_refused_by_its_type(url: str, bank: ada
     refused = requests.post(f"{url}/v1/veto", data='{"rows": [1]}', headers={"Content-Type": kind})
     assert (refused.status_code, refused.json()["code"]) == (415, "unsupported-type")
     assert refused.json()["error"] == f"the body must be application/json, got {kind!r}"
+    for content in ("{", "", '{"rows": 1}'):
+        refused = requests.post(f"{url}/v1/veto", data=content, headers={"Content-Type": "application/json"})
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid-value")
     assert bank.position == 1
 
 
