@@ -602,6 +602,19 @@ def test_memory_says_what_bytes_are_for(storage: str) -> None:
     assert parts["labels and the like"] == 20 * (3 * 8 + 4 + 1 + 3 * 4)
 
 
+@pytest.mark.parametrize("storage", ["float32", "int8", "progressive"])
+def test_memory_that_is_requested_for_later_rows_is_counted(storage: str) -> None:
+    bank = MemoryBank(64, 3, storage=storage)
+    bank.apply(Append(torch.eye(64), torch.arange(64) % 3))
+    few = bank.memory()
+    assert "ahead of growth" not in few, "blocks that still double are counted by their slots"
+    many = bank.contents.memory(1 << 16)
+    row_bytes = {"float32": 4, "int8": 2, "progressive": 2}[storage] * 64
+    assert many["ahead of growth"] >= min(1 << 16, (16 << 20) // (row_bytes + 24)) * row_bytes
+    assert many["total"] == sum(size for name, size in many.items() if name != "total")
+    assert bank.contents.memory(1 << 24)["ahead of growth"] <= 4 * 16 << 20, "it does not grow with the bank"
+
+
 def test_the_memory_of_an_index_of_ones_own_is_what_it_says() -> None:
     bank = MemoryBank(20, 3, index=lambda dim, storage, device: Plain(ExactIndex(dim, storage, device)))
     bank.apply(Append(torch.eye(20), torch.arange(20) % 3))

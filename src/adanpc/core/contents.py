@@ -33,7 +33,7 @@ from adanpc.errors import AdaNPCError, EmptyBankError, LabelError, RowError
 from adanpc.index import STORAGE, Found, Index, check_features, unit
 from adanpc.index.blocks import Blocks
 from adanpc.index.grid import Columns, tensor_of
-from adanpc.index.protocol import FILE, Accounting, Coding, Finding, Kept, Multiplying, Products
+from adanpc.index.protocol import AHEAD, FILE, Accounting, Coding, Finding, Kept, Multiplying, Products
 
 LARGEST = 2**53  # up to here every JSON reader keeps whole numbers exactly
 WIDEST = 2**24  # the most dimensions, classes and neighbors
@@ -147,6 +147,9 @@ class Contents:
             slot_bytes = math.ceil(index.nbytes / max(index.slots, 1))
             parts = {"rows": slots * slot_bytes}
         parts["labels and the like"] = slots * self.columns.slot_bytes
+        ahead = parts.get(AHEAD, 0) + self.columns.bytes_ahead(slots)
+        if ahead:
+            parts[AHEAD] = ahead
         in_memory = sum(parts.values()) - parts.get(FILE, 0)
         return {**parts, "total": in_memory}
 

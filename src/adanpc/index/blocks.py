@@ -104,6 +104,16 @@ class Blocks:
                 parts += self._between(blocks, start, stop)
         supply(parts)
 
+    def bytes_ahead(self, slots: int) -> int:
+        """Returns the most bytes of main memory that are requested ahead when this many slots are in use."""
+        if self.device.type != "cpu" or slots * self.slot_bytes <= SMALL_BYTES:
+            return 0
+        in_memory = 0
+        for name, (shape, dtype) in self.kinds.items():
+            if name not in self.folders:
+                in_memory += prod(shape) * dtype.itemsize
+        return min(slots, AHEAD_BYTES // self.slot_bytes) * in_memory
+
     def _add_block_early(self, slots: int) -> None:
         """Adds the block that this many slots will need, if there is memory for it."""
         try:

@@ -16,7 +16,7 @@ from adanpc.index import batch, single
 from adanpc.index.blocks import TILE, Blocks, Kind
 from adanpc.index.grid import STORAGE, Array, Columns, array_if_on_cpu, decode, encode, to_main_memory
 from adanpc.index.products import ExactProducts
-from adanpc.index.protocol import FILE, Found, Wanted, one_after_another
+from adanpc.index.protocol import AHEAD, FILE, Found, Wanted, one_after_another
 from adanpc.index.unread import scattered_memory
 
 SCORES = 1 << 25  # bounds held in memory at once: 128 MiB
@@ -108,7 +108,11 @@ class ExactIndex:
         where = "rows"
         if self.blocks.folders:
             where = FILE
-        return {where: slots * row, "beside rows": slots * (self.blocks.slot_bytes + 1 - row)}
+        parts = {where: slots * row, "beside rows": slots * (self.blocks.slot_bytes + 1 - row)}
+        ahead = self.blocks.bytes_ahead(slots)
+        if ahead:
+            parts[AHEAD] = ahead
+        return parts
 
     def encode(self, rows: Tensor) -> Columns:
         """Returns unit rows (n, D) as they are stored."""

@@ -31,7 +31,7 @@ from adanpc.index.codes import (
 from adanpc.index.exact import ExactIndex
 from adanpc.index.grid import STORAGE, Array, Columns, decode
 from adanpc.index.kernels import LANES, HeadAndBits, Nibbles, bound_rows, chosen, scan_tiles
-from adanpc.index.protocol import FILE, Found, Kept, Wanted, one_after_another
+from adanpc.index.protocol import AHEAD, FILE, Found, Kept, Wanted, one_after_another
 from adanpc.index.unread import Unread
 
 logger = logging.getLogger("adanpc")
@@ -139,9 +139,13 @@ class ProgressiveIndex:
             unread = self._unread.count * self.dim * STORAGE[self.storage].itemsize
             parts["rows"] -= unread
             parts[FILE] = unread
+            parts["what is known of them"] = self._unread.nbytes
         codes = self._codes.nbytes(slots)
         if codes:
             parts["codes"] = codes
+            ahead = parts.get(AHEAD, 0) + self._codes.bytes_ahead(slots)
+            if ahead:
+                parts[AHEAD] = ahead
             parts["a search"] = slots * BOUNDS + hunt.bytes_of_candidates(slots) * TOGETHER
         return parts
 
@@ -505,6 +509,10 @@ class _Codes:
         centers = (-(-slots // SPAN) + 1) * self._sum.nbytes  # and the sum that yields the next one
         codes = tiles * self._tiles.slot_bytes + slots * self._rows.slot_bytes
         return codes + centers + bytes_of_coder(self._dim)
+
+    def bytes_ahead(self, slots: int) -> int:
+        """Returns the most bytes that are requested for codes of later rows when this many slots are in use."""
+        return self._tiles.bytes_ahead(-(-slots // LANES)) + self._rows.bytes_ahead(slots)
 
     def add(self, exact: ExactIndex, slots: Array) -> None:
         """Encodes the rows in these slots (n,), or all rows as soon as there are enough."""

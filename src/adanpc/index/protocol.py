@@ -13,6 +13,7 @@ from adanpc.index.grid import Columns, array_if_on_cpu
 from adanpc.index.unread import StoredRows
 
 Wanted = tuple[int, int | None]  # how many rows to find, and in which group; None for all groups
+AHEAD = "ahead of growth"  # the entry for memory that was requested for later rows
 FILE = "rows in a file"  # the entry of ``Accounting.memory`` for bytes on a disk, not in memory
 
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 class StoredRows(Protocol):
     """Encoded rows that are stored elsewhere, numbered from 0. Every read checks what it returns."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of main memory that are needed to read and check rows."""
+
     def read(self, places: Array) -> Mapping[str, Tensor]:
         """Returns the rows at these places (n,), as ``Index.put`` takes them; raises an error if they have changed."""
 
@@ -45,6 +49,11 @@ class Unread:
     def count(self) -> int:
         """How many rows have not been read yet."""
         return int(numpy.count_nonzero(self._waiting))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is known of the rows that are stored elsewhere."""
+        return self._places.nbytes + self._waiting.nbytes + self._stored.nbytes
 
     def bring(self, index: ExactIndex, slots: Array) -> None:
         """Reads the rows of these slots (n,) into the index, unless they have been read before."""

@@ -52,6 +52,11 @@ class RowsInFile:
         self._seals = seals.numpy()
         weakref.finalize(self, os.close, self._file)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the seals."""
+        return int(self._seals.nbytes)
+
     def read(self, places: Array) -> dict[str, Tensor]:
         """Returns the rows at these places (n,) of the column; raises a BankFileError if one is not what was saved."""
         rows: Any = numpy.empty((len(places), self._row_bytes), numpy.uint8)
