@@ -187,6 +187,8 @@ def test_an_audit_leaves_hidden_slots_alone_because_they_may_get_other_rows_mean
     class ChangedMeanwhile:
         """Puts another row into a slot while an audit, which alone needs so many, reads rows."""
 
+        nbytes = stored.nbytes
+
         def read(self, places: Array) -> Mapping[str, Tensor]:
             rows = read_stored(places)
             if len(places) > 200:
