@@ -180,6 +180,7 @@ def test_an_audit_leaves_hidden_slots_alone_because_they_may_get_other_rows_mean
     stored = state["kept"].rows
     assert stored is not None
     read_stored = stored.read
+    memory_for_reading = stored.nbytes
     slot = torch.tensor([7])
     new_row = original.bank.contents.index.encode(unit(features(9, 1)))
     changed = []
@@ -187,7 +188,7 @@ def test_an_audit_leaves_hidden_slots_alone_because_they_may_get_other_rows_mean
     class ChangedMeanwhile:
         """Puts another row into a slot while an audit, which alone needs so many, reads rows."""
 
-        nbytes = stored.nbytes
+        nbytes = memory_for_reading
 
         def read(self, places: Array) -> Mapping[str, Tensor]:
             rows = read_stored(places)
