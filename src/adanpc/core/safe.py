@@ -39,7 +39,7 @@ from adanpc.core.changes import Append, Feedback
 from adanpc.core.contents import Contents, Pool
 from adanpc.core.estimate import Agreements, Alarm, Calibration, calibrate, comparable
 from adanpc.core.estimate import agreement as agreement_with
-from adanpc.core.guard import APART, WARM_UP, Arrivals, Beliefs, Stream, Verdicts, distance
+from adanpc.core.guard import APART, WARM_UP, Beliefs, Stream, Verdicts, distance
 from adanpc.core.transform import NEAREST, Parts, Transform, centered, fit
 from adanpc.core.tryout import suitable_parts
 from adanpc.core.types import Neighbors, Origin, Prediction, side_by_side
@@ -428,11 +428,11 @@ def believe(
 
 
 def as_given(probs: Array) -> Array:
-    """Returns probabilities (…, C) as the user gets them: raised to SHARPNESS_OF_ANSWERS, so that confidence can be read.
+    """Returns probabilities (…, C) as the user gets them: raised to SHARPNESS_OF_ANSWERS.
 
     The class-wise vote compares means of many similarities, which differ little, so its probabilities are far too
-    cautious: answers of which 85 % are right have a mean confidence of 38 %. Beliefs stay that cautious, since they are
-    passed on to other queries. The most probable class does not change.
+    cautious to be read as confidence: answers of which 85 % are right have a mean confidence of 38 %. Beliefs stay that
+    cautious, since they are passed on to other queries. The most probable class does not change.
     """
     # Squares and roots are rounded the same way everywhere; the last bits of a power depend on the library.
     powers = probs * probs * numpy.sqrt(probs)
@@ -440,7 +440,7 @@ def as_given(probs: Array) -> Array:
 
 
 def factors_of(given: Array, probs: Array) -> Array:
-    """Returns what ``as_given`` multiplied each of the probabilities (…, C) by; 0 where there was nothing to multiply."""
+    """Returns what ``as_given`` multiplied probabilities (…, C) by; 0 where there was nothing to multiply."""
     # A class that every witness has ruled out, again and again, ends with a belief of exactly 0.
     factors = numpy.zeros_like(probs)
     numpy.divide(given, probs, out=factors, where=probs > 0)
@@ -629,9 +629,9 @@ def prediction_of(
 
 
 def _places_among(ids: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns where each of some ids (B, K) stands among other ids (B, L), anywhere if it is not there, and whether it is there.
+    """Returns where each of some ids (B, K) stands among other ids (B, L), and whether it is there at all.
 
-    Absent neighbors, with id -1, are nowhere.
+    Absent neighbors, with id -1, are not.
     """
     ordered, order = others.sort(1)
     place = torch.searchsorted(ordered, ids).clamp(max=others.shape[1] - 1)
@@ -648,9 +648,7 @@ def _stacked(rows: list[Array], device: torch.device) -> Tensor:
     return torch.from_numpy(numpy.stack(rows)).to(device)
 
 
-def _padded_witnesses(
-    answers: list[Belief], factors: Array, device: torch.device
-) -> tuple[Neighbors, Tensor, Tensor]:
+def _padded_witnesses(answers: list[Belief], factors: Array, device: torch.device) -> tuple[Neighbors, Tensor, Tensor]:
     """Returns the witnesses of all queries as neighbors (B, STREAM_ROWS), their votes, and what those count for.
 
     Args:
