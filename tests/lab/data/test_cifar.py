@@ -143,9 +143,16 @@ def test_what_is_no_batch_is_named(content: bytes, tmp_path: Path) -> None:
 def test_missing_batches_are_named(tmp_path: Path) -> None:
     lay(tmp_path)
     (tmp_path / "data_batch_3").unlink()
-    (tmp_path / "test_batch").unlink()
-    with pytest.raises(DataError, match="lacks data_batch_3, test_batch: unpack the archive again"):
+    (tmp_path / "data_batch_5").unlink()
+    with pytest.raises(DataError, match="lacks data_batch_3, data_batch_5: unpack the archive again"):
         read("cifar-10", tmp_path)
+
+
+def test_batches_of_the_test_alone_are_read_and_said_to_be_a_part(tmp_path: Path) -> None:
+    lay(tmp_path)
+    for number in range(1, 6):
+        (tmp_path / f"data_batch_{number}").unlink()
+    check_part(read("cifar-10", tmp_path))
 
 
 def plant_cifar(root: Path) -> list[Path]:
@@ -200,10 +207,19 @@ def test_other_classes_are_refused(tmp_path: Path) -> None:
         read("cifar-10", tmp_path)
 
 
-def test_a_missing_part_is_named(tmp_path: Path) -> None:
-    plant(tmp_path, {f"train/{label}": 1 for label in CLASSES})
-    with pytest.raises(DataError, match=r"the folder '.*test' is missing"):
-        read("cifar-10", tmp_path)
+def check_part(data: DataSet) -> None:
+    assert [domain.name for domain in data.domains] == ["test"]
+    assert data.notice.startswith("0 train images where 50,000 are published; ")
+
+
+def test_images_of_the_test_alone_are_read_and_said_to_be_a_part(tmp_path: Path) -> None:
+    files = plant(tmp_path / "CIFAR-10", {f"test/{label}": 1 for label in CLASSES})
+    check_part(read("cifar-10", tmp_path))
+    (tmp_path / "zip").mkdir()
+    with ZipFile(tmp_path / "zip" / "cifar.zip", "w") as archive:
+        for file in files:
+            archive.write(file, file.relative_to(tmp_path).as_posix())
+    check_part(read("cifar-10", tmp_path / "zip"))
 
 
 def test_a_broken_zip_file_is_named(tmp_path: Path) -> None:

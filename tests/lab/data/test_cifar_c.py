@@ -1,6 +1,7 @@
 """CIFAR-10-C: published arrays row by row, or the same conditions made of CIFAR-10."""
 
 import pickle
+import shutil
 import tracemalloc
 from pathlib import Path
 
@@ -141,6 +142,12 @@ def test_without_the_arrays_the_images_are_made(name: str, severity: int, clean:
     assert data[f"{name}-{severity}"].labels.tolist() == [row // 2 for row in range(20)]
     assert len(data.domains) == 95
     assert data.notice.startswith("made here, since the published files are missing; ")
+
+
+def test_nothing_is_made_of_training_images(clean: Path) -> None:
+    shutil.rmtree(clean / "CIFAR-10" / "test")
+    with pytest.raises(DataError, match="cifar-10-c is not at"):
+        read("cifar-10-c", clean)
 
 
 def test_a_made_image_depends_on_seed_and_row_alone(clean: Path) -> None:

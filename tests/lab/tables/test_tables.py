@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,19 @@ def test_tables_run_from_end_to_end(
     for part in exhibit.parts:
         if isinstance(part, Gallery):
             assert all(question.neighbors for question in part.questions)
+
+
+def test_without_training_images_the_rows_of_the_head_are_the_bank(workspace: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(workspace.data_dir / "CIFAR-10" / "test", tmp_path / "CIFAR-10" / "test")
+    shutil.copytree(workspace.data_dir / "weights", tmp_path / "weights")
+    here = Workspace(tmp_path, tmp_path / "out")
+    exhibit = made("cifar-10-c-5", here, replace(LEAST, only=("linear", "adanpc")))
+    assert any(note.startswith("There are no training images of CIFAR-10 here") for note in exhibit.notes)
+    sheet = exhibit.parts[0]
+    assert isinstance(sheet, Sheet)
+    means = dict(sheet.rows)["mean"]
+    shown = [heading for heading, cell in zip(sheet.columns, means, strict=True) if cell.ours is not None]
+    assert shown == ["Linear", "AdaNPC"]
 
 
 def test_data_sets_that_are_here_are_shown_and_the_others_named(tmp_path: Path) -> None:

@@ -38,17 +38,18 @@ PUBLISHED = {"train": 50_000, "test": 10_000}  # how many images were published
 
 
 def cifar10(root: Path) -> DataSet | None:
-    """Returns CIFAR-10 with the domains train and test; None if it is neither at the root nor in a usual folder below.
+    """Returns CIFAR-10 with the domains train and test, as far as they exist; None if neither does.
 
-    The pickled batches are preferred, then the folders ``train/<class>/<image>`` and ``test/<class>/<image>``, then a
-    zip file of these folders with cifar in its name.
+    It may be at the root or in a usual folder below. The pickled batches are preferred, then the folders
+    ``train/<class>/<image>`` and ``test/<class>/<image>``, then a zip file of these folders with cifar in its name.
     """
     for place in candidate_folders(root, FOLDERS):
         data = _read_batches(place) or _read_folders(place) or _read_zip(place)
         if data is not None:
+            found = {domain.name: len(domain) for domain in data.domains}
             differences = []
             for domain, count in PUBLISHED.items():
-                differences.append(size_difference(f"{domain} images", len(data[domain]), count))
+                differences.append(size_difference(f"{domain} images", found.get(domain, 0), count))
             return replace(data, notice=join_clauses(data.notice, *differences))
     return None
 
@@ -66,17 +67,21 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _read_batches(place: Path) -> DataSet | None:
-    """Returns the data set of the six pickled batches; None if none of them exists."""
+    """Returns the data set of the pickled batches; None if none of them exists."""
     folder = place / PICKLED
     if not folder.is_dir():
         folder = place
-    names = [*BATCHES["train"], *BATCHES["test"]]
-    missing = [name for name in names if not (folder / name).is_file()]
-    if len(missing) == len(names):
+    found = []
+    for domain, names in BATCHES.items():
+        missing = [name for name in names if not (folder / name).is_file()]
+        if len(missing) == len(names):
+            continue
+        if missing:
+            raise DataError(f"{str(folder)!r} lacks {', '.join(missing)}: unpack the archive again")
+        found.append(domain)
+    if not found:
         return None
-    if missing:
-        raise DataError(f"{str(folder)!r} lacks {', '.join(missing)}: unpack the archive again")
-    domains = tuple(_join_batches(folder, domain) for domain in BATCHES)
+    domains = tuple(_join_batches(folder, domain) for domain in found)
     return DataSet(NAME, domains, CLASSES)
 
 
@@ -93,10 +98,12 @@ def _join_batches(folder: Path, domain: str) -> Domain:
 
 def _read_folders(place: Path) -> DataSet | None:
     """Returns the data set of class folders; None if no folder of a class of CIFAR-10 exists."""
-    class_folders = [place / domain / label for domain in PUBLISHED for label in CLASSES]
-    if not any(folder.is_dir() for folder in class_folders):
+    scans = {}
+    for domain in PUBLISHED:
+        if any((place / domain / label).is_dir() for label in CLASSES):
+            scans[domain] = scan_folder(place, domain)
+    if not scans:
         return None
-    scans = {domain: scan_folder(place, domain) for domain in PUBLISHED}
     return _build(place, scans)
 
 
@@ -110,8 +117,8 @@ def _read_zip(place: Path) -> DataSet | None:
             domain = PurePosixPath(file.name).parent.parent.name  # the folder above the class
             if domain in files_by_domain:
                 files_by_domain[domain].append(file)
-        if any(files_by_domain.values()):
-            scans = {domain: collect_images(path, files) for domain, files in files_by_domain.items()}
+        scans = {domain: collect_images(path, files) for domain, files in files_by_domain.items() if files}
+        if scans:
             return _build(path, scans)
     return None
 

@@ -23,13 +23,13 @@ def cifar10_c(root: Path, seed: int) -> DataSet | None:
     """Returns CIFAR-10-C with a domain for each corruption and severity, the fifteen standard corruptions first.
 
     The published arrays are read image by image, never as a whole. Without them, images are generated from CIFAR-10
-    when they are needed, and the notice says so. Returns None if CIFAR-10 is missing, too.
+    when they are needed, and the notice says so. Returns None if CIFAR-10's test images are missing, too.
     """
     for place in candidate_folders(root, FOLDERS):
         if any(_file(place, corruption).is_file() for corruption, _ in CONDITIONS):
             return _published(place)
     clean = cifar10(root)
-    if clean is None:
+    if clean is None or "test" not in [domain.name for domain in clean.domains]:
         return None
     return DataSet(NAME, corrupted(clean["test"], seed), CLASSES, join_clauses(MADE, clean.notice))
 

@@ -89,6 +89,18 @@ def task_on(corrupted: Corrupted, row: Row, target: str, scale: Scale, seed: int
     return Adapt(subject, row.method, row.batch, settings=row.settings, extent=extent, seed=seed)
 
 
+def bank_notes(results: Results, tasks: Sequence[Task], title: str) -> list[str]:
+    """What to know if banks were made without training images of a data set; nothing if they had some."""
+    records = results.all_of(tasks)
+    if not any(record.get("prototypes") for record in records):
+        return []
+    note = (
+        f"There are no training images of {title} here: banks begin with the rows of the head, one per class, and "
+        "methods that look at training images are refused."
+    )
+    return [note]
+
+
 def error_cell(results: Results, tasks: Sequence[Adapt]) -> Cell:
     """The error of a method in percent, over seeds; the reason if it was refused."""
     errors = [100 - float(record["average"]) for record in results.all_of(tasks)]
@@ -140,7 +152,8 @@ def cifar(severity: int, results: Results) -> tuple[Parts, list[str]]:
     bars = line("mean error", headings, means)
     chart = Chart(f"{name}, mean of fifteen corruptions", "method", "error in %", (bars,), "bar")
     note = "The paper prints no numbers for its CIFAR-10-C figures, and uses Wide ResNets 40-2 and 28-10."
-    return (sheet, beside, chart), [note, HIDDEN_NOTE]
+    bank = bank_notes(results, cifar_plan(severity, scale), "CIFAR-10")
+    return (sheet, beside, chart), [*bank, note, HIDDEN_NOTE]
 
 
 TABLES = [

@@ -10,7 +10,7 @@ from adanpc.lab.data.corrupted import title
 from adanpc.lab.data.corruptions import CORRUPTIONS
 from adanpc.lab.show.exhibit import Cell, Sheet
 from adanpc.lab.sweep.task import Adapt, Task
-from adanpc.lab.tables.corruptions import REFRESHED, Corrupted, Row, error_cell, extent_of, task_on
+from adanpc.lab.tables.corruptions import REFRESHED, Corrupted, Row, bank_notes, error_cell, extent_of, task_on
 from adanpc.lab.tables.methods import PASSES, affordable
 from adanpc.lab.tables.scale import Scale
 from adanpc.lab.tables.table import HIDDEN_NOTE, Parts, Results, Table, averages, hidden, printed, remarks
@@ -53,10 +53,6 @@ ONE_BY_ONE: Mapping[str, tuple[Row, ...]] = {
 JOINT = (
     "R-50 (GN)+JT and TTT have only the paper's numbers: they need a ResNet-50 with GroupNorm that was trained on "
     "ImageNet together with rotations, and no package provides its weights."
-)
-PROTOTYPES = (
-    "There are no training images of ImageNet here: banks begin with the rows of the head, one per class, and methods "
-    "that look at training images are refused."
 )
 SLOW = (
     f"Methods that look at more than {PASSES} views of each image are run on fewer images, so that they make about as "
@@ -124,11 +120,8 @@ def show(results: Results) -> tuple[Parts, list[str]]:
         sheets.append(_fifteen(results, methods, about))
         by_method = {row.label: _by_seed(results.scale, row) for row in methods if row.method}
         sheets.append(hidden(results, f"ImageNet-C, {about}", by_method))
-    notes = [JOINT, SLOW, HIDDEN_NOTE, *remarks("imagenet-c", "imagenet-c-batch-1")]
-    records = results.all_of(plan(results.scale))
-    if any(record.get("prototypes") for record in records):
-        notes.insert(0, PROTOTYPES)
-    return tuple(sheets), notes
+    bank = bank_notes(results, plan(results.scale), "ImageNet")
+    return tuple(sheets), [*bank, JOINT, SLOW, HIDDEN_NOTE, *remarks("imagenet-c", "imagenet-c-batch-1")]
 
 
 def _each_once(groups: Iterable[Sequence[Row]]) -> list[Row]:
