@@ -1,0 +1,63 @@
+"""Memory: what was freed goes back to the system, unless whoever runs the process has decided otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+# Six threads each hold 40 MiB in blocks of half a MiB to four, and a few bytes after them that they keep.
+PROGRAM = """
+import json, sys, threading
+from pathlib import Path
+from adanpc.serve.memory import give_freed_memory_back
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+limited = sys.argv[1] == "limited" and give_freed_memory_back()
+kept = []
+ready = threading.Barrier(6)
+
+def work():
+    for _ in range(5):
+        blocks = [bytes(size * 2**19) for size in (1, 2, 4, 8) * 6]
+        kept.append(bytearray(100_000))
+        ready.wait()
+        del blocks
+        ready.wait()
+
+before = resident()
+threads = [threading.Thread(target=work) for _ in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(json.dumps({"limited": limited, "more": resident() - before}))
+"""
+
+
+def grown(how: str, **variables: str) -> dict[str, Any]:
+    """What the program says of itself."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-c", PROGRAM, how]
+    done = subprocess.run(command, env={**environment, **variables}, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc of Linux keeps what was freed in this way")
+def test_freed_memory_goes_back_to_the_system() -> None:
+    limited = grown("limited")
+    if not limited["limited"]:
+        pytest.skip("this is another C library than glibc")
+    assert limited["more"] < 120
+    assert grown("unlimited")["more"] > 2 * limited["more"]
+
+
+def test_the_variables_of_whoever_runs_the_process_count() -> None:
+    assert not grown("limited", MALLOC_ARENA_MAX="4")["limited"]
