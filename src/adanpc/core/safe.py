@@ -39,7 +39,7 @@ from adanpc.core.changes import Append, Feedback
 from adanpc.core.contents import Contents, Pool
 from adanpc.core.estimate import Agreements, Alarm, Calibration, calibrate, comparable
 from adanpc.core.estimate import agreement as agreement_with
-from adanpc.core.guard import APART, WARM_UP, Arrivals, Beliefs, Stream, Verdicts, distance
+from adanpc.core.guard import APART, WARM_UP, Beliefs, Stream, Verdicts, distance
 from adanpc.core.transform import NEAREST, Parts, Transform, centered, fit
 from adanpc.core.tryout import suitable_parts
 from adanpc.core.types import Neighbors, Origin, Prediction, side_by_side
@@ -648,9 +648,7 @@ def _stacked(rows: list[Array], device: torch.device) -> Tensor:
     return torch.from_numpy(numpy.stack(rows)).to(device)
 
 
-def _padded_witnesses(
-    answers: list[Belief], factors: Array, device: torch.device
-) -> tuple[Neighbors, Tensor, Tensor]:
+def _padded_witnesses(answers: list[Belief], factors: Array, device: torch.device) -> tuple[Neighbors, Tensor, Tensor]:
     """Returns the witnesses of all queries as neighbors (B, STREAM_ROWS), their votes, and what those count for.
 
     Args:

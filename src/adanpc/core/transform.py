@@ -26,7 +26,6 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -34,7 +33,7 @@ from torch.nn.functional import normalize
 from adanpc.core.estimate import UNKNOWN, Rivals
 from adanpc.core.vote import PER_CLASS
 from adanpc.index import unit
-from adanpc.index.grid import GRID, Array, snap, to_main_memory
+from adanpc.index.grid import snap
 
 RANK = 64  # directions that are damped
 SHRINKAGE = 0.9  # the share of the mean variance in the covariance that is inverted
