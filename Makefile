@@ -9,7 +9,7 @@
 #   make browser     Chromium for the tests of the page, if it is not there and may be installed; make test does it
 #   make docs        the documentation as a web site in site/, which loads nothing from other hosts
 #   make bench       the bank compared with faiss, hnswlib, scikit-learn and the published code
-#   make bench-scale the progressive search beside faiss flat, up to the rows of ImageNet: 7 GB of memory, 6 of disk
+#   make bench-scale the progressive search beside others, up to the rows of ImageNet: sizes not yet in results/scale
 #   make bench-serve the service under load, beside the same without a disk and a bare echo; a quarter of an hour
 #   make clean       removes .venv and everything that was built
 

@@ -18,6 +18,7 @@ from copy import copy
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,10 @@ CLASSES = 1000
 SUBCLUSTERS = 3
 PIECE = 8192  # rows generated and appended at once
 KINDS = ("iid", "shifted", "far", "outlier coordinate")
-SETTINGS = (  # rows, dimensions, and queries of each kind that are compared with exact search
-    (10_000, 512, 2500),
-    (100_000, 512, 2500),
-    (300_000, 2048, 250),
-    (1_281_167, 2048, 100),
-)
+ROWS = (10_000, 100_000, 300_000, 1_281_167)
+DIMS = (512, 2048)
+AUDITED = 2500  # queries of each kind that are compared with exact search
+ARRIVING = 100_000  # rows that arrive from a shifted distribution, or as many as there are if that is less
 LARGEST_FLAT = 3 << 30  # bytes of float32 rows up to which faiss flat holds all of them
 FILE_FROM = 1 << 30  # bytes of rows from which on they are kept in a file
 SINGLES = 200  # rows appended and deleted one by one
@@ -54,6 +53,7 @@ GRAPH_MOST = 100_000  # rows of which graphs are built: more take too long
 CELLS = 1024  # of inverted files
 BREADTH = 128  # of searches in graphs
 RESULTS = Path(__file__).parent / "results" / "scale.md"
+NOTES = "notes.md"  # in the folder of sections: what is said before them
 CONDITIONS = f"""Features: {CLASSES} classes with {SUBCLUSTERS} subclusters each; of the energy, 0.33 is in the mean,
 0.09 in class means, 0.05 in subclusters and 0.53 within. All but the mean have the spectrum λ(i) ∝ (i + 25)^-1.3, which
 fits what EfficientNet-Lite0 makes of PACS photos and paintings within their classes (2,300 images: 0.019, 0.118, 0.444
@@ -315,6 +315,40 @@ class Peers:
             removed.append(time.thread_time() - began)
         return 1000 * float(numpy.median(added)), 1000 * float(numpy.median(removed))
 
+    def arrivals(self) -> Iterator[str]:
+        """What rows of another distribution cost that are appended without any rebuild, and what is found then."""
+        count = min(ARRIVING, self.rows)
+        before = self._shifted_milliseconds()
+        began = time.thread_time()
+        drawing = 0.0
+        for start in range(0, count, PIECE):
+            drew = time.thread_time()
+            rows, labels = self.features.draw(min(PIECE, count - start), 500_000 + start, "far")
+            drawing += time.thread_time() - drew
+            self.bank.apply(Append(rows, labels), rows=rows)
+        took = 1000 * (time.thread_time() - began - drawing) / count
+        after = self._shifted_milliseconds()
+        queries, _ = self.features.draw(SINGLES, 700_000, "far")
+        found = self.index.search(queries, K)
+        exact = self.index._exact.search(queries, K)
+        same = (found.ids == exact.ids).all(1) & (found.similarity == exact.similarity).all(1)
+        among = float((found.ids >= self.rows).double().mean())
+        yield (
+            f"* {count:,} rows far from the others appended without a rebuild: {took:.3f} ms a row. A search for such "
+            f"a row took {before:.2f} ms before and {after:.2f} after, when {among:.0%} of what it finds has arrived; "
+            f"{int(same.sum())} of {SINGLES} queries found what exact search finds."
+        )
+
+    def _shifted_milliseconds(self) -> float:
+        """Median milliseconds of processor time of a search for a row of the other distribution."""
+        queries, _ = self.features.draw(SINGLES // 4, 600_000, "far")
+        taken = []
+        for query in queries.split(1):
+            began = time.thread_time()
+            self.index.search(query, K)
+            taken.append(time.thread_time() - began)
+        return 1000 * float(numpy.median(taken))
+
 
 Search = Callable[[Any], Any]  # ids (K,) of a query (1, D)
 
@@ -465,6 +499,8 @@ def report(rows: int, dim: int, audited: int, options: argparse.Namespace) -> It
     slots = peers.index.slots
     beside = peers.bank.nbytes / slots - 2 * dim
     yield f"* Bytes a row: {2 * dim} of the row, {peers.where}; {beside:.0f} of codes, ids, labels and the like."
+    yield from peers.arrivals()
+    yield f"* Bytes of the bank by purpose: {peers.bank.memory()}"
     yield f"* Resident: {own:.2f} GiB of its own, all peers included ({before:.2f} before); {files:.2f} GiB of files."
     yield ""
     if peers.index.coded:
@@ -545,10 +581,11 @@ def approximate(peers: Peers, options: argparse.Namespace) -> Iterator[str]:
 def main() -> None:
     """Measures every size that was asked for, and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--most-rows", type=int, default=SETTINGS[-1][0], help="leaves larger sizes out")
-    parser.add_argument("--least-rows", type=int, default=0, help="leaves smaller sizes out")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="only these sizes")
+    parser.add_argument("--dims", type=int, nargs="+", default=DIMS, help="only these widths")
+    parser.add_argument("--again", action="store_true", help="measures sizes again that were measured before")
     parser.add_argument("--queries", type=int, default=100, help="of each kind that are timed")
-    parser.add_argument("--audited", type=int, default=2500, help="of each kind that are compared with exact search")
+    parser.add_argument("--audited", type=int, default=AUDITED, help="of each kind that are compared with exact search")
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="leaves approximate engines out")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="for rows in a file: 5 GB")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -560,16 +597,47 @@ def main() -> None:
         print(json.dumps(open_and_answer(options.open, options.how)))
         return
     faiss.omp_set_num_threads(1)
-    command = f"python -m benchmarks.scale --queries {options.queries}"
-    lines = ["# Scale", "", f"`{command}` on {machine()}, faiss {faiss.__version__}, kernels {kernels.chosen()}.", ""]
-    lines += [CONDITIONS, ""]
-    for rows, dim, audited in SETTINGS:
-        if options.least_rows <= rows <= options.most_rows:
-            for line in report(rows, dim, min(audited, options.audited), options):
-                lines.append(line)
-                options.out.write_text("\n".join(lines))  # what is known so far: a run may be stopped
+    for rows, dim in product(options.rows, options.dims):
+        section = section_of(options.out, rows, dim)
+        if section.exists() and not options.again:
+            print(f"{rows:,} x {dim} was measured before: {section}; --again measures it again")
+            continue
+        section.parent.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for line in report(rows, dim, options.audited, options):
+            lines.append(line)
+            unfinished = section.with_suffix(".unfinished")
+            unfinished.write_text("\n".join(lines))  # what is known so far: a run may be stopped
+        lines.insert(2, f"`{command_of(options, rows, dim)}` on {machine()}, kernels {kernels.chosen()}.")
+        section.write_text("\n".join(lines))
+        unfinished.unlink()
+        assemble(options.out)
+    assemble(options.out)
     plot(options.out)
-    print("\n".join(lines))
+
+
+def section_of(out: Path, rows: int, dim: int) -> Path:
+    """Where the results of one size are kept: a run that is stopped goes on with the next size."""
+    return out.with_suffix("") / f"{dim:05}-{rows:08}.md"
+
+
+def command_of(options: argparse.Namespace, rows: int, dim: int) -> str:
+    """The command that measures one size as it was measured."""
+    without = "" if options.peers else " --no-peers"
+    sizes = f"--rows {rows} --dims {dim} --again"
+    return f"python -m benchmarks.scale {sizes} --queries {options.queries} --audited {options.audited}{without}"
+
+
+def assemble(out: Path) -> None:
+    """Puts the notes and the sections of all sizes that were measured together."""
+    folder = out.with_suffix("")
+    parts = ["# Scale\n", f"Made by `make bench-scale`, faiss {faiss.__version__}, size by size.\n", CONDITIONS + "\n"]
+    notes = folder / NOTES
+    if notes.exists():
+        parts.append(notes.read_text())
+    parts.append(f"![Cost against size]({out.stem}.svg)\n")
+    parts += [path.read_text() for path in sorted(folder.glob("[0-9]*.md"))]
+    out.write_text("\n".join(part.rstrip() + "\n" for part in parts))
 
 
 if __name__ == "__main__":

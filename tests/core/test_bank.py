@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from adanpc.core.codec import decode, encode
 from adanpc.core.contents import Pool
 from adanpc.core.eviction import random_rank
 from adanpc.errors import AdaNPCError, ChangeError, EmptyBankError, FeatureError, LabelError, RowError
-from adanpc.index import ExactIndex, unit
+from adanpc.index import ExactIndex, ProgressiveIndex, unit
 
 
 def bank(rows: int = 4, **options: Any) -> MemoryBank:
@@ -613,6 +615,14 @@ def test_memory_that_is_requested_for_later_rows_is_counted(storage: str) -> Non
     assert many["ahead of growth"] >= min(1 << 16, (16 << 20) // (row_bytes + 24)) * row_bytes
     assert many["total"] == sum(size for name, size in many.items() if name != "total")
     assert bank.contents.memory(1 << 24)["ahead of growth"] <= 4 * 16 << 20, "it does not grow with the bank"
+
+
+def test_nothing_is_requested_ahead_for_rows_in_a_file(tmp_path: Path) -> None:
+    made = []
+    for index in (ProgressiveIndex, partial(ProgressiveIndex, folder=tmp_path)):
+        bank = MemoryBank(64, 3, storage="progressive", index=index)
+        made.append(bank.contents.memory(1 << 16)["ahead of growth"])
+    assert made[0] - made[1] == min(1 << 16, (16 << 20) // (2 * 64 + 16)) * 2 * 64
 
 
 def test_the_memory_of_an_index_of_ones_own_is_what_it_says() -> None:
