@@ -310,11 +310,11 @@ from adanpc.lab.train.erm import ERM
 class Slow(ERM):
     def __init__(self, *arguments, **settings):
         super().__init__(*arguments, **settings)
-        self.model.register_forward_pre_hook(self.pause)
+        self.model.encoder.register_forward_pre_hook(self.pause)
 
-    def pause(self, model, inputs):
+    def pause(self, encoder, inputs):
         evaluating = Path("evaluating")
-        if not model.training and not evaluating.exists():
+        if not encoder.training and not evaluating.exists():
             evaluating.touch()
             time.sleep(3600)
 """
