@@ -60,6 +60,7 @@ SHARPNESS_OF_ANSWERS = 2.5  # the power that given probabilities are raised to, 
 SHARPENING = 1.5  # the higher, the less a belief is sharpened that is unsure or does not come from the stream
 MOST_UNMIXED = 0.5  # the largest share of stream rows in a belief unless classes arrive mixed
 MASS_PRIOR = 8  # queries of each class that the balance assumes before the stream
+MANY = 8  # queries of a batch from which products are kept
 SOURCE_POOL = Pool(SOURCE_ROWS, source=True, soft=False)
 STREAM_POOL = Pool(STREAM_ROWS, source=False)
 
@@ -259,8 +260,10 @@ def products_for(contents: Contents, still: Tensor) -> Products | None:
     """Returns the products of all rows with what queries (B, D) consist of in any frame, if the index keeps products.
 
     A moved query is made of the queries of its batch as they came, ``still``, of the mean of the stream before them,
-    and of directions in which classes differ.
+    and of directions in which classes differ. None also for a few queries, for which reading all rows again is as fast.
     """
+    if len(still) < MANY:
+        return None
     transform = contents.transform()
     mean = torch.from_numpy(contents.stream().arrivals.mean).to(still.device)
     shift = unit((mean - transform.origin)[None])
