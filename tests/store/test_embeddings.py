@@ -76,6 +76,7 @@ def test_a_large_array_stays_in_its_file(tmp_path: Path, monkeypatch: pytest.Mon
     found = read_embeddings(path, labels)
     assert isinstance(found.pieces, StoredArray)
     assert [len(piece) for piece in found.pieces] == [33] * 6 + [2]
+    assert found.pieces.parts == 7
     column_by_column = saved(tmp_path / "other.npy", numpy.asfortranarray(features))
     in_memory = read_embeddings(column_by_column, labels)
     assert isinstance(in_memory.pieces, torch.Tensor)

@@ -283,7 +283,7 @@ def wrap(
         if given_keys is not None:
             all_keys = given_keys
             file_of_key = None  # it takes row numbers of the data set, which these keys are not
-        pieces = track(kept, "Storing the rows", len(columns))
+        pieces = track(kept, "Going through the rows", len(columns))
         classifier.learn_in_pieces(pieces, labels, domain=domains, keys=all_keys)
         return Wrapped(
             model, classifier, plain_layer(layer), preprocessing, encode_size=encode_size, file_of_key=file_of_key

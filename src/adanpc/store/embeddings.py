@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +49,18 @@ class StoredArray:
     def __len__(self) -> int:
         return self.shape[0]
 
+    @property
+    def _rows_at_once(self) -> int:
+        row_bytes: int = self.shape[1] * self.dtype.itemsize
+        return max(1, PIECE // row_bytes)
+
+    @property
+    def parts(self) -> int:
+        """How many pieces there are."""
+        return -(-len(self) // self._rows_at_once)
+
     def __iter__(self) -> Iterator[Tensor]:
-        rows = max(1, PIECE // (self.shape[1] * self.dtype.itemsize))
+        rows = self._rows_at_once
         with _blaming(self.path), self.path.open("rb") as file:
             file.seek(self.start)
             for first in range(0, len(self), rows):
@@ -150,11 +160,13 @@ def classifier_of(
     bank_settings["storage"] = storage_for(rows, storage)
     bank = MemoryBank(given.pieces.shape[1], given.classes(), soft=preset == "safe", **bank_settings)
     classifier = AdaNPC(bank, preset=preset, **settings)
-    pieces: Any = given.pieces
-    if isinstance(pieces, Tensor):
-        pieces = [pieces]
+    pieces: Iterable[Tensor]
+    if isinstance(given.pieces, Tensor):
+        pieces = [given.pieces]
+    else:
+        pieces = track(given.pieces, "Going through the rows", given.pieces.parts)
     classifier.learn_in_pieces(
-        track(pieces, "Storing the rows"),
+        pieces,
         given.labels_in(bank.names, bank.classes),
         domain=-1 if given.domains is None else given.domains,
         keys=torch.arange(rows) if given.keys is None else given.keys,
