@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 
 ARENAS = 2  # heaps; by default glibc keeps up to eight for each core, and each keeps what its threads once needed
 LARGE = 2**20  # bytes from which a block gets pages of its own, which go back to the system when it is freed
@@ -22,6 +23,8 @@ def give_freed_memory_back() -> bool:
     its heaps, one heap for each thread, and a heap shrinks only at its end. In a service that answers in many threads,
     half of the memory was free blocks after some minutes.
     """
+    if sys.platform != "linux":
+        return False
     if any(name.startswith("MALLOC_") for name in os.environ):
         return False  # whoever runs the service has decided
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
