@@ -26,6 +26,7 @@ from adanpc.core.table import TableError
 from adanpc.core.transform import Parts, Transform, fit
 from adanpc.core.tryout import suitable_parts
 from adanpc.errors import AdaNPCError, ChangeError, EmptyBankError, LabelError
+from adanpc.index.products import ExactProducts
 from adanpc.store import BankFileError
 from adanpc.store.file import KEY, _document, _seal
 
@@ -313,6 +314,41 @@ def test_batch_size_never_changes_an_answer_where_classes_do_not_arrive_mixed() 
         answers = [classifier.step(part) for part in features.split(size)]
         assert torch.equal(torch.cat([answer.probs for answer in answers]), expected.probs)
         assert classifier.digest() == whole.digest()
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+def test_batch_size_never_changes_an_answer_where_products_are_kept(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wide features and many rows, for which a batch multiplies its queries with all rows once for both frames."""
+    used = []
+    search = ExactProducts.search
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        used.append(True)
+        return search(*arguments, **options)
+
+    monkeypatch.setattr(ExactProducts, "search", counted)
+    features, labels = told_apart_by_one(160, 3.0)
+    source = slice(0, 500)
+    stream = features[500:550] + 0.3
+
+    def answered(size: int) -> tuple[Tensor, Tensor, str]:
+        classifier = AdaNPC(MemoryBank(160, 2, soft=True, storage=storage), preset="safe")
+        classifier.learn(features[source], labels[source], domain=torch.arange(500) % 2)
+        answers = [classifier.step(part) for part in stream.split(size)]
+        probs = torch.cat([answer.probs for answer in answers])
+        return probs, torch.cat([answer.joined for answer in answers]), classifier.digest()
+
+    one_by_one = answered(1)
+    assert not used
+    for size in (20, 50):
+        together = answered(size)
+        assert used
+        used.clear()
+        assert torch.equal(together[0], one_by_one[0])
+        assert torch.equal(together[1], one_by_one[1])
+        assert together[2] == one_by_one[2]
 
 
 def test_predict_answers_as_the_next_step_would_and_changes_nothing() -> None:

@@ -318,9 +318,13 @@ def test_successive_tables_show_what_means_hide(workspace: Workspace) -> None:
         "at most 10 images of each target, batches of 1",
     ):
         hidden = dict(sheets[f"{about}: what the mean hides"].rows)
-        for label, cells in sheets[arrival + about].rows:
-            assert hidden[label][0].ours == cells[-1].ours
-            assert all(cell.ours is not None and 0 <= cell.ours.mean <= 100 for cell in hidden[label])
+        arrived = dict(sheets[arrival + about].rows)
+        shown = {label for label, cells in arrived.items() if cells[-1].ours is not None}
+        assert len(shown) >= 2
+        assert set(hidden) == shown  # other tests may have left records of refused methods, which have no numbers
+        for label, cells in hidden.items():
+            assert cells[0].ours == arrived[label][-1].ours
+            assert all(cell.ours is not None and 0 <= cell.ours.mean <= 100 for cell in cells)
 
 
 def test_refused_methods_say_so(workspace: Workspace) -> None:
