@@ -17,9 +17,8 @@ class Wait(NamedTuple):
     """What the service waits for on a connection, and since when."""
 
     cycle: Any  # the latest request on the connection, as uvicorn has it, and its response
-    left: (
-        int | None
-    )  # how many STEP bytes of the response are yet to be written; None while the next request is awaited
+    # How many STEP bytes of the response are yet to be written; None while the next request is awaited.
+    left: int | None
     since: float
 
 
