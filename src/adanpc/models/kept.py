@@ -39,6 +39,11 @@ class KeptFeatures:
         if folder is not None:
             make_folder(folder)
 
+    @property
+    def in_folder(self) -> bool:
+        """Whether features are kept in a folder that was given, where the next run finds them by name."""
+        return self._folder is not None
+
     def __enter__(self) -> Self:
         return self
 

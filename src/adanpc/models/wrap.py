@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -243,34 +243,17 @@ def wrap(
     whole = _whole(dataset)
     if preprocessing is None:
         preprocessing = getattr(whole, "transform", None)
-    class_count = _class_count(classes)
-    with KeptFeatures(None if workspace is None else Path(workspace)) as kept:
-        origin: dict[str, str] = {}
-        columns = []
-        dim = 0
-        for batch in labeled_batches(loader):
-            if layer is None:
-                layer, class_count = find_head(model, batch.inputs, class_count)
-            name = ""
-            if workspace is not None:
-                if not origin:
-                    origin = {"weights": feature_fingerprint(model, layer), "layer": layer, "size": str(encode_size)}
-                name = digest_of_batch(origin, batch.inputs)
-            features = kept.add(name, partial(_encoded, model, layer, batch, encode_size))
-            _check_count(features, batch)
-            dim = features.shape[1]
-            columns.append(batch._replace(inputs=None))
-        if layer is None or not any(len(batch.labels) for batch in columns):
-            raise LoaderError("the loader is empty: a bank needs labeled source data")
-        labels = torch.cat([batch.labels for batch in columns])
-        domains = torch.cat([batch.domains for batch in columns])
-        all_keys = torch.cat([batch.keys for batch in columns])
-        file_of_key = files_of(dataset)
+    folder = None
+    if workspace is not None:
+        folder = Path(workspace)
+    with KeptFeatures(folder) as kept:
+        samples = _encoded(model, loader, layer, _class_count(classes), encode_size, kept)
+        class_count = samples.class_count
         if class_count is None:
-            class_count = 1 + int(labels.max())
+            class_count = 1 + int(samples.labels.max())
         names = _names(classes, whole, class_count)
         bank = MemoryBank(
-            dim,
+            samples.dim,
             names or class_count,
             storage=storage,
             capacity=capacity,
@@ -279,18 +262,74 @@ def wrap(
             device=device,
         )
         classifier = AdaNPC(bank, preset=preset, **options)
-        given_keys = classifier.checked_keys(keys, len(labels))
+        file_of_key = files_of(dataset)
+        all_keys = samples.keys
+        given_keys = classifier.checked_keys(keys, len(samples.labels))
         if given_keys is not None:
             all_keys = given_keys
             file_of_key = None  # it takes row numbers of the data set, which these keys are not
-        pieces = track(kept, "Going through the rows", len(columns))
-        classifier.learn_in_pieces(pieces, labels, domain=domains, keys=all_keys)
-        return Wrapped(
-            model, classifier, plain_layer(layer), preprocessing, encode_size=encode_size, file_of_key=file_of_key
-        )
+        pieces = track(kept, "Going through the rows", samples.batches)
+        classifier.learn_in_pieces(pieces, samples.labels, domain=samples.domains, keys=all_keys)
+    layer = plain_layer(samples.layer)
+    return Wrapped(model, classifier, layer, preprocessing, encode_size=encode_size, file_of_key=file_of_key)
 
 
-def _encoded(model: nn.Module, layer: str, batch: LabeledBatch, encode_size: int | None) -> Tensor:
+class _Samples(NamedTuple):
+    """What is known of the samples of a loader once the model has run on all of them, but for their features."""
+
+    labels: Tensor  # (n,)
+    domains: Tensor  # (n,)
+    keys: Tensor  # (n,)
+    batches: int  # in which they came
+    layer: str  # whose output is the feature
+    dim: int  # of a feature
+    class_count: int | None  # None if it is not known
+
+
+def _encoded(
+    model: nn.Module,
+    loader: Iterable[Any],
+    layer: str | None,
+    class_count: int | None,
+    encode_size: int | None,
+    kept: KeptFeatures,
+) -> _Samples:
+    """Runs the model on all samples of a loader, adds their features to those kept, and returns what else is known.
+
+    Args:
+        model, loader, encode_size: see ``wrap``.
+        layer, class_count: if they are not given, they are those of the model's head.
+        kept: the features of each batch, in the order in which batches come.
+    """
+    batches = []
+    origin: dict[str, str] = {}
+    name = ""  # of the file of a batch; not needed unless features are kept in a folder
+    dim = 0
+    for batch in labeled_batches(loader):
+        if layer is None:
+            layer, class_count = find_head(model, batch.inputs, class_count)
+        if kept.in_folder:
+            if not origin:
+                origin = {"weights": feature_fingerprint(model, layer), "layer": layer, "size": str(encode_size)}
+            name = digest_of_batch(origin, batch.inputs)
+        features = kept.add(name, partial(_features, model, layer, batch, encode_size))
+        _check_count(features, batch)
+        dim = features.shape[1]
+        batches.append(batch._replace(inputs=None))
+    if layer is None or not any(len(batch.labels) for batch in batches):
+        raise LoaderError("the loader is empty: a bank needs labeled source data")
+    return _Samples(
+        labels=torch.cat([batch.labels for batch in batches]),
+        domains=torch.cat([batch.domains for batch in batches]),
+        keys=torch.cat([batch.keys for batch in batches]),
+        batches=len(batches),
+        layer=layer,
+        dim=dim,
+        class_count=class_count,
+    )
+
+
+def _features(model: nn.Module, layer: str, batch: LabeledBatch, encode_size: int | None) -> Tensor:
     """The features (B, D) of a batch, as they are kept until all are there."""
     features, _ = extract(model, layer, batch.inputs, encode_size)
     return features.float().cpu()
