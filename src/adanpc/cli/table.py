@@ -212,7 +212,9 @@ def _grid(sheet: Sheet) -> Grid:
 
 def _text(cell: Shown) -> Text:
     """Our number, bold if it is the best, and the paper's."""
-    text = Text(printable(cell.ours), style="bold" if cell.best else "")
+    text = Text(printable(cell.ours))
+    if cell.best:
+        text.stylize("bold")
     if cell.paper:
         text.append(f" {cell.paper}", style="dim")
     return text

@@ -124,6 +124,9 @@ def train(
             folder = resume or out or _default_folder(data, name, targets, seed, trial, steps)
             prepared: Prepared | None = None
             if resume is None and group.rank == 0:
+                weights_path: str | None = None
+                if weights is not None:
+                    weights_path = str(weights)
                 spec = Spec(
                     data,
                     targets,
@@ -136,7 +139,7 @@ def train(
                     hyper=settings(set_ or []),
                     trial=trial,
                     pretrained=pretrained,
-                    weights=None if weights is None else str(weights),
+                    weights=weights_path,
                     norm=norm,
                     dropout=dropout,
                     frozen_batchnorm=frozen_batchnorm,

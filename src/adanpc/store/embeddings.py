@@ -165,12 +165,13 @@ def classifier_of(
         pieces = [given.pieces]
     else:
         pieces = track(given.pieces, "Going through the rows", given.pieces.parts)
-    classifier.learn_in_pieces(
-        pieces,
-        given.labels_in(bank.names, bank.classes),
-        domain=-1 if given.domains is None else given.domains,
-        keys=torch.arange(rows) if given.keys is None else given.keys,
-    )
+    domains: Any = -1
+    if given.domains is not None:
+        domains = given.domains
+    keys = given.keys
+    if keys is None:
+        keys = torch.arange(rows)
+    classifier.learn_in_pieces(pieces, given.labels_in(bank.names, bank.classes), domain=domains, keys=keys)
     return classifier
 
 

@@ -44,16 +44,21 @@ class Scale:
     def spec(self, data: str, targets: tuple[str, ...], algorithm: str, seed: int = 0, trial: int = 0) -> Spec:
         """The training of one trial at this scale; for photos, BatchNorm statistics are frozen, as in DomainBed."""
         photos = usual(data).photos
+        encoder = ""
+        pretrained = None
+        if photos and self.encoder:
+            encoder = self.encoder
+            pretrained = True
         return Spec(
             data,
             targets,
             algorithm,
-            self.encoder if photos else "",
+            encoder,
             steps=self.steps,
             batch=self.batch,
             seed=seed,
             trial=trial,
-            pretrained=True if self.encoder and photos else None,
+            pretrained=pretrained,
             frozen_batchnorm=photos,
             images=self.images,
         )
