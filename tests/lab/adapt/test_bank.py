@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import e, inf, log
 from typing import Any
 
@@ -185,6 +186,28 @@ def test_rows_made_anew_keep_their_classes_apart_though_the_source_is_sorted_by_
     rows = adapter.classifier.bank.rows(torch.arange(192))
     means = normalize(torch.stack([rows[labels == label].mean(0) for label in range(3)]))
     assert ((rows @ means.T).argmax(1) == labels).float().mean() > 0.95
+
+
+def test_source_rows_are_encoded_again_only_if_the_model_has_changed() -> None:
+    source, batches = toy_source(), toy_stream(AdaNPCTent, 4)
+    images = source.images
+    assert images is not None
+    asked: list[int] = []
+
+    def counted(rows: Tensor) -> Tensor:
+        asked.append(len(rows))
+        return images(rows)
+
+    watched = replace(source, images=counted)
+    adapter = AdaNPCTent(watched, alpha=3.0, refresh=2)
+    for batch in batches:
+        adapter.predict(batch)  # each of them meets the model as it was before the stream
+    assert sum(asked) == len(source.labels)
+    run(adapter, batches)  # the first and the third batch compute the rows, of which the first has them
+    assert sum(asked) == 2 * len(source.labels)
+    forgetful = AdaNPCTent(source, alpha=3.0, refresh=2)
+    run(forgetful, batches)
+    assert adapter.classifier.digest() == forgetful.classifier.digest()
 
 
 def test_contract_with_other_settings() -> None:

@@ -59,6 +59,9 @@ class Combined(Adapter, ABC):
         self.source = source
         self.refresh = refresh
         self.batches = 0  # answered so far
+        # The source rows as they were last computed, and the tensors of the model that computed them. Not saved, since
+        # they can be computed again at any time.
+        self._computed: tuple[list[Tensor], Tensor] | None = None
         del self.model
         # Not registered as a submodule: it already is one of the mover, and the state dict must hold it once.
         self.__dict__["model"] = mover.model
@@ -89,12 +92,26 @@ class Combined(Adapter, ABC):
         table = bank.table("id", "label", "origin", "confidence")
         admitted = table["origin"] == Origin.ADMITTED
         refreshed = MemoryBank(**bank.config(), device=bank.device)
-        refreshed.apply(Append(self._encoded_source(), self.source.labels, Origin.SOURCE))
+        refreshed.apply(Append(self._current_source_rows(), self.source.labels, Origin.SOURCE))
         if admitted.any():
             rows = bank.rows(table["id"][admitted])
             labels = table["label"][admitted]
             refreshed.apply(Append(rows, labels, Origin.ADMITTED, confidence=table["confidence"][admitted]))
         bank.revert(refreshed.contents)  # the classifier holds the bank, so the object must stay the same
+
+    def _current_source_rows(self) -> Tensor:
+        """Returns the source rows (n, D) by the encoder as it is now, computed again only if the model has changed.
+
+        Each ``predict`` before the first batch needs them, and all of these meet the same model.
+        """
+        now = [*self.model.parameters(), *self.model.buffers()]
+        if self._computed is not None:
+            earlier, rows = self._computed
+            if all(map(torch.equal, earlier, now)):
+                return rows
+        rows = self._encoded_source()
+        self._computed = ([tensor.detach().clone() for tensor in now], rows)
+        return rows
 
     def _encoded_source(self) -> Tensor:
         """Returns the features (n, D) of all source images by the encoder as it is now."""
