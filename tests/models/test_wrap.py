@@ -292,7 +292,8 @@ def test_labels_may_be_bytes_as_many_data_sets_store_them(net: Net) -> None:
     ("options", "message"),
     [
         ({"layer": 3}, "layer must be a string, got 3"),
-        ({"device": "gpu"}, "device must be one that torch knows, such as 'cpu', got 'gpu'"),
+        ({"device": "gpu"}, "device must be one that torch can use here, with float64, such as 'cpu', got 'gpu'"),
+        ({"device": "meta"}, "device must be one that torch can use here, with float64, such as 'cpu', got 'meta'"),
         ({"keys": ["a"] * 6}, "keys must be whole numbers, one for each sample, got"),
         ({"classes": ["cat", "dog"]}, "labels must be between 0 and 1, got 2"),
     ],
