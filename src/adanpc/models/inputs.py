@@ -44,6 +44,20 @@ class ModelInputs:
                 return len(tensor)
         raise InputError("encode_size needs inputs that are tensors with one row for each sample")
 
+    def __str__(self) -> str:
+        """The shapes and types of all tensors."""
+        shapes: list[str] = []
+
+        def note(tensor: Tensor) -> Tensor:
+            lengths = ", ".join(map(str, tensor.shape))
+            shapes.append(f"({lengths}) {plain_dtype(tensor.dtype)}")
+            return tensor
+
+        self.mapped(note)
+        if not shapes:
+            return "no tensor"
+        return ", ".join(shapes)
+
     def batches(self, size: int) -> Iterator[ModelInputs]:
         """The same samples in batches of exactly ``size``; the last one is filled up with copies of its last sample."""
         count = self.count
@@ -112,6 +126,11 @@ def _accepted(model: nn.Module) -> Signature | None:
         return signature(model.forward)
     except (TypeError, ValueError):
         return None
+
+
+def plain_dtype(dtype: torch.dtype) -> str:
+    """The name of a type: ``float32`` rather than ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def first_tensor(value: Any) -> Tensor | None:

@@ -18,19 +18,22 @@ from adanpc.core import AdaNPC, Append, Change, MemoryBank, Prediction, Rollback
 from adanpc.core.bank import checked_device
 from adanpc.core.contents import class_names
 from adanpc.core.presets import PRESETS, preset_of
-from adanpc.errors import AdaNPCError, LabelError
+from adanpc.errors import AdaNPCError, FeatureError, LabelError
 from adanpc.explanation import Explanation, Files, Witness, explanation, file_finder
+from adanpc.index import check_features
 from adanpc.models.extract import extract, find_head, run
 from adanpc.models.filenames import FileNames, FileOfKey, checked_files, files_of
 from adanpc.models.inputs import ModelInputs
 from adanpc.models.kept import KeptFeatures, digest_of_batch
-from adanpc.models.layers import INPUT_OF, plain_layer
+from adanpc.models.layers import INPUT_OF, plain_layer, unwrapped
 from adanpc.models.loading import LabeledBatch, LoaderError, labeled_batches
 from adanpc.models.recipe import check_recipe, describe, feature_fingerprint
 from adanpc.models.start import Start
 from adanpc.progress import track
 
 __all__ = ["INPUT_OF", "Wrapped", "extract", "find_head", "wrap"]
+
+PUBLIC = ("model", "classifier", "layer", "preprocessing", "encode_size")  # the attributes of a wrapped model
 
 
 @require.names_its_arguments
@@ -74,6 +77,12 @@ class Wrapped:
 
     def __repr__(self) -> str:
         return f"<Wrapped {type(self.model).__name__}, features at {self.layer!r}: {self.classifier!r}>"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses to set a public attribute that does not exist: it may be misspelled."""
+        if name not in PUBLIC:
+            require.known_attribute("a wrapped model", self, name, PUBLIC[0], PUBLIC)
+        super().__setattr__(name, value)
 
     # Answering
 
@@ -301,7 +310,7 @@ def _encoded(
         layer, class_count: if they are not given, they are those of the model's head.
         kept: the features of each batch, in the order in which batches come.
     """
-    batches = []
+    batches: list[LabeledBatch] = []  # without their inputs
     origin: dict[str, str] = {}
     name = ""  # of the file of a batch; not needed unless features are kept in a folder
     dim = 0
@@ -313,8 +322,8 @@ def _encoded(
                 origin = {"weights": feature_fingerprint(model, layer), "layer": layer, "size": str(encode_size)}
             name = digest_of_batch(origin, batch.inputs)
         features = kept.add(name, partial(_features, model, layer, batch, encode_size))
-        _check_count(features, batch)
         dim = features.shape[1]
+        _check_batch(len(batches), batch, features, class_count)
         batches.append(batch._replace(inputs=None))
     if layer is None or not any(len(batch.labels) for batch in batches):
         raise LoaderError("the loader is empty: a bank needs labeled source data")
@@ -341,6 +350,11 @@ def check_model(model: Any) -> None:
         raise AdaNPCError(
             f"the model must be a torch.nn.Module, got {type(model).__name__}: for features from elsewhere use "
             "adanpc.AdaNPC or adanpc.AdaNPCClassifier"
+        )
+    if isinstance(unwrapped(model), torch.jit.ScriptModule):
+        raise AdaNPCError(
+            "the model is TorchScript, and nobody can see the features inside it: wrap the module that it was made "
+            "from, or compute features yourself and use adanpc.AdaNPC"
         )
 
 
@@ -384,7 +398,27 @@ def _names(classes: Any, dataset: Any, count: int) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _check_count(features: Tensor, batch: LabeledBatch) -> None:
-    """Raises an error if a batch does not have one label for each of its inputs."""
-    if len(features) != len(batch.labels):
-        raise LabelError(f"the loader gave {len(features)} inputs with {len(batch.labels)} labels: give one for each")
+def _check_batch(number: int, batch: LabeledBatch, features: Tensor, class_count: int | None) -> None:
+    """Raises an error for a batch that no bank can learn, now rather than after all others have been encoded.
+
+    Args:
+        number: how many batches came before it.
+        batch: the batch.
+        features: (B, D) its features.
+        class_count: how many classes there are, if that is known.
+    """
+    labels = batch.labels
+    if len(features) != len(labels):
+        raise LabelError(f"the loader gave {len(features)} inputs with {len(labels)} labels: give one for each")
+    place = f"batch {number} of the loader"
+    try:
+        check_features(features, features.shape[1])
+    except FeatureError as error:
+        raise FeatureError(f"{place}: {error}") from None
+    unusable = labels < 0
+    known = "at least 0"
+    if class_count is not None:
+        unusable |= labels >= class_count
+        known = f"between 0 and {class_count - 1}"
+    if unusable.any():
+        raise LabelError(f"{place}: labels must be {known}, got {int(labels[unusable][0])}")
