@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import signature
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +23,10 @@ from adanpc.index import check_features
 from adanpc.models.extract import extract, find_head, run
 from adanpc.models.filenames import FileNames, FileOfKey, checked_files, files_of
 from adanpc.models.inputs import ModelInputs
-from adanpc.models.kept import KeptFeatures, digest_of_batch
+from adanpc.models.kept import KeptFeatures, digest_of_batch, workspace_folder
 from adanpc.models.layers import INPUT_OF, plain_layer, unwrapped
 from adanpc.models.loading import LabeledBatch, LoaderError, labeled_batches
-from adanpc.models.recipe import check_recipe, describe, feature_fingerprint
+from adanpc.models.recipe import check_recipe, describe, feature_fingerprint, tensors_hash
 from adanpc.models.start import Start
 from adanpc.progress import track
 
@@ -239,8 +238,9 @@ def wrap(
         preset: how the classifier learns, ``safe`` or ``paper``; see ``AdaNPC``.
         workspace: a folder in which the features of each batch are kept as soon as they are made. If the process is
             killed, the same call goes on from there: the model runs only on batches that it has not seen, as long as
-            the loader composes and preprocesses its batches as before. Delete the folder once the bank is saved.
-            Features need not fit into memory, with a workspace or without.
+            the loader composes and preprocesses its batches as before. Weights and layers of the model are compared,
+            but not the code of its methods: after changing that, give another folder. Delete the folder once the bank
+            is saved. Features need not fit into memory, with a workspace or without.
         **options: options of the preset: stream, guard, balance, …; or k, rule, temperature, admission, centering, …
     """
     check_model(model)
@@ -254,7 +254,7 @@ def wrap(
         preprocessing = getattr(whole, "transform", None)
     folder = None
     if workspace is not None:
-        folder = Path(workspace)
+        folder = workspace_folder(workspace)
     with KeptFeatures(folder) as kept:
         samples = _encoded(model, loader, layer, _class_count(classes), encode_size, kept)
         class_count = samples.class_count
@@ -319,7 +319,7 @@ def _encoded(
             layer, class_count = find_head(model, batch.inputs, class_count)
         if kept.in_folder:
             if not origin:
-                origin = {"weights": feature_fingerprint(model, layer), "layer": layer, "size": str(encode_size)}
+                origin = _origin(model, layer, encode_size)
             name = digest_of_batch(origin, batch.inputs)
         features = kept.add(name, partial(_features, model, layer, batch, encode_size))
         dim = features.shape[1]
@@ -336,6 +336,18 @@ def _encoded(
         dim=dim,
         class_count=class_count,
     )
+
+
+def _origin(model: nn.Module, layer: str, encode_size: int | None) -> dict[str, str]:
+    """What decides the features of a batch apart from its inputs, as far as this can be known."""
+    inner = unwrapped(model)
+    return {
+        "weights": feature_fingerprint(model, layer),
+        "buffers": tensors_hash(inner.named_buffers()),  # with those that are not saved as weights
+        "structure": describe(inner),
+        "layer": layer,
+        "size": str(encode_size),
+    }
 
 
 def _features(model: nn.Module, layer: str, batch: LabeledBatch, encode_size: int | None) -> Tensor:
