@@ -383,6 +383,37 @@ def test_a_batch_may_have_a_single_domain() -> None:
     assert wrapped.classifier.bank.table()["domain"].tolist() == [5, 5, 7, 7]
 
 
+def test_an_empty_batch_does_not_tell_which_layer_is_the_head() -> None:
+    class Doubtful(Counting):
+        """Runs another layer of the same width after its head."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.aside = nn.Linear(3, 4)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            logits = super().forward(inputs)
+            self.aside(inputs)
+            return logits
+
+    model = Doubtful()
+    empty = (torch.zeros(0, 3), torch.zeros(0).long())
+    for batches in ([GOOD, empty, GOOD], [empty, GOOD, GOOD]):
+        wrapped = adanpc.wrap(model, batches)
+        assert wrapped.layer == "input of head"
+        assert wrapped.classifier.bank.table()["label"].tolist() == [0, 1, 0, 1]
+
+
+def test_row_numbers_are_not_taken_for_domains() -> None:
+    model = Counting()
+    rows = DataLoader(TensorDataset(torch.ones(400, 3), torch.arange(400) % 4, torch.arange(400)), batch_size=40)
+    with pytest.raises(AdaNPCError, match="no two of the first 120 samples have the same domain: .* leave it out"):
+        adanpc.wrap(model, rows)
+    assert model.runs <= 4
+    few = DataLoader(TensorDataset(torch.ones(90, 3), torch.arange(90) % 4, torch.arange(90)), batch_size=40)
+    assert adanpc.wrap(model, few).classifier.bank.table()["domain"].tolist() == list(range(90))
+
+
 def test_a_data_set_without_labels_is_told_apart_from_a_single_batch() -> None:
     with pytest.raises(AdaNPCError, match=r"got a list of 1: its data set must give \(input, label\)"):
         adanpc.wrap(Counting(), DataLoader(TensorDataset(torch.randn(4, 3))))

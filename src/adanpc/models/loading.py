@@ -18,6 +18,7 @@ from adanpc.models.inputs import PIL_REMEDY, InputError
 from adanpc.progress import track
 
 LABEL_NAMES = ("labels", "label")  # where the labels are in batches that are dictionaries
+ENOUGH = 100  # so many samples without two of the same domain were not drawn from domains
 UNKNOWN = -1  # the key or domain of a sample that has none
 
 
@@ -57,6 +58,7 @@ def labeled_batches(loader: Iterable[Any]) -> Iterator[LabeledBatch]:
     if not isinstance(loader, Iterable):
         raise LoaderError(f"the loader must be a DataLoader or a list of batches (inputs, labels), got {loader!r}")
     arrived = 0
+    first_domains: list[int] = []
     for batch in _tensors_only(track(loader, "Building the bank")):
         inputs, labels, domains = _parts(batch)
         count = len(labels)
@@ -67,6 +69,9 @@ def labeled_batches(loader: Iterable[Any]) -> Iterator[LabeledBatch]:
         else:
             keys = torch.arange(arrived, arrived + count)
         arrived += count
+        if len(first_domains) < ENOUGH:
+            first_domains += domains.tolist()
+            _check_first_domains(first_domains)
         yield LabeledBatch(inputs, labels, domains, keys)
 
 
@@ -178,6 +183,15 @@ def _domains(values: Any, labels: Tensor) -> Tensor:
     if domains.shape != labels.shape:
         raise LabelError(f"the loader gave {len(labels)} inputs with {len(domains)} domains: give one for each")
     return domains
+
+
+def _check_first_domains(domains: list[int]) -> None:
+    """Raises a LoaderError if the domains of the first samples all differ: each sample would be centered to nothing."""
+    if len(domains) >= ENOUGH and len(set(domains)) == len(domains):
+        raise LoaderError(
+            f"no two of the first {len(domains)} samples have the same domain: the third item of the loader's batches "
+            "is the domain of each sample; if it is something else, such as a row number, leave it out"
+        )
 
 
 def _tensor(name: str, values: Any) -> Tensor:

@@ -314,7 +314,9 @@ def _encoded(
     origin: dict[str, str] = {}
     name = ""  # of the file of a batch; not needed unless features are kept in a folder
     dim = 0
-    for batch in labeled_batches(loader):
+    for number, batch in enumerate(labeled_batches(loader)):
+        if not len(batch.labels):
+            continue  # without samples, any layer would seem to be the head
         if layer is None:
             layer, class_count = find_head(model, batch.inputs, class_count)
         if kept.in_folder:
@@ -323,9 +325,9 @@ def _encoded(
             name = digest_of_batch(origin, batch.inputs)
         features = kept.add(name, partial(_features, model, layer, batch, encode_size))
         dim = features.shape[1]
-        _check_batch(len(batches), batch, features, class_count)
+        _check_batch(number, batch, features, class_count)
         batches.append(batch._replace(inputs=None))
-    if layer is None or not any(len(batch.labels) for batch in batches):
+    if layer is None or not batches:
         raise LoaderError("the loader is empty: a bank needs labeled source data")
     return _Samples(
         labels=torch.cat([batch.labels for batch in batches]),
@@ -414,7 +416,7 @@ def _check_batch(number: int, batch: LabeledBatch, features: Tensor, class_count
     """Raises an error for a batch that no bank can learn, now rather than after all others have been encoded.
 
     Args:
-        number: how many batches came before it.
+        number: its place in the loader, from 0.
         batch: the batch.
         features: (B, D) its features.
         class_count: how many classes there are, if that is known.
