@@ -456,3 +456,19 @@ def test_keys_of_a_step_must_be_whole_numbers(net: Net) -> None:
 def test_features_that_are_not_finite_are_said_to_be(net: Net) -> None:
     with pytest.raises(FeatureError, match="feature row 0 holds NaN"):
         adanpc.wrap(net, [(torch.full((6, 1, 8, 8), float("nan")), torch.arange(6) % 3)])
+
+
+def test_a_wrapped_model_says_what_its_guard_sees_and_asks_people() -> None:
+    torch.manual_seed(0)
+    centers = torch.eye(4)[:, :3] * 3 + 1
+    labels = torch.arange(400) % 4
+    inputs = centers[labels] + 0.3 * torch.randn(400, 3)
+    wrapped = adanpc.wrap(nn.Sequential(nn.Identity(), nn.Linear(3, 4)), [(inputs[:200], labels[:200])])
+    shifted = inputs[200:] + torch.tensor([1.5, -1.0, 0.0])
+    wrapped.step(shifted)
+    assert wrapped.signs() == wrapped.classifier.signs()
+    assert wrapped.signs().queries > 100
+    asked = wrapped.ask(shifted, most=3)
+    assert asked == wrapped.classifier.ask(wrapped.features(shifted), most=3)
+    assert 0 < len(asked) <= 3
+    wrapped.apply(asked[0].answered(int(labels[200 + asked[0].query])))

@@ -14,10 +14,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.index.grid import tensor_of
-from adanpc.models.inputs import PIL_REMEDY, InputError
+from adanpc.models.inputs import LABEL_NAMES, PIL_REMEDY, InputError
 from adanpc.progress import track
 
-LABEL_NAMES = ("labels", "label")  # where the labels are in batches that are dictionaries
 ENOUGH = 100  # so many samples without two of the same domain were not drawn from domains
 UNKNOWN = -1  # the key or domain of a sample that has none
 

@@ -16,7 +16,9 @@ from adanpc import require
 from adanpc.core import AdaNPC, Append, Change, MemoryBank, Prediction, Rollback
 from adanpc.core.bank import checked_device
 from adanpc.core.contents import class_names
+from adanpc.core.guard import Signs
 from adanpc.core.presets import PRESETS, preset_of
+from adanpc.core.safe import Question
 from adanpc.errors import AdaNPCError, FeatureError, LabelError
 from adanpc.explanation import Explanation, Files, Witness, explanation, file_finder
 from adanpc.index import check_features
@@ -136,6 +138,14 @@ class Wrapped:
                 held = set(bank.table("id")["id"].tolist())
                 self._files.keep(held)
         return answer
+
+    def ask(self, inputs: Any, *, most: int = 10) -> list[Question]:
+        """The inputs whose labels would tell the most about whether to adapt, at most so many; see ``AdaNPC.ask``."""
+        return self.classifier.ask(self.features(inputs), most=most)
+
+    def signs(self) -> Signs:
+        """What the guard of the preset "safe" sees in the stream; print it to read it in words."""
+        return self.classifier.signs()
 
     def explain(self, answer: Prediction, query: int = 0, *, files: Files | None = None) -> Explanation:
         """The rows that voted on one query, with class names and files where they are known.
