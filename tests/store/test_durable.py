@@ -325,6 +325,16 @@ def test_an_empty_bank_says_so(tmp_path: Path) -> None:
 # Requests that are sent again
 
 
+def test_an_id_that_is_used_again_for_another_number_of_queries_is_refused(tmp_path: Path) -> None:
+    with DurableBank.create(tmp_path / "bank", classifier()) as bank:
+        answer = bank.classify(features(1, 3), request="a")
+        digest = bank.digest()
+        with pytest.raises(AdaNPCError, match="request 'a' was answered before, with 3 queries, and now has 2: give"):
+            bank.classify(features(1, 2), request="a")
+        assert_same_answer(answer, bank.classify(features(1, 3), request="a"))
+        assert bank.digest() == digest
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_that_is_sent_twice_enters_once(tmp_path: Path, kind: str) -> None:
     with DurableBank.create(tmp_path / "bank", classifier(kind)) as bank:

@@ -55,7 +55,8 @@ async def rollback(service: Here, body: RollbackBody, expert: Expert) -> dict[st
     """Returns to an earlier position, or tells what that would change."""
     check_position(service.bank, body.to)
     if body.preview:
-        return await run_in_threadpool(_preview_of_rollback, service, body.to)
+        effect: dict[str, Any] = await service.look_back(_preview_of_rollback, service, body.to)
+        return effect
     return {"position": await service.rollback(body.to, who=expert.name, why=body.why)}
 
 

@@ -485,6 +485,11 @@ class DurableBank:
         if data is None:
             return None
         prediction = decode_answer(data)
+        if len(prediction.probs) != len(question.features):
+            raise AdaNPCError(
+                f"request {question.request!r} was answered before, with {len(prediction.probs)} queries, and now has "
+                f"{len(question.features)}: give every request an id of its own"
+            )
         return Part(prediction, 0, len(prediction.probs), again=True)
 
     def _answer_fresh(self, questions: list[Question]) -> None:
