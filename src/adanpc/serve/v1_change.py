@@ -121,6 +121,8 @@ def _preview_of_rollback(service: Service, to: int) -> dict[str, Any]:
     staying = torch.isin(present["id"], before["id"])
     places = torch.searchsorted(before["id"], present["id"][staying])
     relabeled = before["label"][places] != present["label"][staying]
+    judged = set(now.vetoed) ^ set(earlier.bank.contents.vetoed)
+    judged &= set(present["id"][staying].tolist())
     changed = []
     queries = list(service.queries)
     if queries:
@@ -136,5 +138,6 @@ def _preview_of_rollback(service: Service, to: int) -> dict[str, Any]:
         "rows_leaving": int((~staying).sum()),
         "rows_returning": int(returning.sum()),
         "labels_changing": int(relabeled.sum()),
+        "vetoes_changing": len(judged),
         "queries": changed,
     }
