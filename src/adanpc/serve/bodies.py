@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from adanpc.core.changes import LARGEST_ID
 from adanpc.serve.errors import RequestError
 from adanpc.serve.tensors import shaped
-from adanpc.store.durable import LONGEST_REQUEST
+from adanpc.serve.tokens import LONGEST_ID
 
 LONGEST_REASON = 2000  # characters
 MOST_ROWS = 100_000  # in one change
@@ -48,7 +48,7 @@ class PredictBody(Body):
     """Queries, and perhaps an id of the request, so that it can be sent twice and counts once."""
 
     features: Vectors | Vector
-    request: Annotated[str, Field(max_length=LONGEST_REQUEST)] = ""
+    request: Annotated[str, Field(max_length=LONGEST_ID)] = ""
 
 
 class PreviewBody(Body):
