@@ -35,11 +35,12 @@ def log_documents(
     documents: list[dict[str, Any]] = []
     while end > lowest and len(documents) < limit:
         start = max(lowest, end - limit)
-        page = list(enumerate(islice(bank.log.read(start), end - start), start + 1))
-        for position, change in reversed(page):
+        page = []  # of documents, not of changes, which may hold many features
+        for position, change in enumerate(islice(bank.log.read(start), end - start), start + 1):
             if by_people and isinstance(change, Append) and not change.who:
                 continue
-            documents.append(_entry(position, change, contents))
+            page.append(_entry(position, change, contents))
+        documents += reversed(page)
         end = start
     shown = documents[:limit]
     if len(documents) > limit:

@@ -35,26 +35,31 @@ export function streamView(place) {
   );
   const chart = timelineChart(frame, (point) => drawReadout(readout, point));
 
+  let entries = []; // what people changed
+  let changed = true; // since they were asked for, which makes the server look through its log
   async function refresh() {
     drawSigns(signs, bank().signs);
     try {
-      const [{ points }, { entries }] = await Promise.all([
-        api.timeline(bank().classes.length > MANY_CLASSES ? DRAWN : POINTS),
-        api.log({ limit: MARKED, kind: "expert" }),
-      ]);
+      const { points } = await api.timeline(bank().classes.length > MANY_CLASSES ? DRAWN : POINTS);
+      if (changed) {
+        changed = false;
+        entries = (await api.log({ limit: MARKED, kind: "expert" })).entries;
+      }
       error.hidden = true;
       chart.draw(joinedPoints(points), entries);
       if (!points.length) {
         fill(readout, element("p", { class: "empty" }, "Nothing has been asked yet. Send images or features, and the stream appears here."));
       }
     } catch (problem) {
+      changed = true;
       showError(error, problem);
     }
   }
   const refreshSoon = atMostEvery(2000, refresh);
   refresh();
   return {
-    hear() {
+    hear(kind) {
+      if (kind === "change") changed = true;
       refreshSoon();
     },
     leave() {
