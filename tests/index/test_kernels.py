@@ -153,6 +153,56 @@ def test_bounds_of_rows_are_what_a_loop_computes(path: str) -> None:
         assert upper == pytest.approx(bound, rel=1e-5, abs=1e-4)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_rows_that_reach_are_those_whose_two_bounds_do(data: st.DataObject) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    rows = data.draw(st.integers(1, 200))
+    first = data.draw(st.sampled_from([0, 64]))
+    codes = row_codes(random, rows + 3, 64)
+    query = row_query(random, 64)
+    base = random.standard_normal(first + rows).astype(np.float32)
+    upper = random.standard_normal(first + rows).astype(np.float32)
+    upper[first::7] = np.nan  # as in slots that were never written
+    slots = first + np.arange(rows)
+    tighter = bounded("numpy", codes, slots, first, query, base)
+    first_least = data.draw(st.sampled_from([-np.inf, 0.3, float(upper[-1])]))
+    least = float(np.median(tighter))
+    usable = np.zeros(0, bool)
+    reaching = (upper[first:] >= first_least) & (tighter >= least)
+    if data.draw(st.booleans()):
+        usable = random.random(first + rows) < 0.7
+        reaching &= usable[first:]
+    for path in kernels.paths():
+        found = kernels.reach_rows(path, codes, first, rows, query, base, upper, usable, first_least, least)
+        assert found.tolist() == slots[reaching].tolist(), path
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("flaw", ["nibbles", "factors", "low", "width", "base", "upper", "usable", "rows", "first"])
+def test_reaching_what_does_not_fit_is_refused(path: str, flaw: str) -> None:
+    random = np.random.default_rng(0)
+    codes = row_codes(random, 4, 64)
+    query = row_query(random, 64)
+    numbers = {"first": 2, "rows": 4}
+    of_slots = {"base": np.zeros(6, np.float32), "upper": np.zeros(6, np.float32), "usable": np.ones(6, bool)}
+    if flaw in codes:
+        codes[flaw] = codes[flaw][:-1]
+    elif flaw in of_slots:
+        of_slots[flaw] = of_slots[flaw][:-1]
+    elif flaw == "low":
+        query = query._replace(low=query.low[:1])
+    elif flaw == "width":
+        query = row_query(random, 32)
+    else:
+        numbers[flaw] = -1
+    with pytest.raises(ValueError, match="does not fit|negative dimensions"):
+        kernels.reach_rows(
+            path, codes, numbers["first"], numbers["rows"], query, of_slots["base"], of_slots["upper"],
+            of_slots["usable"], 0.0, 0.0,
+        )  # fmt: skip
+
+
 def on_grid(random: np.random.Generator, count: int, dim: int, dtype: Any) -> Array:
     """Rows of about length one, subnormal numbers of 16 bits included."""
     rows = random.standard_normal((count, dim)) / np.sqrt(dim)
@@ -322,7 +372,7 @@ def test_a_sample_looks_at_some_tiles_and_lists_nobody(path: str) -> None:
 
 FLAWS = [
     "head", "weights", "nibbles", "factors", "groups", "query nibbles", "query heads", "centers", "numbers", "wanted",
-    "nobody wanted", "best", "floor", "counts", "slots", "upper", "tiles", "no queries",
+    "nobody wanted", "nothing wanted", "best", "floor", "counts", "slots", "upper", "tiles", "no queries",
 ]  # fmt: skip
 
 
@@ -351,6 +401,8 @@ def test_a_hunt_in_what_does_not_fit_is_refused(path: str, flaw: str, monkeypatc
                 queries[place] = queries[place][:-1]
             elif flaw == "nobody wanted":
                 hunt[0][0, 0] = 0
+            elif flaw == "nothing wanted":
+                hunt = [hunt[0][:0], *(column[:, :0] for column in hunt[1:])]
             elif flaw == "wanted":
                 hunt[0][0, 0] = 5
             elif flaw in Hunt._fields:

@@ -266,6 +266,18 @@ def test_what_a_pass_cannot_be_certain_of_is_searched_again(
     assert searched_again
 
 
+@pytest.mark.parametrize("certified", [False, True])
+def test_queries_share_no_pass_that_could_not_settle_them(
+    certified: bool, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hunt, "Pass", None)
+    rows = drawn_rows("clustered", 300, 70, torch.Generator().manual_seed(6))
+    fast, plain = both(70, rows, certified=certified)
+    queries = drawn_rows("clustered", 9, 70, torch.Generator().manual_seed(7))
+    k = 7 if certified else 301
+    assert same(fast.search(queries, k), plain.search(queries, k))
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_that_share_queries_find_the_same(threads: int, eager: None) -> None:
     rows = drawn_rows("clustered", 300, 70, torch.Generator().manual_seed(6))

@@ -45,6 +45,16 @@
 enum path { PLAIN, WITH_AVX2, WITH_AVX512, PATHS };
 static const char *const PATH_NAMES[PATHS] = {"plain", "avx2", "avx512"};
 
+/* Asks memory for bytes that are read soon. Rows that are read side by side look like no pattern to the processor, which
+   therefore asks for little by itself where rows are short. */
+ALWAYS static inline void ask_ahead(const char *start, Py_ssize_t bytes) {
+#if defined(__GNUC__)
+    for (Py_ssize_t line = 0; line < bytes; line += 64) __builtin_prefetch(start + line);
+#else
+    (void)start, (void)bytes;
+#endif
+}
+
 /* What a scan of tiles needs to know of a query. */
 struct scan {
     const int8_t *head;    /* (tiles, pairs, LANES, 2) */
@@ -536,12 +546,6 @@ AVX512 static double single_avx512(const struct score *s) {
         add_products(_mm512_loadu_ps(row + place), s->query + place, &first, &second);
     struct score rest = {row + place, s->query + place, s->dim - place};
     return _mm512_reduce_add_pd(_mm512_add_pd(first, second)) + single_plain(&rest);
-}
-
-/* Asks memory for bytes that are read soon. Rows that are read side by side look like no pattern to the processor, which
-   therefore asks for little by itself where rows are short. */
-ALWAYS static inline void ask_ahead(const char *start, int bytes) {
-    for (int line = 0; line < bytes; line += 64) _mm_prefetch(start + line, _MM_HINT_T0);
 }
 
 AVX2 static int directed_avx2(const struct features *f) { return all_have_direction(f); }
@@ -1053,38 +1057,71 @@ static void take_in(const struct pass *p, struct hunt *h, int64_t slot, float up
     ++*h->count;
 }
 
-/* The bounds of a tile's rows for one query, and what lies between their middle and them. */
-ALWAYS static inline void bound_tile(const struct pass *p, Py_ssize_t tile, const float *factors, Py_ssize_t query,
-                              const int32_t *nibbles, const int32_t *heads, float *upper, float *width) {
-    const float *n = p->numbers + query * NUMBERS, *scale = p->weights + tile * 3 * LANES;
-    const float center = p->centers[query * p->spans + (p->first + tile) / p->span];
+/* The bounds of a tile's rows for one query, and what lies between their middle and them. Returns a bit for each row whose
+   bound reaches the floor. */
+typedef unsigned bounds_of_tile(const struct pass *p, const float *scale, const float *factors, Py_ssize_t query,
+                                float center, const int32_t *nibbles, const int32_t *heads, float floor, float *upper,
+                                float *width);
+
+ALWAYS static inline unsigned bound_tile(const struct pass *p, const float *scale, const float *factors, Py_ssize_t query,
+                                         float center, const int32_t *nibbles, const int32_t *heads, float floor,
+                                         float *upper, float *width) {
+    const float *n = p->numbers + query * NUMBERS;
+    unsigned reached = 0;
     for (int lane = 0; lane < LANES; lane++) {
         float weight = factors[lane], left_out = factors[LANES + lane];
         float middle = scale[lane] * ((float)heads[lane] * n[HEAD_STEP]) + center;
         float estimate = weight * ((float)nibbles[lane] * n[STEP] - n[SHIFT]);
         width[lane] = (left_out * n[SPREAD] + scale[lane] * n[HEAD_SLACK]) + n[ROUNDING];
         upper[lane] = (middle + estimate) + width[lane];
+        reached |= (unsigned)(upper[lane] >= floor) << lane;
     }
+    return reached;
 }
+
+#if X86
+/* Most tiles have no row that reaches the floor: nothing of them is written. */
+AVX512 ALWAYS static inline unsigned bound_tile_avx512(const struct pass *p, const float *scales, const float *factors,
+                                                       Py_ssize_t query, float center, const int32_t *nibbles,
+                                                       const int32_t *heads, float floor, float *upper, float *width) {
+    const float *n = p->numbers + query * NUMBERS;
+    const __m512 scale = _mm512_loadu_ps(scales);
+    __m512 middle = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(heads)), _mm512_set1_ps(n[HEAD_STEP]));
+    middle = _mm512_add_ps(_mm512_mul_ps(scale, middle), _mm512_set1_ps(center));
+    __m512 estimate = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(nibbles)), _mm512_set1_ps(n[STEP]));
+    estimate = _mm512_mul_ps(_mm512_loadu_ps(factors), _mm512_sub_ps(estimate, _mm512_set1_ps(n[SHIFT])));
+    __m512 range = _mm512_mul_ps(_mm512_loadu_ps(factors + LANES), _mm512_set1_ps(n[SPREAD]));
+    range = _mm512_add_ps(range, _mm512_mul_ps(scale, _mm512_set1_ps(n[HEAD_SLACK])));
+    range = _mm512_add_ps(range, _mm512_set1_ps(n[ROUNDING]));
+    const __m512 bound = _mm512_add_ps(_mm512_add_ps(middle, estimate), range);
+    const unsigned reached = _mm512_cmp_ps_mask(bound, _mm512_set1_ps(floor), _CMP_GE_OQ);
+    if (!reached) return 0;
+    _mm512_storeu_ps(upper, bound);
+    _mm512_storeu_ps(width, range);
+    return reached;
+}
+#endif
 
 /* Looks at one tile for SIDE queries, or as many as are left. */
 ALWAYS static inline void look_at(const struct pass *p, Py_ssize_t tile, const float *factors, Py_ssize_t first_query,
-                           const struct sums *sums) {
-    const Py_ssize_t first = (p->first + tile) * LANES;
-    const Py_ssize_t count = p->slots - first < LANES ? p->slots - first : LANES;
+                                  const struct sums *sums, bounds_of_tile *bound) {
+    const Py_ssize_t first = (p->first + tile) * LANES, span = (p->first + tile) / p->span;
+    const unsigned in_use = p->slots - first < LANES ? (1u << (p->slots - first)) - 1 : (1u << LANES) - 1;
     const Py_ssize_t queries = p->queries - first_query < SIDE ? p->queries - first_query : SIDE;
     for (Py_ssize_t number = 0; number < queries; number++) {
         float upper[LANES], width[LANES];
         const Py_ssize_t query = first_query + number;
-        bound_tile(p, tile, factors, query, sums->nibbles + number * LANES, sums->heads + number * LANES, upper, width);
-        for (Py_ssize_t which = 0; which < p->wanted; which++) {
-            struct hunt *h = p->hunts + query * p->wanted + which;
-            const float floor = *h->floor;
-            int reached = 0;
-            for (int lane = 0; lane < LANES; lane++) reached |= upper[lane] >= floor;
-            if (!reached) continue;
-            for (Py_ssize_t lane = 0; lane < count; lane++) {
-                if (!(upper[lane] >= *h->floor)) continue;
+        struct hunt *hunts = p->hunts + query * p->wanted;
+        float floor = *hunts->floor;
+        for (Py_ssize_t which = 1; which < p->wanted; which++)
+            if (*hunts[which].floor < floor) floor = *hunts[which].floor;
+        const unsigned reached = in_use & bound(p, p->weights + tile * 3 * LANES, factors, query,
+                                                p->centers[query * p->spans + span], sums->nibbles + number * LANES,
+                                                sums->heads + number * LANES, floor, upper, width);
+        for (Py_ssize_t which = 0; reached && which < p->wanted; which++) {
+            struct hunt *h = hunts + which;
+            for (int lane = 0; lane < LANES; lane++) {
+                if (!(reached >> lane & 1) || !(upper[lane] >= *h->floor)) continue;
                 const uint8_t group = p->groups[first + lane];
                 if (h->group > 0 ? group != h->group : h->group == 0 && group == 0) continue;
                 take_in(p, h, first + lane, upper[lane], width[lane]);
@@ -1093,12 +1130,11 @@ ALWAYS static inline void look_at(const struct pass *p, Py_ssize_t tile, const f
     }
 }
 
-ALWAYS static inline void go_through(const struct pass *p) {
-    const Py_ssize_t sides = (p->queries + SIDE - 1) / SIDE;
+ALWAYS static inline void go_through(const struct pass *p, bounds_of_tile *bound) {
+    const Py_ssize_t sides = (p->queries + SIDE - 1) / SIDE, bytes = LANES * p->width, share = bytes / sides;
     for (Py_ssize_t tile = 0; tile < p->tiles; tile += p->stride) {
         float factors[2 * LANES];
-        struct tile t = {p->nibbles + tile * LANES * p->width, p->head + tile * p->pairs * LANES * 2, p->width, p->pairs,
-                         p->memory};
+        struct tile t = {p->nibbles + tile * bytes, p->head + tile * p->pairs * LANES * 2, p->width, p->pairs, p->memory};
         for (int lane = 0; lane < LANES; lane++) {
             factors[lane] = p->factors[(tile * LANES + lane) * 2];
             factors[LANES + lane] = p->factors[(tile * LANES + lane) * 2 + 1];
@@ -1107,8 +1143,9 @@ ALWAYS static inline void go_through(const struct pass *p) {
         for (Py_ssize_t side = 0; side < sides; side++) {
             struct side s = {p->query_nibbles + side * p->width * 2 * SIDE, p->query_heads + side * p->pairs * 2 * SIDE};
             struct sums sums;
+            if (tile + p->stride < p->tiles) ask_ahead((const char *)t.nibbles + p->stride * bytes + side * share, share);
             MULTIPLY[p->path](&t, &s, &sums);
-            look_at(p, tile, factors, side * SIDE, &sums);
+            look_at(p, tile, factors, side * SIDE, &sums, bound);
         }
     }
     for (Py_ssize_t number = 0; number < p->queries * p->wanted; number++)
@@ -1116,10 +1153,10 @@ ALWAYS static inline void go_through(const struct pass *p) {
 }
 
 #if X86
-AVX512 static void pass_avx512(const struct pass *p) { go_through(p); }
-AVX2 static void pass_avx2(const struct pass *p) { go_through(p); }
+AVX512 static void pass_avx512(const struct pass *p) { go_through(p, bound_tile_avx512); }
+AVX2 static void pass_avx2(const struct pass *p) { go_through(p, bound_tile); }
 #endif
-static void pass_plain(const struct pass *p) { go_through(p); }
+static void pass_plain(const struct pass *p) { go_through(p, bound_tile); }
 
 static void (*const PASSES[PATHS])(const struct pass *) = {
     pass_plain,
@@ -1407,6 +1444,59 @@ static PyObject *bound_rows(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+#define TOGETHER 64  /* rows that are asked from memory at once, and bounded together */
+
+/* Writes the slots of a block's rows whose first and second bound reach a similarity, and returns how many. */
+static Py_ssize_t find_reaching(struct rows *s, int path, Py_ssize_t rows, const float *upper, const uint8_t *usable,
+                                float first_least, float least, int64_t *found) {
+    int64_t slots[TOGETHER];
+    float bounds[TOGETHER];
+    Py_ssize_t count = 0;
+    s->slots = slots, s->upper = bounds, s->count = 0;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        const Py_ssize_t slot = s->first + row;
+        if (upper[slot] >= first_least && (!usable || usable[slot])) {
+            ask_ahead((const char *)s->nibbles + row * s->width, s->width);
+            ask_ahead((const char *)(s->weights + 2 * row), 1);
+            slots[s->count++] = slot;
+        }
+        if (s->count < TOGETHER && row + 1 < rows) continue;
+        ROWS[path](s);
+        for (Py_ssize_t number = 0; number < s->count; number++)
+            if (bounds[number] >= least) found[count++] = slots[number];
+        s->count = 0;
+    }
+    return count;
+}
+
+static PyObject *reach_rows(PyObject *self, PyObject *args) {
+    const char *name;
+    Py_buffer nibbles, weights, high, low, base, upper, usable, found;
+    Py_ssize_t rows, count = 0;
+    float first_least, least;
+    struct rows s;
+    if (!PyArg_ParseTuple(args, "sy*y*nny*y*y*(ffff)y*y*ffw*", &name, &nibbles, &weights, &s.first, &rows, &high, &low,
+                          &base, &s.step, &s.shift, &s.spread, &s.rounding, &upper, &usable, &first_least, &least, &found))
+        return NULL;
+    int path = path_of(name);
+    s.width = high.len / 2;
+    int right = path >= 0 && fits(s.width > 0 && s.width % 64 == 0 && low.len == high.len, "the query")
+        && fits(s.first >= 0 && rows >= 0 && nibbles.len / s.width >= rows && weights.len / 8 >= rows, "the rows")
+        && fits(base.len / 4 >= s.first + rows && upper.len / 4 >= s.first + rows, "the bounds")
+        && fits(usable.len == 0 || usable.len >= s.first + rows, "what is usable")
+        && fits(found.len / 8 >= rows, "what is written");
+    if (right) {
+        s.nibbles = nibbles.buf, s.weights = weights.buf, s.high = high.buf, s.low = low.buf, s.base = base.buf;
+        Py_BEGIN_ALLOW_THREADS
+        count = find_reaching(&s, path, rows, upper.buf, usable.len ? usable.buf : NULL, first_least, least, found.buf);
+        Py_END_ALLOW_THREADS
+    }
+    Py_buffer *all[] = {&nibbles, &weights, &high, &low, &base, &upper, &usable, &found};
+    for (int number = 0; number < 8; number++) PyBuffer_Release(all[number]);
+    if (!right) return NULL;
+    return PyLong_FromSsize_t(count);
+}
+
 /* Buffers of a sequence of objects, each of at least one byte a unit; NULL with an exception. */
 static Py_buffer *buffers_of(PyObject *blocks, Py_ssize_t *count) {
     *count = PySequence_Size(blocks);
@@ -1576,14 +1666,14 @@ static PyObject *hunt_tiles(PyObject *self, PyObject *args) {
                           b + BOUNDS, &p.room))
         return NULL;
     p.path = path_of(name);
-    int right = p.path >= 0 && fits(p.queries > 0 && p.width > 0, "the queries");
+    int right = p.path >= 0 && fits(p.queries > 0 && p.width > 0 && b[WANTED].len >= 16, "the queries");
     if (right) {
         const Py_ssize_t sides = (p.queries + SIDE - 1) / SIDE;
         p.wanted = b[WANTED].len / 16;
         p.pairs = b[QUERY_HEADS].len / (4 * SIDE * sides);
         p.spans = b[CENTERS].len / (4 * p.queries);
         p.rows = b[NIBBLES].len / p.width;
-        if (p.wanted) most = b[BEST].len / (4 * p.queries * p.wanted);
+        most = b[BEST].len / (4 * p.queries * p.wanted);
         right = pass_fits(&p, b, most);
     }
     char *memory = NULL;
@@ -1705,6 +1795,7 @@ static PyMethodDef METHODS[] = {
     {"hunt_tiles", hunt_tiles, METH_VARARGS, "See adanpc.index.kernels.hunt_tiles."},
     {"paths", paths, METH_NOARGS, "The names of the kernels that run on this machine, the fastest first."},
     {"scan_tiles", scan_tiles, METH_VARARGS, "See adanpc.index.kernels.scan_tiles."},
+    {"reach_rows", reach_rows, METH_VARARGS, "See adanpc.index.kernels.reach_rows."},
     {"bound_rows", bound_rows, METH_VARARGS, "See adanpc.index.kernels.bound_rows."},
     {NULL, NULL, 0, NULL},
 };

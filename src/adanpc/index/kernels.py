@@ -170,6 +170,48 @@ def _bound_rows(codes: dict[str, Array], query: Nibbles, base: Array) -> Array:
     return upper
 
 
+def reach_rows(
+    path: str,
+    codes: dict[str, Array],
+    first: int,
+    rows: int,
+    query: Nibbles,
+    base: Array,
+    upper: Array,
+    usable: Array,
+    first_least: float,
+    least: float,
+) -> Array:
+    """Returns the slots (n,) of rows whose bounds reach two similarities: that of a scan, and then a tighter one.
+
+    Args:
+        path: one of ``paths()``.
+        codes: the codes of a block of rows; see ``bound_rows``.
+        first: the first slot of the block.
+        rows: how many rows of the block to look at.
+        query: the query to compare with the codes.
+        base: for all slots, what ``scan_tiles`` wrote.
+        upper: for all slots, the upper bounds that ``scan_tiles`` wrote.
+        usable: for all slots, bool, whether it may be found; empty if every one may.
+        first_least: what the bound of a scan must reach.
+        least: what the tighter bound must reach.
+    """
+    if path == "numpy":
+        reaching = upper[first : first + rows] >= first_least
+        if len(usable):
+            reaching &= usable[first : first + rows]
+        slots: Array = reaching.nonzero()[0] + first
+        tighter = numpy.empty(len(slots), numpy.float32)
+        bound_rows(path, codes, slots, first, query, base, tighter)
+        return slots[tighter >= least]
+    found = numpy.empty(rows, numpy.int64)
+    count = _compiled.reach_rows(
+        path, codes["nibbles"], codes["factors"], first, rows, query.high, query.low, base, query[2:], upper, usable,
+        first_least, least, found,
+    )  # fmt: skip
+    return found[:count]
+
+
 class Codes(NamedTuple):
     """The codes of a block of tiles in the form that ``hunt_tiles`` takes; see ``scan_tiles`` and ``bound_rows``."""
 

@@ -66,7 +66,7 @@ def ranked(index: ExactIndex, query: Array, candidates: Array, k: int, excluded:
         allowed = ~numpy.isin(ids, excluded)
         slots = slots[allowed]
         ids = ids[allowed]
-    similarity = exact(index, slots, query.astype(numpy.float64))
+    similarity = exact(index, slots, query.astype(numpy.float64, copy=False))
     order = numpy.lexsort((ids, -similarity))[:k]
     return _padded(slots[order], ids[order], similarity[order], k, index.device)
 
