@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from adanpc.errors import AdaNPCError
 from adanpc.index import grid, kernels
 from adanpc.index.codes import Coder
-from adanpc.index.kernels import LANES, ByteQueries, Codes, HeadAndBits, Hunt, Nibbles, Queries
+from adanpc.index.kernels import LANES, ByteQueries, Codes, HeadAndBits, Hunt, Nibbles, Queries, Rows
 
 Array = np.ndarray[Any, Any]
 ALL = 2**32 - 1  # bits of a word
@@ -248,6 +248,82 @@ def test_scores_of_what_does_not_fit_are_refused(path: str, flaw: str) -> None:
         blocks = [np.zeros((5, 8), np.float16), None]
     with pytest.raises((ValueError, TypeError)):
         kernels.score_rows(path, blocks, 5, slots, owners, np.zeros((2, 8)))
+
+
+def searched(path: str, rows: Rows, query: Array, k: int, group: int, groups: Array, crowd: int) -> Any:
+    found = kernels.nearest_rows(path, rows, query, k, groups, group, crowd=crowd, slack=1e-5)
+    if found is None:
+        return None
+    return [column.tolist() for column in found]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_the_nearest_rows_are_those_that_a_loop_finds(data: st.DataObject) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    dim = data.draw(st.sampled_from([1, 7, 16, 33]))
+    dtype = data.draw(st.sampled_from([np.float16, np.float32]))
+    slots = data.draw(st.integers(1, 200))
+    drawn = on_grid(random, 256, dim, dtype)
+    copies = data.draw(st.integers(0, 100))
+    drawn[:copies] = drawn[0]
+    ids = random.permutation(256)
+    groups = random.integers(0, 3, 256).astype(np.uint8)
+    group = data.draw(st.sampled_from([-1, 0, 2]))
+    query = on_grid(random, 1, dim, np.float32)[0]
+    k = data.draw(st.sampled_from([1, 5, 60]))
+    similarity = drawn[:slots].astype(float) @ query.astype(float)  # exact on the grid
+    shown = np.ones(slots, bool)
+    if group >= 0:
+        drawn[groups == 0] = np.nan  # as in slots that were never written
+        shown = groups[:slots] == group if group else groups[:slots] != 0
+    there = shown.nonzero()[0]
+    order = there[np.lexsort((ids[there], -similarity[there]))][:k]
+    expected = [order.tolist(), ids[order].tolist(), similarity[order].tolist()]
+    rows = Rows([drawn[:64], drawn[64:128], drawn[128:192], drawn[192:]], list(ids.reshape(4, 64)), 64, slots)
+    some_groups = groups if group >= 0 else groups[:0]
+    for path in COMPILED:
+        assert searched(path, rows, query, k, group, some_groups, 400) == expected, path
+
+
+@pytest.mark.parametrize("path", COMPILED)
+def test_more_candidates_than_are_wanted_at_all_are_not_scored(path: str) -> None:
+    rows = Rows([np.ones((64, 1), np.float32)], [np.arange(64)], 64, 64)
+    query = np.ones(1, np.float32)
+    nobody = np.zeros(0, np.uint8)
+    assert searched(path, rows, query, 3, -1, nobody, 63) is None
+    assert searched(path, rows, query, 3, -1, nobody, 64) == [[0, 1, 2], [0, 1, 2], [1.0, 1.0, 1.0]]
+
+
+BLOCK = np.zeros((64, 3), np.float32)
+IDS = np.arange(64)
+MISFITS: dict[str, dict[str, Any]] = {
+    "fewer rows": {"blocks": [BLOCK, BLOCK[:-1]]},
+    "wider rows": {"blocks": [BLOCK.astype(np.float64), BLOCK]},
+    "not a block": {"blocks": [BLOCK, None]},
+    "fewer ids": {"ids": [IDS, IDS[:30]]},
+    "no ids": {"ids": [IDS]},
+    "half a tile": {"size": 65},
+    "more slots": {"slots": 129},
+    "no slots": {"slots": 0},
+    "a narrow query": {"query": np.ones(3, np.float16)},
+    "fewer groups": {"groups": np.ones(99, np.uint8)},
+    "room for fewer than k": {"crowd": 2},
+    "nothing wanted": {"k": 0},
+}
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_a_search_among_what_does_not_fit_is_refused(path: str, misfit: str) -> None:
+    given: dict[str, Any] = {
+        "blocks": [BLOCK, BLOCK], "ids": [IDS, IDS], "size": 64, "slots": 100, "query": np.ones(3, np.float32),
+        "groups": np.ones(100, np.uint8), "crowd": 10, "k": 3,
+    }  # fmt: skip
+    given |= MISFITS[misfit]
+    rows = Rows(given["blocks"], given["ids"], given["size"], given["slots"])
+    with pytest.raises((ValueError, TypeError)):
+        searched(path, rows, given["query"], given["k"], 1, given["groups"], given["crowd"])
 
 
 class Tiles(NamedTuple):

@@ -8,8 +8,10 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -817,6 +819,102 @@ static double (*const SINGLES[PATHS])(const struct score *) = {
     single_avx2, single_avx512,
 #endif
 };
+/* Puts a value in place of the least of a heap. */
+static void replace_least(float *heap, Py_ssize_t count, float value) {
+    Py_ssize_t place = 0;
+    for (;;) {
+        Py_ssize_t child = 2 * place + 1;
+        if (child >= count) break;
+        if (child + 1 < count && heap[child + 1] < heap[child]) child++;
+        if (heap[child] >= value) break;
+        heap[place] = heap[child];
+        place = child;
+    }
+    heap[place] = value;
+}
+
+/* The search of one query among rows that are all read. */
+struct search {
+    const char *const *rows;      /* of each block: (size, dim) float32 or float16 */
+    const int64_t *const *ids;    /* of each block: (size,) */
+    Py_ssize_t size, dim, slots;  /* rows in a block, their length, rows in use in all blocks */
+    int width;                    /* bytes of a coordinate */
+    const float *query;           /* (dim,) */
+    const uint8_t *groups;        /* of all slots; NULL if every row may be found */
+    int group;                    /* 0 for all rows that are not hidden */
+    double slack;                 /* by how much a product may be off, for two rows together */
+    Py_ssize_t k, crowd;          /* rows that are wanted; candidates that are too many to score */
+    float *products;              /* (slots in whole tiles,) */
+    float *best;                  /* (k,) a heap, the least first */
+    double *precise;              /* (dim,) the query */
+    struct candidate *candidates; /* (crowd,) */
+};
+
+struct candidate {
+    double similarity;
+    int64_t id, slot;
+};
+
+/* The most similar first, ties to the lowest id. */
+static int in_order_of_rank(const void *left, const void *right) {
+    const struct candidate *one = left, *other = right;
+    if (one->similarity != other->similarity) return one->similarity > other->similarity ? -1 : 1;
+    return one->id < other->id ? -1 : one->id > other->id;
+}
+
+static inline int may_be_found(const struct search *s, Py_ssize_t slot) {
+    if (!s->groups) return 1;
+    return s->group ? s->groups[slot] == s->group : s->groups[slot] != 0;
+}
+
+static void multiply_all(const struct search *s, int path) {
+    for (Py_ssize_t first = 0; first < s->slots; first += s->size) {
+        const Py_ssize_t rows = s->slots - first < s->size ? s->slots - first : s->size;
+        const struct products p = {
+            .rows = s->rows[first / s->size], .tiles = (rows + TILE - 1) / TILE, .dim = s->dim, .queries = 1,
+            .width = s->width, .floats = s->query, .out = s->products + first,
+        };
+        PRODUCTS[path](&p);
+    }
+}
+
+/* What a product must reach so that its row may be among the best. */
+static double least_product(const struct search *s) {
+    for (Py_ssize_t number = 0; number < s->k; number++) s->best[number] = -INFINITY;
+    for (Py_ssize_t first = 0; first < s->slots; first += LANES) {
+        const Py_ssize_t end = s->slots - first < LANES ? s->slots : first + LANES;
+        int higher = 0;
+        for (Py_ssize_t slot = first; slot < end; slot++) higher |= s->products[slot] > s->best[0];
+        for (Py_ssize_t slot = first; higher && slot < end; slot++)
+            if (s->products[slot] > s->best[0] && may_be_found(s, slot)) replace_least(s->best, s->k, s->products[slot]);
+    }
+    const double least = (double)s->best[0] - s->slack;
+    return least > -FLT_MAX ? least : -FLT_MAX;
+}
+
+/* Finds the best rows, in order; returns how many there are, or -1 if there are too many candidates. */
+static Py_ssize_t find_nearest(const struct search *s, int path) {
+    double (*const score)(const struct score *) = s->width == 2 ? HALVES[path] : SINGLES[path];
+    Py_ssize_t count = 0;
+    multiply_all(s, path);
+    const double least = least_product(s);
+    for (Py_ssize_t slot = 0; slot < s->slots; slot++) {
+        if (!(s->products[slot] >= least) || !may_be_found(s, slot)) continue;
+        if (count == s->crowd) return -1;
+        s->candidates[count++].slot = slot;
+    }
+    for (Py_ssize_t place = 0; place < s->dim; place++) s->precise[place] = s->query[place];
+    for (Py_ssize_t number = 0; number < count; number++) {
+        struct candidate *c = s->candidates + number;
+        const Py_ssize_t block = c->slot / s->size, row = c->slot % s->size;
+        const struct score pair = {s->rows[block] + row * s->dim * s->width, s->precise, s->dim};
+        c->similarity = score(&pair);
+        c->id = s->ids[block][row];
+    }
+    qsort(s->candidates, count, sizeof *s->candidates, in_order_of_rank);
+    return count < s->k ? count : s->k;
+}
+
 /* SIDE queries as they are multiplied with tiles. */
 struct side {
     const int8_t *nibbles;  /* (width / 4, SIDE, 2, 4): four coordinates beside low nibbles, then four beside high ones */
@@ -1013,20 +1111,6 @@ struct pass {
     struct hunt *hunts;           /* (queries, wanted) */
     void *memory;                 /* for a tile */
 };
-
-/* Puts a value in place of the least of a heap. */
-static void replace_least(float *heap, Py_ssize_t count, float value) {
-    Py_ssize_t place = 0;
-    for (;;) {
-        Py_ssize_t child = 2 * place + 1;
-        if (child >= count) break;
-        if (child + 1 < count && heap[child + 1] < heap[child]) child++;
-        if (heap[child] >= value) break;
-        heap[place] = heap[child];
-        place = child;
-    }
-    heap[place] = value;
-}
 
 /* Drops candidates that cannot reach the floor any more. */
 static void thin_out(struct hunt *h) {
@@ -1515,11 +1599,16 @@ static Py_buffer *buffers_of(PyObject *blocks, Py_ssize_t *count) {
     return found;
 }
 
+static void release_all(Py_buffer *buffers, Py_ssize_t count) {
+    for (Py_ssize_t number = 0; buffers && number < count; number++) PyBuffer_Release(buffers + number);
+    PyMem_Free(buffers);
+}
+
 static PyObject *score_rows(PyObject *self, PyObject *args) {
     const char *name;
     PyObject *list;
     Py_buffer slots, owners, queries, similarity;
-    Py_ssize_t size, dim, width, blocks;
+    Py_ssize_t size, dim, width, blocks = 0;
     if (!PyArg_ParseTuple(args, "sOnnny*y*y*w*", &name, &list, &size, &dim, &width, &slots, &owners, &queries, &similarity))
         return NULL;
     Py_buffer *rows = NULL;
@@ -1552,14 +1641,81 @@ static PyObject *score_rows(PyObject *self, PyObject *args) {
         }
         Py_END_ALLOW_THREADS
     }
-    if (rows) {
-        for (Py_ssize_t number = 0; number < blocks; number++) PyBuffer_Release(rows + number);
-        PyMem_Free(rows);
-    }
+    release_all(rows, blocks);
     Py_buffer *all[] = {&slots, &owners, &queries, &similarity};
     for (int number = 0; number < 4; number++) PyBuffer_Release(all[number]);
     if (!right) return NULL;
     Py_RETURN_NONE;
+}
+
+/* Memory of a search in one piece, and where the blocks of its rows begin; NULL with an exception. */
+static char *prepare_search(struct search *s, const Py_buffer *rows, const Py_buffer *ids, Py_ssize_t blocks) {
+    const Py_ssize_t tiles = (s->slots + TILE - 1) / TILE;
+    char *memory = PyMem_Malloc(blocks * 2 * sizeof(void *) + s->crowd * sizeof(struct candidate)
+                                + s->dim * sizeof(double) + (tiles * TILE + s->k) * sizeof(float));
+    if (!memory) return (char *)PyErr_NoMemory();
+    const void **starts = (const void **)memory;
+    for (Py_ssize_t block = 0; block < blocks; block++) starts[block] = rows[block].buf, starts[blocks + block] = ids[block].buf;
+    s->rows = (const char *const *)starts, s->ids = (const int64_t *const *)(starts + blocks);
+    s->candidates = (struct candidate *)(starts + 2 * blocks);
+    s->precise = (double *)(s->candidates + s->crowd);
+    s->products = (float *)(s->precise + s->dim);
+    s->best = s->products + tiles * TILE;
+    return memory;
+}
+
+static int search_fits(const struct search *s, const Py_buffer *rows, const Py_buffer *ids, Py_ssize_t blocks) {
+    for (Py_ssize_t block = 0; block < blocks; block++) {
+        const Py_ssize_t left = s->slots - block * s->size, used = left < s->size ? left : s->size;
+        if (!fits(rows[block].len / (s->dim * s->width) >= (used + TILE - 1) / TILE * TILE, "the rows")) return 0;
+        if (!fits(ids[block].len / 8 >= used, "the ids")) return 0;
+    }
+    return fits(blocks * s->size >= s->slots, "the blocks");
+}
+
+static PyObject *nearest_rows(PyObject *self, PyObject *args) {
+    const char *name;
+    PyObject *row_blocks, *id_blocks;
+    Py_buffer query, groups, slots, ids, similarity;
+    Py_ssize_t blocks = 0, of_ids = 0, found = 0;
+    struct search s;
+    memset(&s, 0, sizeof s);
+    if (!PyArg_ParseTuple(args, "sOOnniny*y*indw*w*w*", &name, &row_blocks, &id_blocks, &s.size, &s.dim, &s.width, &s.slots,
+                          &query, &groups, &s.group, &s.crowd, &s.slack, &slots, &ids, &similarity))
+        return NULL;
+    const int path = path_of(name);
+    Py_buffer *rows = NULL, *row_ids = NULL;
+    char *memory = NULL;
+    s.k = slots.len / 8;
+    int right = path >= 0 && fits(s.size > 0 && s.size % TILE == 0 && s.slots > 0, "the slots")
+        && fits(s.dim > 0 && (s.width == 2 || s.width == 4) && query.len == 4 * s.dim, "the query")
+        && fits(groups.len == 0 || groups.len >= s.slots, "the groups")
+        && fits(s.k > 0 && s.crowd >= s.k && ids.len == slots.len && similarity.len == slots.len, "what is written")
+        && (rows = buffers_of(row_blocks, &blocks)) != NULL && (row_ids = buffers_of(id_blocks, &of_ids)) != NULL
+        && fits(blocks == of_ids, "the blocks");
+    if (right) {
+        const Py_ssize_t used = (s.slots + s.size - 1) / s.size;
+        right = fits(used <= blocks, "the blocks") && search_fits(&s, rows, row_ids, used)
+            && (memory = prepare_search(&s, rows, row_ids, used)) != NULL;
+    }
+    if (right) {
+        s.query = query.buf, s.groups = groups.len ? groups.buf : NULL;
+        Py_BEGIN_ALLOW_THREADS
+        found = find_nearest(&s, path);
+        for (Py_ssize_t number = 0; number < found; number++) {
+            ((int64_t *)slots.buf)[number] = s.candidates[number].slot;
+            ((int64_t *)ids.buf)[number] = s.candidates[number].id;
+            ((double *)similarity.buf)[number] = s.candidates[number].similarity;
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_Free(memory);
+    release_all(rows, blocks);
+    release_all(row_ids, of_ids);
+    Py_buffer *all[] = {&query, &groups, &slots, &ids, &similarity};
+    for (int number = 0; number < 5; number++) PyBuffer_Release(all[number]);
+    if (!right) return NULL;
+    return PyLong_FromSsize_t(found);
 }
 
 static PyObject *have_direction(PyObject *self, PyObject *args) {
@@ -1791,6 +1947,7 @@ static PyMethodDef METHODS[] = {
     {"have_direction", have_direction, METH_VARARGS, "See adanpc.index.kernels.have_direction."},
     {"unit_rows", unit_rows, METH_VARARGS, "See adanpc.index.kernels.unit_rows."},
     {"multiply_rows", multiply_rows, METH_VARARGS, "See adanpc.index.kernels.multiply_rows."},
+    {"nearest_rows", nearest_rows, METH_VARARGS, "See adanpc.index.kernels.nearest_rows."},
     {"score_rows", score_rows, METH_VARARGS, "See adanpc.index.kernels.score_rows."},
     {"hunt_tiles", hunt_tiles, METH_VARARGS, "See adanpc.index.kernels.hunt_tiles."},
     {"paths", paths, METH_NOARGS, "The names of the kernels that run on this machine, the fastest first."},

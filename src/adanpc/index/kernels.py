@@ -293,6 +293,15 @@ def hunt_tiles(
     )  # fmt: skip
 
 
+class Rows(NamedTuple):
+    """The rows of an index, in the form that ``nearest_rows`` takes."""
+
+    blocks: list[Array]  # each (m, D), float16 or float32
+    ids: list[Array]  # each (m,) int64
+    size: int  # how many rows each block has, a multiple of 64; a single one may have fewer
+    slots: int  # how many slots are in use
+
+
 def score_rows(path: str, blocks: list[Array], size: int, slots: Array, owners: Array, queries: Array) -> Array:
     """Returns the exact similarities (n,) float64 of rows on the grid to their queries.
 
@@ -309,6 +318,36 @@ def score_rows(path: str, blocks: list[Array], size: int, slots: Array, owners: 
     similarity = numpy.empty(len(slots))
     _compiled.score_rows(path, blocks, size, queries.shape[1], blocks[0].itemsize, slots, owners, queries, similarity)
     return similarity
+
+
+def nearest_rows(
+    path: str, rows: Rows, query: Array, k: int, groups: Array, group: int, *, crowd: int, slack: float
+) -> tuple[Array, Array, Array] | None:
+    """Returns the slots, the ids and the exact similarities (n,) of the at most k rows nearest to one query, in order.
+
+    All rows are multiplied in float32, and those whose product may be among the k best are scored exactly. None if
+    these are more than ``crowd``: then copies of equal rows should be left out first.
+
+    Args:
+        path: one of ``paths()``, except numpy.
+        rows: the rows on the grid, with their ids.
+        query: (D,) float32.
+        k: how many rows to find, at least 1.
+        groups: (n,) uint8, the groups of the slots; empty if all rows may be found.
+        group: the group to search; 0 for all rows that are not hidden.
+        crowd: the most candidates, at least k.
+        slack: by how much the difference of two products may be off.
+    """
+    slots = numpy.empty(k, numpy.int64)
+    ids = numpy.empty(k, numpy.int64)
+    similarity = numpy.empty(k)
+    found = _compiled.nearest_rows(
+        path, rows.blocks, rows.ids, rows.size, len(query), rows.blocks[0].itemsize, rows.slots, query, groups, group,
+        crowd, slack, slots, ids, similarity,
+    )  # fmt: skip
+    if found < 0:
+        return None
+    return slots[:found], ids[:found], similarity[:found]
 
 
 def have_direction(path: str, features: Array) -> bool:
