@@ -1068,7 +1068,7 @@ def test_more_classes_keep_what_is_known_of_the_stream() -> None:
     assert vector is not None
     assert old is not None
     stream = Stream.unpacked(vector, DIM, CLASSES + 2)
-    assert stream.beliefs.masses[CLASSES:].tolist() == [0, 0]
+    assert stream.adapted.masses[CLASSES:].tolist() == [0, 0]
     assert torch.equal(with_more_classes(old, DIM, CLASSES, CLASSES), old)
     assert wider.predict(features[:5]).labels.tolist() == classifier.predict(features[:5]).labels.tolist()
 

@@ -145,7 +145,7 @@ class Arrivals:
 
 
 @dataclass(frozen=True, eq=False)
-class Beliefs:
+class AdaptedAnswers:
     """What is known of the adapted answers to a stream. Shares, coherence and gain are running averages."""
 
     masses: Array  # (C,) float64, the sum of all beliefs
@@ -156,13 +156,20 @@ class Beliefs:
     gain: float  # how much more neighbors agree with adapted answers than with frozen ones
 
     @classmethod
-    def none(cls, classes: int) -> Beliefs:
+    def none(cls, classes: int) -> AdaptedAnswers:
         """Before the first query."""
         unsuspicious = GAIN[1]
         uniform = numpy.full(classes, 1 / classes)
-        return cls(numpy.zeros(classes), uniform, 0.0, Order.none(classes), 0.0, unsuspicious)
+        return cls(
+            masses=numpy.zeros(classes),
+            shares=uniform,
+            coherence=0.0,
+            order=Order.none(classes),
+            mixed=0.0,
+            gain=unsuspicious,
+        )
 
-    def compared(self, count: int, answer: int, agreement: float | None, weight: float) -> Beliefs:
+    def compared(self, count: int, answer: int, agreement: float | None, weight: float) -> AdaptedAnswers:
         """Returns what is known after one more query has been compared with its neighbors in the stream.
 
         Args:
@@ -180,7 +187,7 @@ class Beliefs:
             coherence = (1 - rate) * coherence + rate * agreement
         return with_fields(self, shares=shares, coherence=coherence)
 
-    def with_belief(self, count: int, belief: Array, arrivals: Arrivals) -> Beliefs:
+    def with_belief(self, count: int, belief: Array, arrivals: Arrivals) -> AdaptedAnswers:
         """Returns what is known after one more query has got its belief.
 
         Args:
@@ -196,7 +203,7 @@ class Beliefs:
             mixed = min(order.mixed(count + 1), max(mixed, arrivals.mixed()))
         return with_fields(self, masses=self.masses + belief, order=order, mixed=mixed)
 
-    def with_gain(self, count: int, gain: float) -> Beliefs:
+    def with_gain(self, count: int, gain: float) -> AdaptedAnswers:
         """Returns what is known after one more query with this gain, which came after ``count`` others."""
         rate = max(1 / (count + 1 - WARM_UP + GAIN_PRIOR), GAIN_RATE)
         return with_fields(self, gain=self.gain + rate * (gain - self.gain))
@@ -231,7 +238,7 @@ class Verdicts:
         return self.frozen - self.adapted >= LEAD
 
 
-class Head(NamedTuple):
+class PackedNumbers(NamedTuple):
     """The numbers that a packed stream begins with, in this order; its vectors follow."""
 
     queries: float  # how many queries joined
@@ -254,8 +261,9 @@ class Head(NamedTuple):
     trusted: float
 
 
-HEAD = len(Head._fields)
-EARLIER_HEADS = (HEAD - 3, HEAD - 2)  # the lengths in earlier versions, which ended before gain and before novelty
+NUMBER_COUNT = len(PackedNumbers._fields)
+# How many there were in earlier versions, which ended before gain and before novelty.
+EARLIER_NUMBER_COUNTS = (NUMBER_COUNT - 3, NUMBER_COUNT - 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +271,7 @@ class Stream:
     """Everything that is known of a stream apart from its rows."""
 
     arrivals: Arrivals
-    beliefs: Beliefs
+    adapted: AdaptedAnswers
     verdicts: Verdicts
     agreements: Agreements
     alarm: Alarm
@@ -274,7 +282,7 @@ class Stream:
     def none(cls, origin: Tensor, classes: int) -> Stream:
         """Before the first query."""
         arrivals = Arrivals.none(origin.cpu().numpy(), classes)
-        return cls(arrivals, Beliefs.none(classes), Verdicts(), Agreements(), Alarm())
+        return cls(arrivals, AdaptedAnswers.none(classes), Verdicts(), Agreements(), Alarm())
 
     @property
     def is_far_away(self) -> bool:
@@ -286,24 +294,24 @@ class Stream:
         return novelty > FOREIGN and not self.is_far_away
 
     def after(
-        self, arrivals: Arrivals, beliefs: Beliefs, agreements: Agreements, alarm: Alarm, novelty: float
+        self, arrivals: Arrivals, adapted: AdaptedAnswers, agreements: Agreements, alarm: Alarm, novelty: float
     ) -> Stream:
         """Returns the stream after one more query was learned from, given what is known since and its novelty."""
         mean_novelty = self.novelty + _rate(self.arrivals.count, RATE) * (novelty - self.novelty)
         trusted = self.trusted
-        if beliefs.trust(arrivals.count) >= TRUSTED:
+        if adapted.trust(arrivals.count) >= TRUSTED:
             trusted = arrivals.count
-        return Stream(arrivals, beliefs, self.verdicts, agreements, alarm, mean_novelty, trusted)
+        return Stream(arrivals, adapted, self.verdicts, agreements, alarm, mean_novelty, trusted)
 
     def packed(self) -> Tensor:
-        """Returns everything as one vector (HEAD + D + 4 C,) of float64, for changes and files."""
+        """Returns everything as one vector (NUMBER_COUNT + D + 4 C,) of float64, for changes and files."""
         arrivals = self.arrivals
-        beliefs = self.beliefs
-        head = Head(
+        adapted = self.adapted
+        numbers = PackedNumbers(
             queries=arrivals.count,
             repeats=arrivals.order.repeats,
             last=arrivals.order.last,
-            coherence=beliefs.coherence,
+            coherence=adapted.coherence,
             adapted_right=self.verdicts.adapted,
             frozen_right=self.verdicts.frozen,
             compared=self.agreements.count,
@@ -312,34 +320,41 @@ class Stream:
             bets=self.alarm.count,
             capital=self.alarm.capital,
             peak=self.alarm.peak,
-            believed_repeats=beliefs.order.repeats,
-            believed_last=beliefs.order.last,
-            mixed=beliefs.mixed,
-            gain=beliefs.gain,
+            believed_repeats=adapted.order.repeats,
+            believed_last=adapted.order.last,
+            mixed=adapted.mixed,
+            gain=adapted.gain,
             novelty=self.novelty,
             trusted=self.trusted,
         )
-        by_class = [arrivals.order.shares, beliefs.masses, beliefs.shares, beliefs.order.shares]
-        parts = [numpy.array(head, dtype=numpy.float64), arrivals.mean, *by_class]
+        by_class = [arrivals.order.shares, adapted.masses, adapted.shares, adapted.order.shares]
+        parts = [numpy.array(numbers, dtype=numpy.float64), arrivals.mean, *by_class]
         return torch.from_numpy(numpy.concatenate(parts))
 
     @classmethod
     def unpacked(cls, vector: Tensor, dim: int, classes: int) -> Stream:
         """Returns the stream that ``packed`` wrote."""
-        numbers = vector.cpu().numpy()
-        ends = numpy.cumsum([HEAD, dim, classes, classes, classes])
-        first, mean, shares, masses, lately, believed = numpy.split(numbers, ends)
-        head = Head(*first.tolist())
-        order = Order(shares, head.repeats, int(head.last))
-        believed_order = Order(believed, head.believed_repeats, int(head.believed_last))
+        ends = numpy.cumsum([NUMBER_COUNT, dim, classes, classes, classes])
+        parts = numpy.split(vector.cpu().numpy(), ends)
+        first, mean, frozen_shares, masses, source_shares, believed_shares = parts
+        numbers = PackedNumbers(*first.tolist())
+        frozen_order = Order(frozen_shares, numbers.repeats, int(numbers.last))
+        adapted = AdaptedAnswers(
+            masses=masses,
+            shares=source_shares,
+            coherence=numbers.coherence,
+            order=Order(believed_shares, numbers.believed_repeats, int(numbers.believed_last)),
+            mixed=numbers.mixed,
+            gain=numbers.gain,
+        )
         return cls(
-            Arrivals(int(head.queries), mean, order),
-            Beliefs(masses, lately, head.coherence, believed_order, head.mixed, head.gain),
-            Verdicts(int(head.adapted_right), int(head.frozen_right)),
-            Agreements(head.compared, head.frozen_agreement, head.adapted_agreement),
-            Alarm(head.bets, head.capital, head.peak),
-            head.novelty,
-            int(head.trusted),
+            arrivals=Arrivals(int(numbers.queries), mean, frozen_order),
+            adapted=adapted,
+            verdicts=Verdicts(int(numbers.adapted_right), int(numbers.frozen_right)),
+            agreements=Agreements(numbers.compared, numbers.frozen_agreement, numbers.adapted_agreement),
+            alarm=Alarm(numbers.bets, numbers.capital, numbers.peak),
+            novelty=numbers.novelty,
+            trusted=int(numbers.trusted),
         )
 
     def with_verdict(self, *, adapted_right: bool, frozen_right: bool) -> Stream:
@@ -354,14 +369,14 @@ class Stream:
     def signs(self, calibration: Calibration) -> Signs:
         """Returns the signs in numbers and words, given how errors and agreement are related on the source."""
         arrivals = self.arrivals
-        beliefs = self.beliefs
-        mixed = max(arrivals.mixed(), beliefs.mixed)
-        trust = beliefs.trust(arrivals.count)
+        adapted = self.adapted
+        mixed = max(arrivals.mixed(), adapted.mixed)
+        trust = adapted.trust(arrivals.count)
         sentences = [f"{arrivals.count} queries were learned from."]
         if arrivals.count < WARM_UP:
             sentences.append(f"Answers are the frozen ones until there are {WARM_UP}.")
         else:
-            sentences.append(_in_words(mixed, arrivals, trust, beliefs))
+            sentences.append(_in_words(mixed, arrivals, trust, adapted))
         if self.is_far_away:
             sentences.append("The stream as a whole is far from the source, so no query is taken for foreign.")
         untrusted = arrivals.count - self.trusted
@@ -382,18 +397,18 @@ class Stream:
         if self.verdicts.for_frozen:
             sentences.append("People's labels have shown that the frozen answers are better, so they are given.")
         return Signs(
-            arrivals.count,
-            mixed,
-            beliefs.beyond_chance(),
-            beliefs.gain,
-            trust,
-            self.trusted,
-            self.verdicts.adapted,
-            self.verdicts.frozen,
-            frozen,
-            given,
-            alarm,
-            " ".join(sentences),
+            queries=arrivals.count,
+            mixed=mixed,
+            agreement=adapted.beyond_chance(),
+            gain=adapted.gain,
+            trust=trust,
+            trusted=self.trusted,
+            adapted_right=self.verdicts.adapted,
+            frozen_right=self.verdicts.frozen,
+            frozen=frozen,
+            given=given,
+            alarm=alarm,
+            words=" ".join(sentences),
         )
 
 
@@ -417,16 +432,16 @@ class Signs(NamedTuple):
         return self.words
 
 
-def _in_words(mixed: float, arrivals: Arrivals, trust: float, beliefs: Beliefs) -> str:
+def _in_words(mixed: float, arrivals: Arrivals, trust: float, adapted: AdaptedAnswers) -> str:
     """Returns what the signs say of a stream, in two sentences."""
     arrive = "Classes seem to arrive mixed"
     if mixed < 0.5:
         arrive = "Classes do not seem to arrive mixed, so only part of the shift is removed"
     largest = f"the largest class has {100 * arrivals.order.shares.max():.0f} % of the frozen answers"
-    agree = f"Neighbors in the stream agree {100 * beliefs.beyond_chance():.0f} % of the way from chance to always"
+    agree = f"Neighbors in the stream agree {100 * adapted.beyond_chance():.0f} % of the way from chance to always"
     if trust >= 0.5:
         verdict = "so answers are the adapted ones"
-    elif _ramp(beliefs.beyond_chance(), *COHERENCE) < 0.5:
+    elif _ramp(adapted.beyond_chance(), *COHERENCE) < 0.5:
         verdict = "which is too little, so answers are mostly the frozen ones"
     else:
         verdict = "but with the adapted answers no better than with the frozen ones, so these are mostly given"
@@ -442,27 +457,27 @@ def learned_from(packed: Tensor | None) -> int:
     """Returns how many queries were learned from, given a packed stream of any version; None before the first."""
     if packed is None:
         return 0
-    return int(packed[Head._fields.index("queries")])
+    return int(packed[PackedNumbers._fields.index("queries")])
 
 
 def packed_length(dim: int, classes: int) -> int:
     """Returns the length of a packed stream."""
-    return HEAD + dim + 4 * classes
+    return NUMBER_COUNT + dim + 4 * classes
 
 
 def completed(vector: Tensor, dim: int, classes: int) -> Tensor:
     """Returns a packed stream of an earlier version as today's version packs it, and any other vector unchanged."""
-    for head in EARLIER_HEADS:
-        if vector.shape == (head + dim + 4 * classes,):
+    for known in EARLIER_NUMBER_COUNTS:
+        if vector.shape == (known + dim + 4 * classes,):
             nothing_known = Stream.none(vector.new_zeros(dim), classes).packed().to(vector.device)
-            return torch.cat([vector[:head], nothing_known[head:HEAD], vector[head:]])
+            return torch.cat([vector[:known], nothing_known[known:NUMBER_COUNT], vector[known:]])
     return vector
 
 
 def with_more_classes(vector: Tensor, dim: int, classes: int, count: int) -> Tensor:
     """Returns a packed stream of ``classes`` classes extended to ``count``; no query of the new ones has come yet."""
-    head, *by_class = vector.split([HEAD + dim, classes, classes, classes, classes])
-    return torch.cat([head, *(pad(column, (0, count - classes)) for column in by_class)])
+    rest, *by_class = vector.split([NUMBER_COUNT + dim, classes, classes, classes, classes])
+    return torch.cat([rest, *(pad(column, (0, count - classes)) for column in by_class)])
 
 
 def _rate(count: int, least: float) -> float:

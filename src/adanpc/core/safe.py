@@ -39,7 +39,7 @@ from adanpc.core.changes import Append, Feedback
 from adanpc.core.contents import Contents, Pool
 from adanpc.core.estimate import Agreements, Alarm, Calibration, calibrate, comparable
 from adanpc.core.estimate import agreement as agreement_with
-from adanpc.core.guard import APART, WARM_UP, Beliefs, Stream, Verdicts, distance
+from adanpc.core.guard import APART, WARM_UP, AdaptedAnswers, Stream, Verdicts, distance
 from adanpc.core.transform import NEAREST, Parts, Transform, domain_centers, fit, less_centers
 from adanpc.core.tryout import suitable_parts
 from adanpc.core.types import Neighbors, Origin, Prediction, side_by_side
@@ -51,6 +51,8 @@ from adanpc.index.protocol import Products
 
 STREAMS = ("unknown", "mixed")
 UNKNOWN_DOMAIN = -1
+
+# How temperatures, shares and powers were chosen is logged in docs/safety-study.md.
 SOURCE_ROWS = 100  # source rows that vote on a query
 SOURCE_TEMPERATURE = 0.06
 STREAM_ROWS = 10
@@ -178,7 +180,7 @@ class Frame(NamedTuple):
     moved: Array  # (D,) float64
     mean: Array  # (D,) float64, the mean of the stream once the query has joined
     mixed: float  # how far classes seem to arrive mixed
-    nearer: float  # the squared length of the query after it was moved, divided by that before
+    length_ratio: float  # the squared length of the query after it was moved, divided by that before
 
 
 def frames_of(transform: Transform, transformed: Tensor, means: list[Array], mixed: list[float]) -> list[Frame]:
@@ -195,12 +197,12 @@ def frames_of(transform: Transform, transformed: Tensor, means: list[Array], mix
     device = transformed.device
     shifts = torch.from_numpy(numpy.stack(means)).to(device) - transform.origin
     ambiguous = transform.within_span(shifts)  # either part of the shift, or due to which classes happened to come
-    came = transformed - transform.origin
-    left = torch.tensor(mixed, dtype=torch.float64, device=device)[:, None]
-    moved = to_main_memory(came - (shifts - ambiguous) - left * ambiguous)
-    before = numpy.square(to_main_memory(came)).sum(1)
-    nearer = numpy.square(moved).sum(1) / numpy.maximum(before, APART)
-    return [Frame(*frame) for frame in zip(moved, means, mixed, nearer.tolist(), strict=True)]
+    from_origin = transformed - transform.origin
+    mixed_of_each = torch.tensor(mixed, dtype=torch.float64, device=device)[:, None]
+    moved = to_main_memory(from_origin - (shifts - ambiguous) - mixed_of_each * ambiguous)
+    before = numpy.square(to_main_memory(from_origin)).sum(1)
+    ratios = numpy.square(moved).sum(1) / numpy.maximum(before, APART)
+    return [Frame(*frame) for frame in zip(moved, means, mixed, ratios.tolist(), strict=True)]
 
 
 def frames_apart(contents: Contents, transformed: Tensor, settings: SafeSettings) -> list[Frame]:
@@ -243,7 +245,7 @@ def mixed_at_least(settings: SafeSettings, stream: Stream) -> float:
     """Returns how far classes arrive mixed, from 0 to 1, according to anything but the frozen answers."""
     if knows_mixed(settings, stream.verdicts):
         return 1.0
-    return stream.beliefs.mixed
+    return stream.adapted.mixed
 
 
 # Answers
@@ -255,7 +257,7 @@ class Frozen(NamedTuple):
     probs: Tensor  # (B, C) float64
     weights: Tensor  # (B, K)
     neighbors: Neighbors
-    distance: list[float]  # (B,) to the nearest source rows
+    evidence: list[Evidence]  # the same probabilities, one query at a time
 
 
 def frozen_answers(contents: Contents, near: Neighbors) -> Frozen:
@@ -263,7 +265,7 @@ def frozen_answers(contents: Contents, near: Neighbors) -> Frozen:
     if near.missing_for_some:
         raise EmptyBankError("no source row of the bank may vote: learn source rows first, or restore vetoed ones")
     probs, weights = vote_of_source(contents, near)
-    return Frozen(probs, weights, near, _distances(near))
+    return Frozen(probs, weights, near, evidence_of(near, probs))
 
 
 def vote_of_source(contents: Contents, near: Neighbors) -> tuple[Tensor, Tensor]:
@@ -306,6 +308,10 @@ class Witnesses(NamedTuple):
             return inf
         return distance(self.similarity)
 
+    def at(self, places: slice | Array) -> Witnesses:
+        """Returns those of the rows that stand in these places."""
+        return Witnesses(self.ids[places], self.similarity[places], self.labels[places], self.beliefs[places])
+
     @classmethod
     def of_each(cls, near: Neighbors) -> list[Witnesses]:
         """Returns the neighbors of each query, without the padding of absent ones."""
@@ -321,15 +327,20 @@ class Witnesses(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What source rows say of one query after it was moved."""
+    """What source rows say of one query, before or after it was moved."""
 
     probs: Array  # (C,) float64
     distance: float  # to the nearest of them
 
+    @property
+    def answer(self) -> int:
+        """The most probable class."""
+        return int(self.probs.argmax())
+
 
 def evidence_of(near: Neighbors, probs: Tensor) -> list[Evidence]:
     """Returns the evidence for each query, given its source neighbors and the probabilities (B, C) that they vote."""
-    return [Evidence(row, far) for row, far in zip(to_main_memory(probs), _distances(near), strict=True)]
+    return [Evidence(row, nearest) for row, nearest in zip(to_main_memory(probs), _distances(near), strict=True)]
 
 
 def _distances(near: Neighbors) -> list[float]:
@@ -342,16 +353,16 @@ def _distances(near: Neighbors) -> list[float]:
     return distances
 
 
-def novelty_of(transform: Transform, frozen: float, evidence: Evidence) -> float:
-    """Returns how unlike the source a query is, from 0 to 1, given its distances before and after it was moved.
+def novelty_of(transform: Transform, frozen: Evidence, moved: Evidence) -> float:
+    """Returns how unlike the source a query is, from 0 to 1, given what source rows say before and after it was moved.
 
     The shorter distance counts, because a shift of the whole stream does not make its queries foreign.
     """
-    return transform.novelty(1 - min(frozen, evidence.distance))
+    return transform.novelty(1 - min(frozen.distance, moved.distance))
 
 
-class Belief(NamedTuple):
-    """The answer to one query, and what it is made of."""
+class Answer(NamedTuple):
+    """The answer to one query, what it is made of, and what is known of the stream once the query has joined."""
 
     belief: Array  # (C,) float64
     passed_on: Array  # (C,) float64, the belief that the query joins with
@@ -361,21 +372,20 @@ class Belief(NamedTuple):
     emphasis: Array  # (C,) float64, the factor for votes for each class, scaled so that beliefs sum to 1
     witnesses: Witnesses
     votes: Array  # (k,) float64, the weights of the witnesses; they sum to 1
-    after: Beliefs  # this and the next two: what is known once the query has joined
+    adapted: AdaptedAnswers  # this and the next two: what is known of the stream
     agreements: Agreements
     alarm: Alarm
 
 
-def believe(
+def answer_to(
     settings: SafeSettings,
     calibration: Calibration,
     stream: Stream,
     frame: Frame,
-    frozen: Array,
-    frozen_distance: float,
-    evidence: Evidence,
+    frozen: Evidence,
+    moved: Evidence,
     witnesses: Witnesses,
-) -> Belief:
+) -> Answer:
     """Returns the answer to one query, and what is known of the stream after it.
 
     Args:
@@ -383,66 +393,93 @@ def believe(
         calibration: how errors and agreement are related on the source.
         stream: what is known of the stream before the query.
         frame: the frame of the query.
-        frozen: (C,) its frozen answer.
-        frozen_distance: its distance to the nearest source rows before it was moved.
-        evidence: what source rows say of it after it was moved.
+        frozen: what source rows say of it before it was moved.
+        moved: what they say of it after it was moved.
         witnesses: rows of the stream near it.
     """
     count = stream.arrivals.count
-    answered = int(evidence.probs.argmax())
     votes = _softmax(witnesses.similarity / STREAM_TEMPERATURE)
     to_stream = witnesses.distance
-    share = _stream_share(evidence.distance, to_stream, len(votes), frame.mixed)
-    belief = evidence.probs
-    if len(votes):
-        from_stream = (votes[:, None] * witnesses.beliefs).sum(0)
-        belief = (1 - share) * belief + share * from_stream
-    beliefs = _compared(settings, stream, answered, votes, witnesses, share)
-    emphasis = (beliefs.masses + MASS_PRIOR) ** (-settings.balance * frame.mixed)
-    weighted = belief * emphasis
+    share = _stream_share(moved.distance, to_stream, len(votes), frame.mixed)
+    adapted = _compared(settings, stream, moved.answer, votes, witnesses, share)
+    emphasis = (adapted.masses + MASS_PRIOR) ** (-settings.balance * frame.mixed)
+    weighted = _unbalanced_belief(moved, votes, witnesses, share) * emphasis
     total = weighted.sum()
     belief = weighted / total
-    trust = _trust(settings, stream.verdicts, beliefs, count + 1)
+    trust = _trust(settings, stream.verdicts, adapted, count + 1)
     if settings.home:
-        nearest = min(evidence.distance, to_stream)
-        trust *= nearness(nearest * frame.nearer, frozen_distance, SHARPNESS_OF_HOME)
-    mixture = trust * belief + (1 - trust) * frozen
+        nearest = min(moved.distance, to_stream)
+        trust *= nearness(nearest * frame.length_ratio, frozen.distance, SHARPNESS_OF_HOME)
+    adapted = adapted.with_belief(count, belief, stream.arrivals)
     passed_on = belief
-    after = beliefs.with_belief(count, belief, stream.arrivals)
     if settings.carry:
         passed_on = _sharpened(belief, share)
     else:
-        after = replace(after, mixed=0.0)
-    agreements = stream.agreements
-    alarm = stream.alarm
+        adapted = replace(adapted, mixed=0.0)
+    answer = Answer(
+        belief=belief,
+        passed_on=passed_on,
+        mixture=trust * belief + (1 - trust) * frozen.probs,
+        trust=trust,
+        stream_share=share,
+        emphasis=emphasis / total,
+        witnesses=witnesses,
+        votes=votes,
+        adapted=adapted,
+        agreements=stream.agreements,
+        alarm=stream.alarm,
+    )
     # The first rows of a stream are few and far apart, so there is little to agree with.
-    if count >= WARM_UP and comparable(evidence.distance, to_stream):
-        frozen_answer = int(frozen.argmax())
-        agreement = cache(partial(agreement_with, votes, witnesses.labels, moved=answered))  # answers are often equal
-        of_frozen = agreement(frozen_answer)
-        of_belief = agreement(int(belief.argmax()))
-        of_answer = agreement(int(mixture.argmax()))
-        after = after.with_gain(count, of_belief - of_frozen)
-        # Removing the shift has changed the answer. A calibration without shifts knows nothing of such errors.
-        doubt = 0.0
-        if frozen_answer != answered and not calibration.has_seen_shifts:
-            doubt = frame.mixed
-        of_frozen = (1 - doubt) * of_frozen
-        of_answer = (1 - doubt / 2) * of_answer
-        agreements = agreements.after(of_frozen, of_answer)
-        alarm = alarm.after(of_answer, calibration.alarm_level)
-    return Belief(
-        belief,
-        passed_on,
-        mixture,
-        trust,
-        share,
-        emphasis / total,
-        witnesses,
-        votes,
-        after,
-        agreements,
-        alarm,
+    if count >= WARM_UP and comparable(moved.distance, to_stream):
+        answer = _with_agreement(answer, calibration, count, frame, frozen, moved)
+    return answer
+
+
+def _unbalanced_belief(moved: Evidence, votes: Array, witnesses: Witnesses, share: float) -> Array:
+    """Returns the belief (C,) before classes that have been answered often are held back.
+
+    Args:
+        moved: what source rows say of the moved query.
+        votes: (k,) the weights of the witnesses.
+        witnesses: rows of the stream near it.
+        share: the share of the witnesses in the belief.
+    """
+    if not len(votes):
+        return moved.probs
+    from_stream = (votes[:, None] * witnesses.beliefs).sum(0)
+    return numpy.asarray((1 - share) * moved.probs + share * from_stream)
+
+
+def _with_agreement(
+    answer: Answer, calibration: Calibration, count: int, frame: Frame, frozen: Evidence, moved: Evidence
+) -> Answer:
+    """Returns an answer with what is known once its agreement with the stream has been counted.
+
+    Args:
+        answer: the answer to a query.
+        calibration: how errors and agreement are related on the source.
+        count: how many queries came before it.
+        frame: the frame of the query.
+        frozen: what source rows say of it before it was moved.
+        moved: what they say of it after it was moved.
+    """
+    of_source = moved.answer
+    agreement = cache(partial(agreement_with, answer.votes, answer.witnesses.labels, moved=of_source))
+    frozen_answer = frozen.answer  # often equal to the next two, which is why agreements are cached
+    of_frozen = agreement(frozen_answer)
+    of_belief = agreement(int(answer.belief.argmax()))
+    of_answer = agreement(int(answer.mixture.argmax()))
+    adapted = answer.adapted.with_gain(count, of_belief - of_frozen)
+    # Removing the shift has changed the answer. A calibration without shifts knows nothing of such errors.
+    doubt = 0.0
+    if frozen_answer != of_source and not calibration.has_seen_shifts:
+        doubt = frame.mixed
+    of_frozen = (1 - doubt) * of_frozen
+    of_answer = (1 - doubt / 2) * of_answer
+    return answer._replace(
+        adapted=adapted,
+        agreements=answer.agreements.after(of_frozen, of_answer),
+        alarm=answer.alarm.after(of_answer, calibration.alarm_level),
     )
 
 
@@ -468,8 +505,8 @@ def factors_of(given: Array, probs: Array) -> Array:
 
 def _compared(
     settings: SafeSettings, stream: Stream, answered: int, votes: Array, witnesses: Witnesses, share: float
-) -> Beliefs:
-    """Returns what is known of beliefs once a query has been compared with its witnesses.
+) -> AdaptedAnswers:
+    """Returns what is known of adapted answers once a query has been compared with its witnesses.
 
     Args:
         settings: the settings of the preset.
@@ -485,8 +522,8 @@ def _compared(
         agreement = float((votes * (witnesses.labels == answered)).sum())
     weight = 1.0
     if settings.carry:
-        weight = 1 - share * stream.beliefs.trust(count)
-    return stream.beliefs.compared(count, answered, agreement, weight)
+        weight = 1 - share * stream.adapted.trust(count)
+    return stream.adapted.compared(count, answered, agreement, weight)
 
 
 def _softmax(values: Array) -> Array:
@@ -495,13 +532,13 @@ def _softmax(values: Array) -> Array:
     return numpy.asarray(powers / powers.sum())
 
 
-def _trust(settings: SafeSettings, verdicts: Verdicts, beliefs: Beliefs, count: int) -> float:
+def _trust(settings: SafeSettings, verdicts: Verdicts, adapted: AdaptedAnswers, count: int) -> float:
     """Returns how much the belief counts in the answer to query number ``count``."""
     if verdicts.for_frozen:
         return 0.0
     if knows_mixed(settings, verdicts) or not settings.guard:
         return 1.0
-    return beliefs.trust(count)
+    return adapted.trust(count)
 
 
 def _stream_share(to_source: float, to_stream: float, found: int, mixed: float) -> float:
@@ -555,11 +592,10 @@ def predict(contents: Contents, features: Tensor, settings: SafeSettings, exclud
     answers = []
     novelty = []
     for query, evidence in enumerate(evidence_of(source, probs)):
-        witnesses = witnesses_of[query]
-        frozen_answer = to_main_memory(frozen.probs[query])
-        far = frozen.distance[query]
-        answers.append(believe(settings, calibration, known, frames[query], frozen_answer, far, evidence, witnesses))
-        novelty.append(novelty_of(transform, far, evidence))
+        frame = frames[query]
+        before = frozen.evidence[query]
+        answers.append(answer_to(settings, calibration, known, frame, before, evidence, witnesses_of[query]))
+        novelty.append(novelty_of(transform, before, evidence))
     joined = torch.full((count,), -1, device=features.device)
     return prediction_of(contents, frozen, source, weights, answers, novelty, joined)
 
@@ -598,7 +634,7 @@ def prediction_of(
     frozen: Frozen,
     source: Neighbors,
     source_weights: Tensor,
-    answers: list[Belief],
+    answers: list[Answer],
     novelty: list[float],
     joined: Tensor,
 ) -> Prediction:
@@ -616,9 +652,17 @@ def prediction_of(
     classes = contents.settings.classes
     device = joined.device
     if not answers:
-        nothing = torch.zeros(0, classes, device=device)
-        none = nothing[:, 0]
-        return Prediction(nothing, torch.zeros(0, 0, device=device), source, joined, None, none, nothing, none)
+        no_probs = torch.zeros(0, classes, device=device)
+        no_numbers = torch.zeros(0, device=device)
+        return Prediction(
+            no_probs,
+            torch.zeros(0, 0, device=device),
+            source,
+            joined,
+            trust=no_numbers,
+            frozen=no_probs,
+            novelty=no_numbers,
+        )
     trust = torch.tensor([answer.trust for answer in answers], dtype=torch.float64, device=device)
     stream_share = torch.tensor([answer.stream_share for answer in answers], dtype=torch.float64, device=device)
     mixtures = numpy.stack([answer.mixture for answer in answers])  # (B, C)
@@ -627,8 +671,8 @@ def prediction_of(
     rescaled = torch.from_numpy(factors).to(device)
     emphasis = _stacked([answer.emphasis for answer in answers], device) * rescaled  # (B, C)
     source_part = (trust * (1 - stream_share))[:, None] * source_weights * _of_labels(emphasis, source)
-    stream, votes, heard = _padded_witnesses(answers, factors, device)
-    stream_part = (trust * stream_share)[:, None] * votes * heard
+    stream, votes, effects = _padded_witnesses(answers, factors, device)
+    stream_part = (trust * stream_share)[:, None] * votes * effects
     frozen_part = (1 - trust)[:, None] * frozen.weights * _of_labels(rescaled, frozen.neighbors)
     # A row that votes in both frames is shown once.
     place, shared = _places_among(source.ids, frozen.neighbors.ids)
@@ -667,7 +711,7 @@ def _stacked(rows: list[Array], device: torch.device) -> Tensor:
     return torch.from_numpy(numpy.stack(rows)).to(device)
 
 
-def _padded_witnesses(answers: list[Belief], factors: Array, device: torch.device) -> tuple[Neighbors, Tensor, Tensor]:
+def _padded_witnesses(answers: list[Answer], factors: Array, device: torch.device) -> tuple[Neighbors, Tensor, Tensor]:
     """Returns the witnesses of all queries as neighbors (B, STREAM_ROWS), their votes, and what those count for.
 
     Args:
@@ -680,13 +724,15 @@ def _padded_witnesses(answers: list[Belief], factors: Array, device: torch.devic
     similarity = numpy.full(shape, -numpy.inf)
     labels = numpy.full(shape, -1)
     votes = numpy.zeros(shape)
-    heard = numpy.zeros(shape)
+    effects = numpy.zeros(shape)
     for query, answer in enumerate(answers):
         found = len(answer.votes)
         ids[query, :found] = answer.witnesses.ids
         similarity[query, :found] = answer.witnesses.similarity
         labels[query, :found] = answer.witnesses.labels
         votes[query, :found] = answer.votes
-        heard[query, :found] = (answer.witnesses.beliefs * answer.emphasis * factors[query]).sum(1)
-    columns = [torch.from_numpy(column).to(device) for column in (ids, similarity, labels, votes, heard)]
-    return Neighbors(*columns[:3]), columns[3], columns[4]
+        effects[query, :found] = (answer.witnesses.beliefs * answer.emphasis * factors[query]).sum(1)
+    neighbors = Neighbors(
+        torch.from_numpy(ids).to(device), torch.from_numpy(similarity).to(device), torch.from_numpy(labels).to(device)
+    )
+    return neighbors, torch.from_numpy(votes).to(device), torch.from_numpy(effects).to(device)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adanpc.core.changes import Judgment
 from adanpc.core.estimate import MOST_CAPITAL, PACKED
-from adanpc.core.guard import HEAD, Head, packed_length
+from adanpc.core.guard import NUMBER_COUNT, PackedNumbers, packed_length
 from adanpc.core.transform import LONGEST, SAMPLE, Transform
 from adanpc.core.types import Origin
 from adanpc.core.vote import PER_CLASS
@@ -189,33 +189,33 @@ def _check_vectors(name: str, vectors: Tensor, dim: int, longest: float) -> None
 
 
 def check_stream(vector: Tensor, dim: int, classes: int) -> None:
-    """Checks a stream as ``guard.Stream`` packs it: a head of single numbers, D coordinates, C shares of classes."""
+    """Checks a stream as ``guard.Stream`` packs it: single numbers, D coordinates, C shares of classes."""
     _check_kind("stream", vector, packed_length(dim, classes))
     if not vector.isfinite().all():
         raise TableError("its stream holds NaN or infinity")
-    head = Head(*vector[:HEAD].tolist())
-    _check_head(head, classes)
-    shares = vector[HEAD + dim :]
+    numbers = PackedNumbers(*vector[:NUMBER_COUNT].tolist())
+    _check_numbers(numbers, classes)
+    shares = vector[NUMBER_COUNT + dim :]
     if (shares < 0).any():
         raise TableError("its stream has classes with a negative share")
 
 
-def _check_head(head: Head, classes: int) -> None:
+def _check_numbers(numbers: PackedNumbers, classes: int) -> None:
     """Checks that the single numbers of a packed stream are in their ranges; they are known to be finite."""
-    for count in (head.queries, head.adapted_right, head.frozen_right, head.compared, head.bets):
+    for count in (numbers.queries, numbers.adapted_right, numbers.frozen_right, numbers.compared, numbers.bets):
         if count < 0 or count != int(count):
             raise TableError(f"its stream counts {count:g} queries or labels")
-    for label in (head.last, head.believed_last):
+    for label in (numbers.last, numbers.believed_last):
         if label != int(label) or not -1 <= label < classes:
             raise TableError(f"the last query of its stream is of class {label:g}")
     for name in ("frozen_agreement", "adapted_agreement", "mixed"):
-        share = getattr(head, name)
+        share = getattr(numbers, name)
         if not 0 <= share <= 1:
             raise TableError(f"its stream has {name} {share:g}, which is not between 0 and 1")
-    if not -1 <= head.gain <= 1:
-        raise TableError(f"its stream has gain {head.gain:g}, which is not between -1 and 1")
-    if not 0 <= head.capital <= MOST_CAPITAL or head.peak < 1:
-        raise TableError(f"the alarm of its stream has capital {head.capital:g} and peak {head.peak:g}")
+    if not -1 <= numbers.gain <= 1:
+        raise TableError(f"its stream has gain {numbers.gain:g}, which is not between -1 and 1")
+    if not 0 <= numbers.capital <= MOST_CAPITAL or numbers.peak < 1:
+        raise TableError(f"the alarm of its stream has capital {numbers.capital:g} and peak {numbers.peak:g}")
 
 
 def _refuse(bad: Tensor, ids: Tensor, defect: str) -> None:

@@ -23,18 +23,18 @@ from torch import Tensor
 from adanpc.core.changes import Append
 from adanpc.core.contents import Contents
 from adanpc.core.eviction import Eviction
-from adanpc.core.guard import BLOCK, is_copy
+from adanpc.core.guard import BLOCK, Stream, is_copy
 from adanpc.core.safe import (
     SOURCE_POOL,
     STREAM_POOL,
     STREAM_ROWS,
-    Belief,
+    Answer,
     Evidence,
     Frame,
     Frozen,
     SafeSettings,
     Witnesses,
-    believe,
+    answer_to,
     evidence_of,
     frames_apart,
     frames_of,
@@ -81,7 +81,73 @@ class Found(NamedTuple):
     weights: Tensor  # (R, K) the weights of the source rows in the vote
     evidence: list[Evidence]
     stream: list[Witnesses]  # among rows of the stream
-    similarity: Array  # (R, F + R) to the F rows that joined in earlier rounds, and to each other
+    to_joined: Array  # (R, F) their similarity to the F queries that joined in earlier rounds
+    to_each_other: Array  # (R, R)
+
+
+class _Joined:
+    """The queries of a batch that have joined so far, in the order in which they came.
+
+    Args:
+        first_id: the id of the first of them.
+        most: how many there may be.
+        classes: the number of classes.
+    """
+
+    def __init__(self, first_id: int, most: int, classes: int) -> None:
+        self.count = 0
+        self._first_id = first_id
+        # As many rows of these are used as queries have joined:
+        self._beliefs = numpy.empty((most, classes), numpy.float32)
+        self._labels = numpy.empty(most, numpy.int64)
+        # One tensor for each round that has ended:
+        self._rows: list[Tensor] = []  # (n, D) float32
+        self._queries: list[Tensor] = []  # (n, D) the same at length one
+        self._stored: list[Tensor] = []  # (n, D) float64, as read back from storage
+
+    def add(self, belief: Array) -> tuple[int, int]:
+        """Adds the next query by the belief (C,) that it joins with, and returns its id and its label."""
+        place = self.count
+        self._beliefs[place] = belief
+        label = int(self._beliefs[place].argmax())
+        self._labels[place] = label
+        self.count += 1
+        return self._first_id + place, label
+
+    def end_round(self, found: Found, numbers: list[int]) -> None:
+        """Adds the features of the queries with these numbers, which have joined in the round that ends."""
+        if numbers:
+            self._rows.append(found.rows[numbers])
+            self._queries.append(found.queries[numbers])
+            self._stored.append(found.stored[numbers])
+
+    def stored_with(self, stored: Tensor) -> Tensor:
+        """Returns what is stored of the queries of earlier rounds, followed by rows (R, D) of this one."""
+        if not self._stored:
+            return stored
+        return torch.cat([*self._stored, stored])
+
+    def witnesses(self, similarity: Array) -> Witnesses:
+        """Returns these queries as rows of the stream, given their similarity (n,) to a query."""
+        ids = numpy.arange(self._first_id, self._first_id + self.count)
+        return Witnesses(ids, similarity, self._labels[: self.count], self._beliefs[: self.count])
+
+    def change(self, stream: Stream, device: torch.device) -> Append:
+        """Returns the change that adds these queries, given what is known of the stream after them."""
+        soft = torch.from_numpy(self._beliefs[: self.count]).to(device)
+        return Append(
+            torch.cat(self._rows),
+            soft.argmax(1),
+            Origin.ADMITTED,
+            soft=soft,
+            confidence=soft.amax(1),
+            centered=True,
+            stream=stream.packed().to(device),
+        )
+
+    def queries(self) -> Tensor:
+        """Returns the features of the change at length one."""
+        return torch.cat(self._queries)
 
 
 class _Turns:
@@ -91,29 +157,22 @@ class _Turns:
         self.contents = contents
         self.queue = queue
         self.transformed = transformed
-        self.arrays = to_main_memory(transformed)
+        self.arrays = to_main_memory(transformed)  # the same queries
         self.settings = settings
         self.known = contents.stream()  # what is known of the stream before the next query
         self.calibration = contents.calibration()
-        self.answers: list[Belief] = []
+        # Of the queries answered so far:
+        self.answers: list[Answer] = []
+        self.novelty: list[float] = []
+        self.ids: list[int] = []  # -1 for those that did not join
+        self.joined = _Joined(contents.next_id, len(transformed), contents.settings.classes)
         self.parts: list[tuple[Neighbors, Tensor]] = []  # source rows and their weights, one pair per round
-        self.joined: list[int] = []  # ids of the queries answered so far, -1 for those that did not join
         self.gone: list[int] = []  # ids of rows that have been evicted since the batch began
-        # The queries of this batch that have joined. Those of one round are kept in one tensor.
-        self.fresh_ids: list[int] = []
-        self.fresh_rows: list[Tensor] = []  # (n, D) float32 each
-        self.fresh_queries: list[Tensor] = []  # (n, D) each, the same at length one
-        self.fresh_stored: list[Tensor] = []  # (n, D) float64 each, as read back from storage
-        # In arrays with room for all queries, of which as many rows are used as queries have joined:
-        self.fresh_beliefs = numpy.empty((len(transformed), contents.settings.classes), numpy.float32)
-        self.fresh_labels = numpy.empty(len(transformed), numpy.int64)
         self.first_search: Found | None = None
         self.products: Products | None = None  # of all rows, by which searches of the next rounds are faster
         self.frozen = self._search_frozen()
         self.frozen_labels = self.frozen.probs.argmax(1).tolist()
-        self.frozen_probs = to_main_memory(self.frozen.probs)
-        self.novelty: list[float] = []  # of the queries answered so far
-        self.guess = [self._looks_known(distance) for distance in self.frozen.distance]  # whether each will join
+        self.guess = [self._looks_known(evidence) for evidence in self.frozen.evidence]  # whether each will join
 
     def answer_all(self) -> None:
         """Answers every query."""
@@ -141,13 +200,13 @@ class _Turns:
 
     def _search(self) -> Found:
         """Searches for the remaining queries in the frames that they have if the guess is right."""
-        left = range(len(self.answers), len(self.transformed))
+        remaining = range(len(self.answers), len(self.transformed))
         means: list[Array] = []
         mixed: list[float] = []
         arrivals = self.known.arrivals
         least_mixed = mixed_at_least(self.settings, self.known)
         block = arrivals.count // BLOCK
-        for query in left:
+        for query in remaining:
             # When a block ends, beliefs that are not known yet decide again whether classes arrive mixed.
             if arrivals.count // BLOCK > block:
                 break
@@ -155,26 +214,36 @@ class _Turns:
             mixed.append(max(least_mixed, arrivals.mixed()))
             if self.guess[query]:
                 arrivals = arrivals.after(means[-1], self.frozen_labels[query])
-        transformed = self.transformed[left.start : left.start + len(means)]
+        transformed = self.transformed[remaining.start : remaining.start + len(means)]
         frames = frames_of(self.contents.transform(), transformed, means, mixed)
         rows = joining(frames, transformed)
-        # Up to this many rows may be evicted before the last query's turn, so as many spare ones are searched for.
-        leaving = 0 if self.queue is None else len(self.transformed)
-        pools = [SOURCE_POOL, STREAM_POOL._replace(k=STREAM_ROWS + leaving)]
-        source, stream = self.contents.nearest_of(unit(rows), pools, products=self.products)
+        stream_pool = STREAM_POOL
+        if self.queue is not None:
+            # A row may be evicted for each query before the last one's turn, so as many spare rows are searched for.
+            stream_pool = STREAM_POOL._replace(k=STREAM_ROWS + len(self.transformed))
+        source, stream = self.contents.nearest_of(unit(rows), [SOURCE_POOL, stream_pool], products=self.products)
         return self._found(frames, rows, source, stream)
 
     def _found(self, frames: list[Frame], rows: Tensor, source: Neighbors, stream: Neighbors) -> Found:
         queries = unit(rows)
         stored = self.contents.index.stored(queries).double()
-        columns = stored
-        if self.fresh_stored:
-            columns = torch.cat([*self.fresh_stored, stored])
-        similarity = to_main_memory(queries.double() @ columns.T)  # exact
+        similarity = to_main_memory(queries.double() @ self.joined.stored_with(stored).T)  # exact
+        earlier = similarity.shape[1] - len(queries)
         probs, weights = vote_of_source(self.contents, source)
         evidence = evidence_of(source, probs)
         witnesses = Witnesses.of_each(stream)
-        return Found(frames, rows, queries, stored, source, weights, evidence, witnesses, similarity)
+        return Found(
+            frames=frames,
+            rows=rows,
+            queries=queries,
+            stored=stored,
+            source=source,
+            weights=weights,
+            evidence=evidence,
+            stream=witnesses,
+            to_joined=similarity[:, :earlier],
+            to_each_other=similarity[:, earlier:],
+        )
 
     # Answering
 
@@ -185,22 +254,17 @@ class _Turns:
         if found is None:
             found = self._search()
         first = len(self.answers)
-        earlier = len(self.fresh_ids)
-        columns = list(range(earlier))  # of ``found.similarity`` that belong to rows that have joined
+        joined: list[int] = []  # numbers of the queries of this round that have joined
         for number in range(len(found.frames)):
             query = first + number
-            witnesses = self._witnesses(found, number, columns)
+            witnesses = self._witnesses(found, number, joined)
             joins = self._answer(query, found, number, witnesses)
             if joins:
-                columns.append(earlier + number)
+                joined.append(number)
             if joins != self.guess[query]:
-                self._guess_again(found, number + 1, columns, earlier)
+                self._guess_again(found, number + 1, joined)
                 break
-        joined = [column - earlier for column in columns[earlier:]]
-        if joined:
-            self.fresh_rows.append(found.rows[joined])
-            self.fresh_queries.append(found.queries[joined])
-            self.fresh_stored.append(found.stored[joined])
+        self.joined.end_round(found, joined)
         answered = slice(0, len(self.answers) - first)
         self.parts.append((found.source.of(answered), found.weights[answered]))
 
@@ -208,37 +272,32 @@ class _Turns:
         """Answers a query and returns whether it joins."""
         frame = found.frames[number]
         evidence = found.evidence[number]
-        frozen = self.frozen_probs[query]
-        far = self.frozen.distance[query]
-        belief = believe(self.settings, self.calibration, self.known, frame, frozen, far, evidence, witnesses)
-        self.answers.append(belief)
+        frozen = self.frozen.evidence[query]
+        answer = answer_to(self.settings, self.calibration, self.known, frame, frozen, evidence, witnesses)
+        self.answers.append(answer)
         novelty = self._novelty(query, evidence)
         self.novelty.append(novelty)
         if not self._joins(novelty, evidence, witnesses.similarity):
-            self.joined.append(-1)
+            self.ids.append(-1)
             return False
-        place = len(self.fresh_ids)
-        row = self.contents.next_id + place
-        self.joined.append(row)
-        self.fresh_ids.append(row)
-        self.fresh_beliefs[place] = belief.passed_on
-        self.fresh_labels[place] = self.fresh_beliefs[place].argmax()
+        row, label = self.joined.add(answer.passed_on)
+        self.ids.append(row)
         arrivals = self.known.arrivals.after(frame.mean, self.frozen_labels[query])
-        self.known = self.known.after(arrivals, belief.after, belief.agreements, belief.alarm, novelty)
+        self.known = self.known.after(arrivals, answer.adapted, answer.agreements, answer.alarm, novelty)
         if self.queue is not None:
-            left, _ = self.queue.push(row, int(self.fresh_labels[place]))
-            if left >= 0:
-                self.gone.append(left)
+            evicted, _ = self.queue.push(row, label)
+            if evicted >= 0:
+                self.gone.append(evicted)
         return True
 
-    def _looks_known(self, distance: float) -> bool:
-        """Guesses whether a query is familiar, given its distance from source rows in the frozen frame."""
+    def _looks_known(self, frozen: Evidence) -> bool:
+        """Guesses whether a query is familiar, given what source rows say of it before it is moved."""
         if not self.settings.screen:
             return True
-        return not self.known.takes_for_foreign(self.contents.transform().novelty(1 - distance))
+        return not self.known.takes_for_foreign(self.contents.transform().novelty(1 - frozen.distance))
 
     def _novelty(self, query: int, evidence: Evidence) -> float:
-        return novelty_of(self.contents.transform(), self.frozen.distance[query], evidence)
+        return novelty_of(self.contents.transform(), self.frozen.evidence[query], evidence)
 
     def _joins(self, novelty: float, evidence: Evidence, similarity: Array) -> bool:
         """Returns whether a query joins, given its similarity (k,) to the nearest rows of the stream."""
@@ -246,49 +305,46 @@ class _Turns:
             return True
         return not self.known.takes_for_foreign(novelty) and not is_copy(evidence.distance, similarity)
 
-    def _witnesses(self, found: Found, number: int, columns: list[int]) -> Witnesses:
-        """Returns the nearest rows of the stream to a query of this round, including earlier queries of the batch."""
-        old = found.stream[number]
-        count = len(columns)
-        if not count:  # nothing has joined, so nothing was evicted either
-            return Witnesses(*(column[:STREAM_ROWS] for column in old))
-        beliefs = numpy.concatenate([old.beliefs, self.fresh_beliefs[:count]])
-        labels = numpy.concatenate([old.labels, self.fresh_labels[:count]])
-        first = self.contents.next_id
-        ids = numpy.concatenate([old.ids, numpy.arange(first, first + count)])
-        similarity = numpy.concatenate([old.similarity, found.similarity[number, columns]])
-        if self.gone:
-            held = ~numpy.isin(ids, self.gone)
-            ids = ids[held]
-            similarity = similarity[held]
-            labels = labels[held]
-            beliefs = beliefs[held]
-        # Fresh rows come last because their ids are higher, and a stable sort keeps ties in this order.
-        nearest = numpy.argsort(-similarity, kind="stable")[:STREAM_ROWS]
-        return Witnesses(ids[nearest], similarity[nearest], labels[nearest], beliefs[nearest])
+    def _witnesses(self, found: Found, number: int, joined: list[int]) -> Witnesses:
+        """Returns the nearest rows of the stream to a query of this round, including earlier queries of the batch.
 
-    def _guess_again(self, found: Found, start: int, columns: list[int], earlier: int) -> None:
+        Args:
+            found: what the round found.
+            number: the number of the query in this round.
+            joined: numbers of the queries of this round that have joined before it.
+        """
+        old = found.stream[number]
+        if not self.joined.count:  # nothing was evicted either
+            return old.at(slice(0, STREAM_ROWS))
+        fresh = self.joined.witnesses(_similarity_to_joined(found, number, joined))
+        near = Witnesses(*(numpy.concatenate(columns) for columns in zip(old, fresh, strict=True)))
+        if self.gone:
+            near = near.at(~numpy.isin(near.ids, self.gone))
+        # Fresh rows come last because their ids are higher, and a stable sort keeps ties in this order.
+        return near.at(numpy.argsort(-near.similarity, kind="stable")[:STREAM_ROWS])
+
+    def _guess_again(self, found: Found, start: int, joined: list[int]) -> None:
         """Guesses again which queries from number ``start`` on will join, by what this round found near them.
 
         Evictions are ignored, since a guess need not be right.
         """
         first = len(self.answers) - start
-        expected = list(columns)
+        expected = list(joined)
         for number in range(start, len(found.frames)):
-            near = found.stream[number].similarity
-            near = numpy.sort(numpy.concatenate([near, found.similarity[number, expected]]))[::-1]
+            similarity = [found.stream[number].similarity, _similarity_to_joined(found, number, expected)]
+            nearest = numpy.sort(numpy.concatenate(similarity))[::-1]
             evidence = found.evidence[number]
-            joins = self._joins(self._novelty(first + number, evidence), evidence, near)
+            joins = self._joins(self._novelty(first + number, evidence), evidence, nearest)
             self.guess[first + number] = joins
             if joins:
-                expected.append(earlier + number)
+                expected.append(number)
 
     # Results
 
     def prediction(self) -> Prediction:
         """Returns all answers. Their ids are provisional until the change is applied."""
         device = self.transformed.device
-        joined = torch.tensor(self.joined, dtype=torch.int64, device=device)
+        joined = torch.tensor(self.ids, dtype=torch.int64, device=device)
         if not self.parts:
             self.parts.append((self.frozen.neighbors, self.frozen.weights))
         source = one_after_another([near for near, _ in self.parts])
@@ -298,22 +354,23 @@ class _Turns:
 
     def change(self) -> Append | None:
         """Returns the change that adds the queries that join; None if none does."""
-        if not self.fresh_ids:
+        if not self.joined.count:
             return None
-        device = self.transformed.device
-        soft = torch.from_numpy(self.fresh_beliefs[: len(self.fresh_ids)]).to(device)
-        return Append(
-            torch.cat(self.fresh_rows),
-            soft.argmax(1),
-            Origin.ADMITTED,
-            soft=soft,
-            confidence=soft.amax(1),
-            centered=True,
-            stream=self.known.packed().to(device),
-        )
+        return self.joined.change(self.known, self.transformed.device)
 
     def rows(self) -> Tensor | None:
         """Returns the features of the change at length one; None if there is no change."""
-        if not self.fresh_ids:
+        if not self.joined.count:
             return None
-        return torch.cat(self.fresh_queries)
+        return self.joined.queries()
+
+
+def _similarity_to_joined(found: Found, number: int, joined: list[int]) -> Array:
+    """Returns the similarity (n,) of a query to those that joined in earlier rounds, and in this one, in this order.
+
+    Args:
+        found: what the round found.
+        number: the number of the query in this round.
+        joined: numbers of the queries that have joined in this round.
+    """
+    return numpy.concatenate([found.to_joined[number], found.to_each_other[number, joined]])

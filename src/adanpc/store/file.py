@@ -373,7 +373,7 @@ def _checked(document: dict[str, Any], tensors: Columns) -> State:
         document, tensors = format1.upgraded(document, tensors)
     if document["version"] == 3:
         document, tensors = format3.upgraded(document, tensors)
-    if document["version"] in format4.HEADS:
+    if document["version"] in format4.KNOWN_NUMBERS:
         document, tensors = format4.upgraded(document, tensors)
     check_tensors(document, tensors)
     return {"document": document, "tensors": tensors}
@@ -388,7 +388,7 @@ def _document_in(file: SafetensorsFile) -> dict[str, Any]:
         format1.check_document(document)
     elif version == 3:
         format3.check_document(document)
-    elif version in format4.HEADS:
+    elif version in format4.KNOWN_NUMBERS:
         format4.check_document(document)
     else:
         check_document(document)
@@ -403,7 +403,7 @@ def _due_beside_rows(document: dict[str, Any], found: dict[str, tuple[str, list[
         return {name: [document["bank"]["dim"]] for name in format1.means_of(document)}
     if document["version"] == 3:
         return format3.beside_rows(document, found)
-    if document["version"] in format4.HEADS:
+    if document["version"] in format4.KNOWN_NUMBERS:
         return format4.beside_rows(document, found)
     return beside_rows(document, found)
 

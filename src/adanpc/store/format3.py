@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from adanpc.core.estimate import UNKNOWN
-from adanpc.core.guard import HEAD, Stream
+from adanpc.core.guard import NUMBER_COUNT, Stream
 from adanpc.core.vote import PER_CLASS
 from adanpc.index.grid import Columns
 from adanpc.store import check
@@ -16,7 +16,7 @@ from adanpc.store.check import FIELDS, ContentsError
 
 SAFE = {name: FIELDS["safe"][name] for name in ("stream", "guard", "balance")}
 VECTORS = ("transform.directions", "transform.damped", "transform.span")
-HEAD_OF_FORMAT_3 = 4  # how many numbers precede the vectors of a stream
+KNOWN_NUMBERS = 4  # how many numbers precede the vectors of a stream in format 3
 
 
 def check_document(document: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[in
             due.pop(name, None)
     if check.STREAM in due:
         classes = check.classes_of(document)
-        due[check.STREAM] = [HEAD_OF_FORMAT_3 + document["bank"]["dim"] + 3 * classes]
+        due[check.STREAM] = [KNOWN_NUMBERS + document["bank"]["dim"] + 3 * classes]
     return due
 
 
@@ -60,7 +60,7 @@ def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any]
         stream = columns[check.STREAM]
         classes = check.classes_of(document)
         nothing_known = Stream.none(torch.zeros(document["bank"]["dim"]), classes).packed()
-        head = stream[:HEAD_OF_FORMAT_3]
-        since = nothing_known[HEAD_OF_FORMAT_3:HEAD]
-        columns[check.STREAM] = torch.cat([head, since, stream[HEAD_OF_FORMAT_3:], nothing_known[-classes:]])
+        known = stream[:KNOWN_NUMBERS]
+        since = nothing_known[KNOWN_NUMBERS:NUMBER_COUNT]
+        columns[check.STREAM] = torch.cat([known, since, stream[KNOWN_NUMBERS:], nothing_known[-classes:]])
     return upgraded_document(document), columns

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from adanpc.core.guard import EARLIER_HEADS, HEAD, completed
+from adanpc.core.guard import EARLIER_NUMBER_COUNTS, NUMBER_COUNT, completed
 from adanpc.index.grid import Columns
 from adanpc.store import check
 
 CODED_VERSION = 6
-WITHOUT_GAIN, WITHOUT_NOVELTY = EARLIER_HEADS
-HEADS = {4: WITHOUT_GAIN, 5: WITHOUT_NOVELTY, CODED_VERSION: WITHOUT_NOVELTY}  # the numbers that a stream begins with
+WITHOUT_GAIN, WITHOUT_NOVELTY = EARLIER_NUMBER_COUNTS
+# How many numbers precede the vectors of a stream, by format.
+KNOWN_NUMBERS = {4: WITHOUT_GAIN, 5: WITHOUT_NOVELTY, CODED_VERSION: WITHOUT_NOVELTY}
 
 
 def check_document(document: dict[str, Any]) -> None:
@@ -34,7 +35,8 @@ def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[in
     """Returns the shapes of what a file should hold besides its rows."""
     due = check.beside_rows(document, found)
     if check.STREAM in due:
-        due[check.STREAM] = [due[check.STREAM][0] - HEAD + HEADS[document["version"]]]
+        missing = NUMBER_COUNT - KNOWN_NUMBERS[document["version"]]
+        due[check.STREAM] = [due[check.STREAM][0] - missing]
     return due
 
 
