@@ -40,15 +40,22 @@ def columns_of(change: Append, count: int, settings: BankSettings, device: torch
 
 
 def with_whole_numbers(change: Append, count: int, settings: BankSettings, device: torch.device) -> Append:
-    """The change with its labels, and domains given for each row, as checked tensors (n,) int64.
+    """The change with its labels, and domains given for each row, as checked tensors (n,) int64."""
+    labels, domain = labels_and_domain(change.labels, change.domain, count, settings, device)
+    return replace(change, labels=labels, domain=domain)
+
+
+def labels_and_domain(
+    labels: Any, domain: Any, count: int, settings: BankSettings, device: torch.device
+) -> tuple[Tensor, Tensor | int]:
+    """The labels of ``count`` rows, and domains given for each row, as checked tensors (n,) int64.
 
     A single domain for all rows stays a single number, so that a log does not repeat it for each row.
     """
-    labels = checked_labels(change.labels, count, settings.classes, device)
-    domain = change.domain
-    if not isinstance(domain, int):
-        domain = _whole_numbers("domain", domain, count, device)
-    return replace(change, labels=labels, domain=domain)
+    checked = checked_labels(labels, count, settings.classes, device)
+    if isinstance(domain, int):
+        return checked, domain
+    return checked, _whole_numbers("domain", domain, count, device)
 
 
 def checked_labels(given: Any, count: int, classes: int, device: torch.device) -> Tensor:

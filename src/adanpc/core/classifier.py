@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from adanpc import require
+from adanpc.core.arrivals import labels_and_domain
 from adanpc.core.bank import MemoryBank
 from adanpc.core.changes import Append, Change, Judgment, Rollback
 from adanpc.core.contents import Contents, State, digest_of, excluded_ids
@@ -226,13 +227,13 @@ class AdaNPC:
     ) -> Iterator[Append]:
         """The changes that append the rows of ``learn_in_pieces``."""
         count = len(labels)
-        given: dict[str, Any] = {"labels": labels, "domain": domain}
-        whole = self.bank.with_whole_numbers(Append(torch.zeros(0, 0), **given), count)
-        domains = torch.as_tensor(whole.domain, device=self.bank.device).expand(count)
+        device = self.bank.device
+        checked_labels, checked_domain = labels_and_domain(labels, domain, count, self.bank.settings, device)
+        domains = torch.as_tensor(checked_domain, device=device).expand(count)
         all_keys = self.checked_keys(keys, count)
         if all_keys is None:
-            all_keys = torch.full((count,), -1, device=self.bank.device)
-        source = Source(pieces, whole.labels, domains, all_keys)
+            all_keys = torch.full((count,), -1, device=device)
+        source = Source(pieces, checked_labels, domains, all_keys)
         yield from self._preset.appending(self.bank.contents, source)
 
     def apply(self, change: Change, *, log: Callable[[Change], object] | None = None) -> range:
