@@ -257,7 +257,7 @@ class Frozen(NamedTuple):
     probs: Tensor  # (B, C) float64
     weights: Tensor  # (B, K)
     neighbors: Neighbors
-    evidence: list[Evidence]  # the same probabilities, one query at a time
+    evidence: list[Evidence]  # (B,) the same probabilities, and the distances to these rows
 
 
 def frozen_answers(contents: Contents, near: Neighbors) -> Frozen:
