@@ -850,6 +850,17 @@ class TestTransform:
             transform = fitted(features[rows], labels[rows], labels[rows] * 0, CLASSES)
             assert transform.per_class == expected
 
+    def test_fewer_rows_are_compared_where_the_nearest_say_more(self) -> None:
+        """Digits are of many shapes; round classes are told apart best by the mean of many rows."""
+        digits = load_digits()
+        features = torch.tensor(digits.data[:1000]).float()
+        labels = torch.tensor(digits.target[:1000])
+        for domains in (labels * 0, torch.arange(1000) % 2):
+            assert fitted(features, labels, domains, 10).per_class == 3
+        round_classes, of_three = samples(600, 0)
+        assert fitted(round_classes, of_three, of_three * 0, CLASSES).per_class == 15
+        assert fit(features, labels, labels * 0, 10, Parts()).per_class == 15
+
     def test_novelty_is_a_rank_among_source_rows(self) -> None:
         source, labels = samples(100, 0)
         transform = fitted(source, labels, labels * 0, CLASSES)
