@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, cross_entropy, max_pool2d, normalize, one_hot, pad
 
 from adanpc import AdaNPC, MemoryBank, Prediction
+from adanpc.core.estimate import Accuracy
 from adanpc.lab.data.digits import bundled, rotate
 from adanpc.lab.data.domain import Domain
 from adanpc.lab.data.streams import STREAMS
@@ -30,7 +31,7 @@ ORDERS = {
     "class shares 1:10": "label_shift",
     "one class": "one_class",
 }
-MOST_QUERIES = 1500
+MOST_QUERIES = 1000
 BATCH = 256
 K = 25  # neighbors of the frozen vote
 ALLOWED = 0.5  # points that a cell may lose
@@ -53,15 +54,14 @@ class Problem(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Accuracies in one cell, in percent, and how often intervals held."""
+    """What happened in one stream: accuracies in percent, and whether the stated intervals held them."""
 
     frozen: float
     transform: float
     safe: float
-    streams: int  # more than one if each class comes by itself
-    frozen_held: int  # streams in which the accuracy of the frozen answers was in the interval that was stated for it
-    given_held: int  # the same of the answers given
-    width: float  # the mean width of the latter intervals, in points
+    interval_of_frozen_held: bool
+    interval_of_safe_held: bool
+    width: float  # of the latter, in points
 
 
 def generator(seed: int) -> torch.Generator:
@@ -215,13 +215,14 @@ def of_table(name: str, features: Tensor, labels: Tensor) -> Iterator[Problem]:
 
 
 def of_gaussians(dim: int, classes: int, spread: float, elongated: bool) -> Iterator[Problem]:
-    """Ten rows in a hundred of the queries' noise lie along few directions if classes are elongated."""
+    """Gaussian classes, whose noise lies mostly along an eighth of the coordinates if they are elongated."""
     means = torch.randn(classes, dim, generator=generator(5))
     labels = torch.arange(2000) % classes
     noise = spread * torch.randn(2000, dim, generator=generator(6))
+    shape = "round"
     if elongated:
+        shape = "elongated"
         noise[:, : dim // 8] *= 4
-    shape = "elongated" if elongated else "round"
     name = f"{classes} {shape} Gaussian classes, {dim} coordinates"
     yield from of_table(name, means[labels] + noise, labels)
 
@@ -252,31 +253,44 @@ def bank_of(problem: Problem, preset: str, **options: int) -> AdaNPC:
 def streams(problem: Problem, order: str) -> Iterator[Tensor]:
     """The places of the queries as they arrive; one stream for each class if classes come by themselves."""
     domain = Domain(f"{problem.data}, {problem.shift}", problem.queries[:, None, None, :], problem.truth)
-    seeds = range(len(problem.truth.unique())) if order == "one class" else range(1)
-    for seed in seeds:
+    count = 1
+    if order == "one class":
+        count = len(problem.truth.unique())
+    for seed in range(count):
         yield STREAMS[ORDERS[order]](seed=seed).order([domain])[:, 1]
 
 
-def met(problem: Problem, order: str, safe: AdaNPC, frozen_right: Tensor) -> Outcome:
-    """What happens in one cell."""
-    empty = safe.bank.contents
-    totals = []
-    frozen_held = given_held = 0
-    width = 0.0
-    for arriving in streams(problem, order):
-        safe.apply(safe.rollback(empty))
-        answers = [safe.step(batch) for batch in problem.queries[arriving].split(BATCH)]
-        truth = problem.truth[arriving]
-        transform = torch.cat([_frozen(answer).argmax(1) for answer in answers]) == truth
-        given = torch.cat([answer.labels for answer in answers]) == truth
-        totals.append([float(right.double().mean()) for right in (frozen_right[arriving], transform, given)])
-        signs = safe.signs()
-        frozen_held += signs.frozen.low <= float(transform[-RECENT:].double().mean()) <= signs.frozen.high
-        given_held += signs.given.low <= float(given[-RECENT:].double().mean()) <= signs.given.high
-        width += signs.given.high - signs.given.low
-    frozen, transform_alone, adapted = (100 * torch.tensor(totals).mean(0)).tolist()
-    count = len(totals)
-    return Outcome(frozen, transform_alone, adapted, count, frozen_held, given_held, 100 * width / count)
+def met(problem: Problem, arriving: Tensor, safe: AdaNPC, frozen_right: Tensor) -> Outcome:
+    """What happens when queries arrive in this order.
+
+    Args:
+        problem: what is met.
+        arriving: the places of the queries, in order.
+        safe: the preset, which has learned the source and perhaps something else.
+        frozen_right: which queries the frozen vote answers correctly.
+    """
+    answers = [safe.step(batch) for batch in problem.queries[arriving].split(BATCH)]
+    truth = problem.truth[arriving]
+    of_transform = torch.cat([_frozen(answer).argmax(1) for answer in answers]) == truth
+    of_safe = torch.cat([answer.labels for answer in answers]) == truth
+    signs = safe.signs()
+    return Outcome(
+        percent(frozen_right[arriving]),
+        percent(of_transform),
+        percent(of_safe),
+        held(signs.frozen, of_transform),
+        held(signs.given, of_safe),
+        100 * (signs.given.high - signs.given.low),
+    )
+
+
+def percent(right: Tensor) -> float:
+    return 100 * float(right.double().mean())
+
+
+def held(stated: Accuracy, right: Tensor) -> bool:
+    """Whether an interval holds the accuracy of the last answers."""
+    return 100 * stated.low <= percent(right[-RECENT:]) <= 100 * stated.high
 
 
 def _frozen(answer: Prediction) -> Tensor:
@@ -284,55 +298,84 @@ def _frozen(answer: Prediction) -> Tensor:
     return answer.frozen
 
 
-def measured(problem: Problem) -> dict[str, Outcome]:
-    """The outcome in each order."""
-    raw = bank_of(problem, "paper", k=K).predict(problem.queries)
-    frozen_right = raw.labels == problem.truth
+def measured(problem: Problem) -> dict[str, list[Outcome]]:
+    """The outcome of each stream, by order."""
+    frozen = bank_of(problem, "paper", k=K).predict(problem.queries)
+    frozen_right = frozen.labels == problem.truth
     safe = bank_of(problem, "safe")
-    return {order: met(problem, order, safe, frozen_right) for order in ORDERS}
+    nothing_learned = safe.bank.contents
+    found: dict[str, list[Outcome]] = {}
+    for order in ORDERS:
+        found[order] = []
+        for arriving in streams(problem, order):
+            safe.apply(safe.rollback(nothing_learned))
+            found[order].append(met(problem, arriving, safe, frozen_right))
+    return found
+
+
+class Cell(NamedTuple):
+    """One problem in one order: averages over its streams, in percent."""
+
+    frozen: float
+    transform: float  # less the frozen vote
+    safe: float  # less the frozen vote
+
+
+def cell_of(outcomes: list[Outcome]) -> Cell:
+    count = len(outcomes)
+    frozen = sum(outcome.frozen for outcome in outcomes) / count
+    transform = sum(outcome.transform for outcome in outcomes) / count
+    safe = sum(outcome.safe for outcome in outcomes) / count
+    return Cell(frozen, transform - frozen, safe - frozen)
 
 
 # What is written
 
 
-def report(found: list[tuple[Problem, dict[str, Outcome]]]) -> str:
+Found = list[tuple[Problem, dict[str, list[Outcome]]]]
+
+
+def report(found: Found) -> str:
     """The page of results."""
     headings = ["data", "shift", "frozen vote", "transform", *ORDERS]
     lines = ["| " + " | ".join(headings) + " |", "|---|---|" + "--:|" * (len(headings) - 2)]
     for problem, outcomes in found:
-        numbers = [outcomes["random"].frozen, outcomes["random"].transform - outcomes["random"].frozen]
-        differences = [outcome.safe - outcome.frozen for outcome in outcomes.values()]
-        cells = [f"{numbers[0]:.1f}", *(f"{number:+.1f}" for number in (numbers[1], *differences))]
-        lines.append(f"| {problem.data} | {problem.shift} | " + " | ".join(cells) + " |")
-    return "\n".join([*summary(found), "", *lines, ""])
+        cells = [cell_of(streams) for streams in outcomes.values()]
+        shown = [f"{cells[0].frozen:.1f}", f"{cells[0].transform:+.1f}"]
+        shown += [f"{cell.safe:+.1f}" for cell in cells]
+        lines.append(f"| {problem.data} | {problem.shift} | " + " | ".join(shown) + " |")
+    return "\n".join([*losses(found), intervals(found), "", *lines, ""])
 
 
-def summary(found: list[tuple[Problem, dict[str, Outcome]]]) -> list[str]:
-    """How many cells lose, where most, and how often intervals held."""
+def losses(found: Found) -> Iterator[str]:
+    """How many cells lose, and where most."""
     cells = {}
     for problem, outcomes in found:
-        for order, outcome in outcomes.items():
-            cells[f"{problem.data}, {problem.shift}, {order}"] = outcome
-    safe = {name: cell.safe - cell.frozen for name, cell in cells.items()}
-    transform = {name: cell.transform - cell.frozen for name, cell in cells.items()}
-    lines = []
+        for order, streams in outcomes.items():
+            cells[f"{problem.data}, {problem.shift}, {order}"] = cell_of(streams)
+    safe = {name: cell.safe for name, cell in cells.items()}
+    transform = {name: cell.transform for name, cell in cells.items()}
     for what, gaps in (("safe", safe), ("the transform alone", transform)):
         below = sum(gap < -ALLOWED for gap in gaps.values())
         worst = min(gaps, key=lambda name: gaps[name])
         mean = sum(gaps.values()) / len(gaps)
-        lines.append(
+        yield (
             f"* **{what}**: {below} of {len(gaps)} cells more than {ALLOWED} points below the frozen vote; "
-            f"{mean:+.2f} on average; the worst is {worst}, {gaps[worst]:+.1f}."
+            f"{mean:+.1f} on average; the worst is {worst}, {gaps[worst]:+.1f}."
         )
-    count = sum(cell.streams for cell in cells.values())
-    given = 100 * sum(cell.given_held for cell in cells.values()) / count
-    frozen = 100 * sum(cell.frozen_held for cell in cells.values()) / count
-    width = sum(cell.width for cell in cells.values()) / len(cells)
-    lines.append(
-        f"* **intervals** of the estimated accuracy held that of the last {RECENT} answers in {given:.0f} % of {count} "
-        f"streams, and that of the last frozen answers in {frozen:.0f} %; {width:.0f} points wide on average."
+
+
+def intervals(found: Found) -> str:
+    """How often the stated intervals held, and how wide they were."""
+    all_streams = [outcome for _, outcomes in found for streams in outcomes.values() for outcome in streams]
+    count = len(all_streams)
+    of_safe = 100 * sum(outcome.interval_of_safe_held for outcome in all_streams) / count
+    of_frozen = 100 * sum(outcome.interval_of_frozen_held for outcome in all_streams) / count
+    width = sum(outcome.width for outcome in all_streams) / count
+    return (
+        f"* **intervals** of the estimated accuracy held that of the last {RECENT} answers in {of_safe:.0f} % of "
+        f"{count} streams, and that of the last frozen answers in {of_frozen:.0f} %; mean width {width:.0f} points."
     )
-    return lines
 
 
 def main() -> None:
@@ -351,7 +394,7 @@ def main() -> None:
 INTRODUCTION = """\
 *frozen vote*: the accuracy of 25 neighbors on raw features, in percent. All other columns are differences to it, in
 points: *transform* is the preset with nothing learned from the stream; the others are the preset in five orders of
-arrival, each of them once. Half of the data is the source, and at most 1,500 others are the queries. Where each class
+arrival, each of them once. Half of the data is the source, and at most 1,000 others are the queries. Where each class
 comes by itself, the average over classes is shown.
 
 """
