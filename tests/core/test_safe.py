@@ -24,7 +24,7 @@ from adanpc.core.guard import ADVANTAGE, ERROR, LEAD, Stream, packed_length, wit
 from adanpc.core.safe import as_given, factors_of
 from adanpc.core.table import TableError
 from adanpc.core.transform import Parts, Transform, fit
-from adanpc.core.tryout import suitable_parts
+from adanpc.core.tryout import _root_suits, suitable_parts
 from adanpc.errors import AdaNPCError, ChangeError, EmptyBankError, LabelError
 from adanpc.index.products import ExactProducts
 from adanpc.store import BankFileError
@@ -794,6 +794,16 @@ class TestTransform:
         assert suitable_parts(features, labels, domain, 4).root
         assert float(fitted(features, labels, domain, 4).power) == 0.5
         assert float(fit(features, labels, domain, 4, Parts()).power) == 1
+
+    def test_one_large_domain_does_not_decide_about_the_root(self) -> None:
+        right = torch.ones(1000, dtype=torch.bool)
+        without_root = [right.clone(), right[:200].clone(), right[:200].clone()]
+        with_root = [right.clone(), right[:200].clone(), right[:200].clone()]
+        with_root[0][:100] = False
+        without_root[1][:4] = False
+        assert _root_suits(with_root, without_root, 1400)
+        with_root[1][:20] = False
+        assert not _root_suits(with_root, without_root, 1400)
 
     def test_domains_that_share_no_class_tell_nothing_about_the_root(self) -> None:
         features, labels = samples(60, 0)

@@ -17,6 +17,7 @@ and its rows are disturbed more.
 from __future__ import annotations
 
 from math import sqrt
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -59,9 +60,11 @@ def suitable_parts(features: Tensor, labels: Tensor, domains: Tensor, classes: i
     with_root = problem.answered_right(Parts(root=True, damped=True))
     without_root = problem.answered_right(Parts(damped=True))
     root = _root_suits(with_root, without_root, len(problem.features))
-    damped = with_root if root else without_root
+    damped = without_root
+    if root:
+        damped = with_root
     undamped = problem.answered_right(Parts(root=root))
-    parts = Parts(root=root, damped=_lead(damped, undamped) >= -SURELY)
+    parts = Parts(root=root, damped=_lead(_together(damped), _together(undamped)) >= -SURELY)
     transformed = fit(features, labels, domains, classes, parts)(features)
     plain, amplified = _asked_of_others(centered(transformed, labels, domains), labels, domains, classes)
     if _amplification_suits(plain, amplified, several_domains=len(domains.unique()) > 1):
@@ -79,9 +82,9 @@ class _Problem(NamedTuple):
     classes: int
     left_out: list[Tensor]  # (n,) bool each: one way of leaving rows out
 
-    def answered_right(self, parts: Parts) -> Tensor:
-        """Returns which queries are answered correctly with these parts, in a fixed order."""
-        marks = [self.labels.new_zeros(0, dtype=torch.bool)]
+    def answered_right(self, parts: Parts) -> list[Tensor]:
+        """Returns, for each way of leaving rows out, which queries (q,) are answered correctly with these parts."""
+        marks = []
         for asked in self.left_out:
             known = ~asked
             labels = self.labels[known]
@@ -93,7 +96,7 @@ class _Problem(NamedTuple):
             queries = transform.still(transform(self.disturbed[answerable]))
             answers = _answers(_nearest(queries, rows, labels), self.classes, per_class(labels))
             marks.append(answers == self.labels[answerable])
-        return torch.cat(marks)
+        return marks
 
 
 def _problem(features: Tensor, labels: Tensor, domains: Tensor, classes: int) -> _Problem:
@@ -112,13 +115,25 @@ def _problem(features: Tensor, labels: Tensor, domains: Tensor, classes: int) ->
     return _Problem(features, disturbed, labels, domains, classes, _left_out(features, labels, domains))
 
 
-def _root_suits(with_root: Tensor, without_root: Tensor, rows: int) -> bool:
-    """Returns whether the root may be used, given which answers are right with and without it."""
-    if not len(with_root):
+def _root_suits(with_root: list[Tensor], without_root: list[Tensor], rows: int) -> bool:
+    """Returns whether the root may be used, given which answers are right with and without it.
+
+    Both have a tensor for each way of leaving rows out. The median over these ways counts: otherwise one domain that
+    is unlike all others would decide for them, if it has the most rows.
+    """
+    lost = []
+    for right, otherwise in zip(with_root, without_root, strict=True):
+        lost.append(float(otherwise.double().mean() - right.double().mean()))
+    if not lost:
         return True  # there were no queries
-    lost = float(without_root.double().mean() - with_root.double().mean())
     # With few rows the evidence is weak, so hardly any loss is tolerated.
-    return lost <= CLEARLY * min(1.0, rows / ENOUGH)
+    return median(lost) <= CLEARLY * min(1.0, rows / ENOUGH)
+
+
+def _together(marks: list[Tensor]) -> Tensor:
+    """Returns all marks in one tensor (m,), also if there are none."""
+    none = torch.zeros(0, dtype=torch.bool)
+    return torch.cat([none, *(some.cpu() for some in marks)])
 
 
 def _lead(one: Tensor, other: Tensor) -> float:
@@ -171,8 +186,7 @@ def _asked_of_others(
 
 def _right(asked: list[_Asked], count: int) -> Tensor:
     """Returns which left-out rows (m,) are answered correctly if ``count`` rows of each class are compared."""
-    none = torch.zeros(0, dtype=torch.bool)
-    return torch.cat([none, *(some.right(count).cpu() for some in asked)])
+    return _together([some.right(count) for some in asked])
 
 
 def _amplification_suits(plain: list[_Asked], amplified: list[_Asked], *, several_domains: bool) -> bool:
