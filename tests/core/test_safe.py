@@ -855,15 +855,17 @@ class TestTransform:
         assert float(fitted(features, labels, domain, 4).power) == 0.5
         assert float(fit(features, labels, domain, 4, Parts()).power) == 1
 
-    def test_one_large_domain_does_not_decide_about_the_root(self) -> None:
-        right = torch.ones(1000, dtype=torch.bool)
-        without_root = [right.clone(), right[:200].clone(), right[:200].clone()]
-        with_root = [right.clone(), right[:200].clone(), right[:200].clone()]
-        with_root[0][:100] = False
-        without_root[1][:4] = False
-        assert _root_suits(with_root, without_root, 1400)
-        with_root[1][:20] = False
-        assert not _root_suits(with_root, without_root, 1400)
+    def test_the_root_is_left_out_only_if_it_loses_on_all_rows_and_in_most_domains(self) -> None:
+        def marks(wrong: list[int]) -> list[Tensor]:
+            """Which answers are right in a large domain and two small ones, given how many are not."""
+            sizes = (1000, 200, 200)
+            return [torch.arange(size) >= count for size, count in zip(sizes, wrong, strict=True)]
+
+        without_root = marks([50, 20, 20])
+        assert _root_suits(marks([150, 20, 20]), without_root, 1400)  # the large domain alone loses
+        assert _root_suits(marks([0, 40, 40]), without_root, 1400)  # the small ones do, but all together gain
+        assert not _root_suits(marks([150, 40, 20]), without_root, 1400)
+        assert not _root_suits(marks([60, 40, 40]), without_root, 1400)
 
     def test_domains_that_share_no_class_tell_nothing_about_the_root(self) -> None:
         features, labels = samples(60, 0)

@@ -118,16 +118,22 @@ def _problem(features: Tensor, labels: Tensor, domains: Tensor, classes: int) ->
 def _root_suits(with_root: list[Tensor], without_root: list[Tensor], rows: int) -> bool:
     """Returns whether the root may be used, given which answers are right with and without it.
 
-    Both have a tensor for each way of leaving rows out. The median over these ways counts: otherwise one domain that
-    is unlike all others would decide for them, if it has the most rows.
+    Both have a tensor for each way of leaving rows out. The root is left out only if it loses on all rows together and
+    in most of these ways: otherwise one domain that is unlike all others would decide for them, if it has most rows.
     """
+    if not with_root:
+        return True  # there were no queries
     lost = []
     for right, otherwise in zip(with_root, without_root, strict=True):
-        lost.append(float(otherwise.double().mean() - right.double().mean()))
-    if not lost:
-        return True  # there were no queries
+        lost.append(_lost(right, otherwise))
+    least = min(median(lost), _lost(_together(with_root), _together(without_root)))
     # With few rows the evidence is weak, so hardly any loss is tolerated.
-    return median(lost) <= CLEARLY * min(1.0, rows / ENOUGH)
+    return least <= CLEARLY * min(1.0, rows / ENOUGH)
+
+
+def _lost(right: Tensor, otherwise: Tensor) -> float:
+    """Returns how much lower one accuracy is than another, given which answers are right (m,)."""
+    return float(otherwise.double().mean() - right.double().mean())
 
 
 def _together(marks: list[Tensor]) -> Tensor:
