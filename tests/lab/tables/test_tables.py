@@ -327,6 +327,30 @@ def test_successive_tables_show_what_means_hide(workspace: Workspace) -> None:
             assert all(cell.ours is not None and 0 <= cell.ours.mean <= 100 for cell in cells)
 
 
+@pytest.mark.parametrize(
+    ("name", "only", "encoder"),
+    [
+        ("frozen-pacs", "efficientnet-lite0", "efficientnet-lite0"),
+        ("loss-rotated-mnist", "erm", ""),
+        ("ood-rotated-mnist", "ERM", ""),
+    ],
+)
+def test_tables_of_averages_show_what_these_hide(name: str, only: str, encoder: str, workspace: Workspace) -> None:
+    exhibit = made(name, workspace, replace(LEAST, only=(only,), images=7 if encoder else 10, encoder=encoder))
+    first, *_, last = [part for part in exhibit.parts if isinstance(part, Sheet)]
+    assert last.title.endswith("what the mean hides")
+    means = {label: cells[-1].ours for label, cells in first.rows}
+    if name == "frozen-pacs":
+        ((_, averages),) = first.rows
+        means = {f"{encoder}, {heading}": cell.ours for heading, cell in zip(first.columns, averages, strict=True)}
+    means = {label: mean for label, mean in means.items() if mean is not None}
+    assert len(means) >= 1
+    for label, mean in means.items():
+        accuracy, *others = dict(last.rows)[label]
+        assert accuracy.ours == mean
+        assert all(cell.ours is not None and 0 <= cell.ours.mean <= 100 for cell in others)
+
+
 def test_refused_methods_say_so(workspace: Workspace) -> None:
     exhibit = made("successive-rotated-mnist", workspace, replace(LEAST, only=("source", "bn-adapt")))
     sheets = [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from adanpc.lab.show.exhibit import Sheet, Value
 from adanpc.lab.sweep.selection import LABELED, RULES, best
@@ -13,12 +14,15 @@ from adanpc.lab.tables import paper
 from adanpc.lab.tables.scale import SIZES, Scale
 from adanpc.lab.tables.table import (
     BENCHMARKS,
+    HIDDEN_NOTE,
     Benchmark,
     Parts,
     Results,
     Table,
     cells,
+    hidden_in,
     mean_of,
+    number_in,
     over_seeds,
     printed,
     remarks,
@@ -84,22 +88,28 @@ def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
     ]
 
 
-def accuracies(results: Results, benchmark: Benchmark, row: str, rule: str) -> list[list[float | None]]:
-    """For each seed, the accuracy of the selected trial on each target."""
+def selected(results: Results, benchmark: Benchmark, row: str, rule: str) -> list[list[Mapping[str, Any] | None]]:
+    """For each seed, the record of the selected trial on each target; None until all trials are finished."""
     result = []
     for seed in range(results.scale.seeds):
         tasks = [trials(results.scale, benchmark.data, target, row, seed, rule) for target in benchmark.domains]
-        result.append([_selected(results, each, rule) for each in tasks])
+        result.append([_best(results, each, rule) for each in tasks])
     return result
 
 
-def _selected(results: Results, tasks: Sequence[Adapt], rule: str) -> float | None:
-    """The accuracy of the trial that a rule selects; None until all trials are finished."""
+def _best(results: Results, tasks: Sequence[Adapt], rule: str) -> Mapping[str, Any] | None:
+    """The record of the trial that a rule selects; None until all trials are finished."""
     complete = all(task in results.records for task in tasks)
     records = results.all_of(tasks)  # without the trials that were refused
     if not complete or not records:
         return None
-    return float(best(records, rule)["average"])
+    return best(records, rule)
+
+
+def accuracies(results: Results, benchmark: Benchmark, row: str, rule: str) -> list[list[float | None]]:
+    """For each seed, the accuracy of the selected trial on each target."""
+    records = selected(results, benchmark, row, rule)
+    return [[number_in(record, "average") for record in of_seed] for of_seed in records]
 
 
 def _printed(table: str, group: str, row: str, column: str) -> Value | None:
@@ -130,9 +140,16 @@ def sheet(results: Results, benchmark: Benchmark, rule: str) -> Sheet:
 
 
 def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
-    """A sheet for each of the paper's two rules, and for the label-free rules if there are several trials."""
+    """A sheet for each of the paper's two rules, and for the label-free rules if there are several trials.
+
+    The last sheet has what the means of the first hide.
+    """
     rules = RULES if results.scale.trials > 1 else GROUPS
-    return tuple(sheet(results, benchmark, rule) for rule in rules), remarks(benchmark.data)
+    sheets = [sheet(results, benchmark, rule) for rule in rules]
+    first = next(iter(rules))
+    records = {row: selected(results, benchmark, row, first) for row in ROWS}
+    beside = hidden_in(f"{benchmark.title}, {RULES[first]}", records)
+    return (*sheets, beside), [*remarks(benchmark.data), HIDDEN_NOTE]
 
 
 def summary_plan(scale: Scale) -> list[Task]:

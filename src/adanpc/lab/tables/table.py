@@ -241,14 +241,17 @@ def averages(results: Results, tasks: Sequence[Sequence[Task]]) -> tuple[list[Va
         results: the records.
         tasks: for each seed, one task per target.
     """
-    accuracies = [[_average(results.of(task)) for task in seed] for seed in tasks]
+    accuracies = [[number_in(results.of(task), "average") for task in seed] for seed in tasks]
     each = [over_seeds(target) for target in zip(*accuracies, strict=True)]
     mean = over_seeds([mean_of(seed) for seed in accuracies])
     return each, mean
 
 
-def _average(record: Mapping[str, Any] | None) -> float | None:
-    return None if record is None else float(record["average"])
+def number_in(record: Mapping[str, Any] | None, field: str) -> float | None:
+    """A number in a record; None if there is no record, or if it lacks the number, as in earlier versions."""
+    if record is None or record.get(field) is None:
+        return None
+    return float(record[field])
 
 
 def mean_of(numbers: Sequence[float | None]) -> float | None:
@@ -286,24 +289,23 @@ def hidden(results: Results, title: str, rows: Mapping[str, Sequence[Sequence[Ta
         title: the title of the sheet.
         rows: for each label and each seed, one task per target.
     """
-    shown = []
+    records = {}
     for label, tasks in rows.items():
+        records[label] = [[results.of(task) for task in of_seed] for of_seed in tasks]
+    return hidden_in(title, records)
+
+
+def hidden_in(title: str, rows: Mapping[str, Sequence[Sequence[Mapping[str, Any] | None]]]) -> Sheet:
+    """The sheet of ``hidden``, given for each label and each seed one record per target, None where there is none."""
+    shown = []
+    for label, records in rows.items():
         line = []
         for field in HIDDEN.values():
-            means = []
-            for of_seed in tasks:
-                means.append(mean_of([_field(results.of(task), field) for task in of_seed]))
+            means = [mean_of([number_in(record, field) for record in of_seed]) for of_seed in records]
             line.append(Cell(over_seeds(means)))
         if any(cell.ours for cell in line):
             shown.append((label, tuple(line)))
     return Sheet(f"{title}: what the mean hides", tuple(HIDDEN), tuple(shown), "%", "")
-
-
-def _field(record: Mapping[str, Any] | None, field: str) -> float | None:
-    """A number in a record; None if it is missing, as in records of earlier versions."""
-    if record is None or record.get(field) is None:
-        return None
-    return float(record[field])
 
 
 def cells(ours: Mapping[str, Value | None], theirs: Mapping[str, Value | None]) -> tuple[Cell, ...]:
