@@ -278,6 +278,32 @@ def test_without_training_images_the_rows_of_the_head_are_the_bank(workspace: Wo
     assert shown == ["Linear", "AdaNPC"]
 
 
+def test_corrupted_images_without_clean_ones_are_enough(workspace: Workspace, tmp_path: Path) -> None:
+    folder = tmp_path / "CIFAR-10-C"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    np.save(folder / "labels.npy", np.arange(50) % 10)
+    np.save(folder / "fog.npy", rng.integers(0, 256, (50, 32, 32, 3)).astype(np.uint8))
+    shutil.copytree(workspace.data_dir / "weights", tmp_path / "weights")
+    scale = replace(LEAST, only=("linear", "adanpc", "eata"))
+    exhibit = made("cifar-10-c-5", Workspace(tmp_path, tmp_path / "out"), scale)
+    sheet = exhibit.parts[0]
+    assert isinstance(sheet, Sheet)
+    numbers = {}
+    for corruption, cells in sheet.rows:
+        numbers[corruption] = [cell.ours is not None for cell in cells]
+    assert sum(numbers["fog"]) == 2
+    assert not any(map(any, (row for corruption, row in numbers.items() if corruption != "fog")))
+    notes = " ".join(exhibit.notes)
+    assert "There are no training images of CIFAR-10 here" in notes
+    assert "cifar-10 is not in the data's folder" in notes
+    assert "Refused: EATA looks at source images" in notes
+    # Once clean images are here, these records would be of other banks.
+    shutil.copytree(workspace.data_dir / "CIFAR-10", tmp_path / "CIFAR-10")
+    with pytest.raises(AdaNPCError, match="has records on cifar-10 with 0 images, but there are 60 now"):
+        make("cifar-10-c-5", scale="least", images=10, data_dir=tmp_path, out=tmp_path / "out")
+
+
 def test_data_sets_that_are_here_are_shown_and_the_others_named(tmp_path: Path) -> None:
     digits = Workspace(tmp_path, tmp_path / "out")
     exhibit = made("adaptation", digits, replace(LEAST, only=("source", "adanpc")))

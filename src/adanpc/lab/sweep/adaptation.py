@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def adapt(
 
     * ``domains``: the accuracy on each domain. Each answer is scored as it was given, before later samples arrived.
     * ``source``: the accuracy on held-out source images before the stream and after each domain, averaged over source
-      domains. The method answers these images but does not learn from them.
+      domains. The method answers these images but does not learn from them. NaN if no source image is here.
     * ``worst_tenth`` and ``calibration_error``: see the functions of the same names in ``quality``.
     * ``ood_auroc``: how well confidence, after the stream, separates held-out target images from the same images with
       their patches shuffled. None if no target images are held out.
@@ -232,7 +233,12 @@ def _answer_batch(adapter: Adapter, targets: Sequence[Domain], arrival: Arrival,
 
 
 def recall(adapter: Adapter, domains: Sequence[Domain], size: int) -> float:
-    """The mean accuracy over domains, in percent. The method learns nothing: every batch meets the same state."""
+    """The mean accuracy over domains, in percent; NaN if there are none.
+
+    The method learns nothing: every batch meets the same state.
+    """
+    if not domains:
+        return nan
     return sum(_accuracy(adapter, domain, size) for domain in domains) / len(domains)
 
 
@@ -268,7 +274,7 @@ def encoder_ms(scene: Scene, size: int) -> float:
     """Milliseconds per sample that the encoder takes in batches of this size: the median of a few batches."""
     times = []
     model = scene.source.model
-    domain = scene.recalled[0]
+    domain = scene.targets[0]
     batches = torch.arange(len(domain)).split(size)
     with torch.no_grad():
         for rows in batches[:TIMED]:

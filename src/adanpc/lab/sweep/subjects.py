@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from adanpc.files import held
 from adanpc.lab.data import read
-from adanpc.lab.data.domain import DataSet, Domain
+from adanpc.lab.data.domain import AbsentError, DataSet, Domain
 from adanpc.lab.networks import build, find_encoder
 from adanpc.lab.networks.encoders import is_own_encoder
 from adanpc.lab.networks.features import features
@@ -52,11 +52,14 @@ class Workspace:
         return _data(name, self.data_dir, seed)
 
     def sizes(self, name: str, seed: int) -> dict[str, int]:
-        """The number of images in each domain of a data set."""
-        return dict(_sizes(name, self.data_dir, seed))
+        """The number of images in each domain of a data set; empty if it is not here."""
+        try:
+            return dict(_sizes(name, self.data_dir, seed))
+        except AbsentError:
+            return {}
 
     def count(self, name: str) -> int:
-        """How many images a data set has."""
+        """How many images a data set has; 0 if it is not here."""
         return sum(self.sizes(name, 0).values())
 
 
@@ -128,8 +131,12 @@ class Trained:
         return {"spec": self.spec.complete().document(), "which": self.which}
 
     def reads(self) -> tuple[str, ...]:
-        """The names of the data sets that are needed."""
+        """The names of the data sets that are used."""
         return (self.spec.data,)
+
+    def needs(self) -> tuple[str, ...]:
+        """The names of the data sets that it cannot do without."""
+        return self.reads()
 
     def missing(self, workspace: Workspace) -> list[str]:
         """Nothing: training reads a data set completely or refuses it."""
@@ -184,8 +191,8 @@ class Frozen:
         head: ``own`` keeps the published head; ``untrained`` draws one at random; ``linear`` and ``mlp`` are fitted.
         share: the share of the source that is available.
         known: the name and the domain of the data set that holds the source, if it is not ``data``. If that data set is
-            here without the domain, the weight rows of the head replace it, and the rest of that data set serves as the
-            held-out source images.
+            not here, or without the domain, the weight rows of the head replace it, and the rest of that data set, if
+            there is any, serves as the held-out source images.
         seed: seeds the splits and the head.
     """
 
@@ -209,10 +216,16 @@ class Frozen:
         return asdict(self)
 
     def reads(self) -> tuple[str, ...]:
-        """The names of the data sets that are needed."""
+        """The names of the data sets that are used."""
         if self.known is None:
             return (self.data,)
         return (self.data, self.known[0])
+
+    def needs(self) -> tuple[str, ...]:
+        """The names of the data sets that it cannot do without."""
+        if self.head == "own":
+            return (self.data,)  # the rows of the head can stand in for the source
+        return self.reads()
 
     def reading(self) -> Reading:
         """What decides the cost."""
@@ -262,6 +275,8 @@ class Frozen:
         if self.known is None:
             return [domain for domain in data.domains if domain.name not in self.targets]
         name, domain = self.known
+        if not workspace.sizes(name, self.seed):
+            return []
         other = workspace.data(name, self.seed)
         if self._head_stands_in(workspace):
             return list(other.domains)

@@ -142,9 +142,9 @@ class Table:
     takes_methods: bool = False
 
     def on_present_data(self, scale: Scale, absent: Sequence[str]) -> list[Task]:
-        """The tasks at a scale that read none of the absent data sets."""
+        """The tasks at a scale that need none of the absent data sets."""
         tasks = self.plan(scale)
-        return [task for task in tasks if set(absent).isdisjoint(task.data())]
+        return [task for task in tasks if set(absent).isdisjoint(task.needs())]
 
     def exhibit(self, results: Results) -> Exhibit:
         """Everything that the records show so far."""
