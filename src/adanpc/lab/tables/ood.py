@@ -24,9 +24,12 @@ from adanpc.lab.tables.table import (
     mean_of,
     number_in,
     over_seeds,
+    own_label,
     printed,
     remarks,
 )
+from adanpc.lab.train.algorithm import Algorithm
+from adanpc.lab.train.registry import find
 
 AVERAGE = "average"
 ROWS = {  # by the paper's names: the training algorithm, and the test-time method
@@ -58,13 +61,29 @@ SPELLINGS = {  # other names for these rows in some of the paper's tables
 GROUPS = {"source": "training-domain", LABELED: "test-domain"}
 
 
+def rows_at(scale: Scale) -> dict[str, tuple[str, str]]:
+    """The rows of a table, by name: all of ``ROWS``, and the user's own algorithms, each with what answers for it."""
+    rows = dict(ROWS)
+    for algorithm in scale.algorithms:
+        method = "source"
+        if find(algorithm).source_vote is not Algorithm.source_vote:  # its runs are judged by a vote, not by the head
+            method = "knn"
+        rows[own_label(algorithm, rows)] = (algorithm, method)
+    return rows
+
+
+def wanted(scale: Scale) -> list[str]:
+    """The rows to make: those of ``ROWS`` that are requested, and all of the user's own."""
+    return [row for row in rows_at(scale) if row not in ROWS or scale.wants(row)]
+
+
 def trials(scale: Scale, data: str, target: str, row: str, seed: int, rule: str) -> list[Adapt]:
     """The trials among which a rule selects.
 
     As in DomainBed, the rule that uses held-out target images selects among last models. All other rules select among
     the models that are best on held-out source images.
     """
-    algorithm, method = ROWS[row]
+    algorithm, method = rows_at(scale)[row]
     which = "last" if rule == LABELED else scale.selected(data)
     extent = Extent(recalled=None) if scale.images is None else ALL
     result = []
@@ -79,8 +98,7 @@ def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
     """Every row, target, seed and trial."""
     return [
         task
-        for row in ROWS
-        if scale.wants(row)
+        for row in wanted(scale)
         for target in benchmark.domains
         for seed in range(scale.seeds)
         for rule in GROUPS
@@ -128,7 +146,7 @@ def sheet(results: Results, benchmark: Benchmark, rule: str) -> Sheet:
     if benchmark.data in paper.tables():
         headings = paper.columns(benchmark.data)
     rows = []
-    for row in ROWS:
+    for row in rows_at(results.scale):
         seeds = accuracies(results, benchmark, row, rule)
         each = [over_seeds(target) for target in zip(*seeds, strict=True)]
         mean = over_seeds([mean_of(seed) for seed in seeds])
@@ -147,7 +165,7 @@ def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
     rules = RULES if results.scale.trials > 1 else GROUPS
     sheets = [sheet(results, benchmark, rule) for rule in rules]
     first = next(iter(rules))
-    records = {row: selected(results, benchmark, row, first) for row in ROWS}
+    records = {row: selected(results, benchmark, row, first) for row in rows_at(results.scale)}
     beside = hidden_in(f"{benchmark.title}, {RULES[first]}", records)
     return (*sheets, beside), [*remarks(benchmark.data), HIDDEN_NOTE]
 
@@ -162,7 +180,7 @@ def summary(results: Results) -> tuple[Parts, list[str]]:
     titles = [benchmark.title for benchmark in BENCHMARKS.values()]
     headings = (*titles, AVERAGE)
     rows = []
-    for row in ROWS:
+    for row in rows_at(results.scale):
         means = []  # by data set and seed
         for benchmark in BENCHMARKS.values():
             means.append([mean_of(seed) for seed in accuracies(results, benchmark, row, LABELED)])
@@ -186,6 +204,7 @@ TABLES = [
         tuple(BENCHMARKS),
         uses=SIZES,
         rows=tuple(ROWS),
+        takes_algorithms=True,
     ),
     *(
         Table(
@@ -198,6 +217,7 @@ TABLES = [
             (benchmark.data,),
             uses=SIZES,
             rows=tuple(ROWS),
+            takes_algorithms=True,
         )
         for benchmark in BENCHMARKS.values()
     ),

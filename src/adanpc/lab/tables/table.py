@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 from typing import Any, NamedTuple
 
 from adanpc.lab.data.digits import ANGLES
 from adanpc.lab.data.folders import DOMAIN_NET, PACS, TERRA_INCOGNITA, VLCS, Layout
+from adanpc.lab.own import split_name
 from adanpc.lab.show.exhibit import Cell, Chart, Exhibit, Gallery, Sheet, Value, value
 from adanpc.lab.sweep.records import Records
 from adanpc.lab.sweep.subjects import Workspace
@@ -127,6 +128,7 @@ class Table:
         uses: the sizes of a scale that matter to this table.
         rows: the rows that can be made alone; empty if the table is always made as a whole.
         takes_methods: whether a user's own methods can be further rows.
+        takes_algorithms: whether a user's own training algorithms can be.
     """
 
     name: str
@@ -140,6 +142,7 @@ class Table:
     uses: tuple[str, ...] = ("steps", "batch", "seeds", "images")
     rows: tuple[str, ...] = ()
     takes_methods: bool = False
+    takes_algorithms: bool = False
 
     def on_present_data(self, scale: Scale, absent: Sequence[str]) -> list[Task]:
         """The tasks at a scale that need none of the absent data sets."""
@@ -213,6 +216,12 @@ def _refusals(results: Results, tasks: Iterable[Task]) -> list[str]:
         if record is not None and "error" in record:
             reasons[record["error"]] = None
     return [f"Refused: {reason}" for reason in reasons]
+
+
+def own_label(name: str, taken: Collection[str]) -> str:
+    """What the row of a class of the user's own is called: by the class alone, unless another row has that label."""
+    _, label = split_name(name)
+    return name if label in taken else label
 
 
 def printed(table: str, group: str, row: str, column: str) -> Value | None:
