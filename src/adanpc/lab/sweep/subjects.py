@@ -16,9 +16,11 @@ from torch.nn.functional import cross_entropy
 from adanpc.files import held
 from adanpc.lab.data import read
 from adanpc.lab.data.domain import AbsentError, DataSet, Domain
+from adanpc.lab.data.imagenet import CLASSES as IMAGENET_CLASSES
 from adanpc.lab.networks import build, find_encoder
 from adanpc.lab.networks.encoders import is_own_encoder
 from adanpc.lab.networks.features import features
+from adanpc.lab.networks.pretrained import with_part_of_head
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.seeds import seed_of
 from adanpc.lab.sweep.scene import Builder, Scene, parts_of, prototypes_of, scene_of, source_of
@@ -188,7 +190,8 @@ class Frozen:
         targets: the domains to adapt to; the other domains are the source.
         encoder: the name of an encoder, see ``adanpc.lab.networks.build``.
         weights: "pretrained" for those that come with the encoder, or a file in the folder of the data.
-        head: ``own`` keeps the published head; ``untrained`` draws one at random; ``linear`` and ``mlp`` are fitted.
+        head: ``own`` keeps the published head, or its rows for those classes of ImageNet that are here; ``untrained``
+            draws one at random; ``linear`` and ``mlp`` are fitted.
         share: the share of the source that is available.
         known: the name and the domain of the data set that holds the source, if it is not ``data``. If that data set is
             not here, or without the domain, the weight rows of the head replace it, and the rest of that data set, if
@@ -257,18 +260,29 @@ class Frozen:
     def _model(self, workspace: Workspace, data: DataSet) -> SourceModel:
         """The encoder with the head that was chosen, not yet fitted."""
         weights = None if self.weights == "pretrained" else workspace.data_dir / self.weights
+        classes = len(data.classes)
+        in_part = self._has_part_of_imagenet(data)
+        if in_part:
+            classes = IMAGENET_CLASSES
         model = build(
             self.encoder,
-            len(data.classes),
+            classes,
             channels=len(data.domains[0].images[0]),
             pretrained=weights is None,
             weights=weights,
         ).eval()
+        if in_part:
+            model = with_part_of_head(model, data.classes).eval()
         if self.head == "mlp":
             model.head = nn.Sequential(nn.Linear(model.dim, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, model.classes))
         elif self.head != "own":
             model.head = nn.Linear(model.dim, model.classes)
         return model
+
+    def _has_part_of_imagenet(self, data: DataSet) -> bool:
+        """Whether the published head is for more classes than the data has, so that only a part of it is needed."""
+        is_published = self.head == "own" and self.weights == "pretrained" and not is_own_encoder(self.encoder)
+        return is_published and self.data in ("imagenet", "imagenet-c") and len(data.classes) < IMAGENET_CLASSES
 
     def _sources(self, workspace: Workspace, data: DataSet) -> list[Domain]:
         """The source domains: one of another data set, or all that are not targets."""
