@@ -61,18 +61,11 @@ def adapt(
     torch.manual_seed(seed_of(seed, method, size))
     before = recall(adapter, recalled, size)
     trace = answer_stream(adapter, targets, stream, size, method, lambda: recall(adapter, recalled, size))
-    accuracy = {}
-    for domain, marks in zip(targets, trace.right, strict=True):
-        if marks:
-            accuracy[domain.name] = 100 * sum(marks) / len(marks)
-    times = torch.tensor(trace.times)
+    accuracy = _accuracy_by_domain(targets, trace)
     probs = torch.cat(trace.probs)
     labels = torch.cat([labels_of(targets, arrival) for arrival in trace.arrivals])
     right = probs.argmax(1) == labels
-    # A method that sees images runs the encoder itself, so its own time already includes it.
-    encoder_time = 0.0
-    if adapter.sees != "images":
-        encoder_time = _encoder_ms(scene, size)
+    times = torch.tensor(trace.times)
     return {
         "method": method,
         "settings": settings,
@@ -87,12 +80,21 @@ def adapt(
         "frozen": _frozen_accuracy(trace, labels),
         "source": {"before": before, "after": trace.recalled, "images": sum(map(len, recalled))},
         "ms": {"p50": times.quantile(0.5).item(), "p99": times.quantile(0.99).item()},
-        "encoder_ms": encoder_time,
+        "encoder_ms": _encoder_ms(scene, adapter, size),
         "extra_bytes": extra_bytes(adapter),
         "samples": len(trace.times),
         "prototypes": scene.source.prototypes,
         "scores": _scores(scene, adapter, trace, size),
     }
+
+
+def _accuracy_by_domain(targets: Sequence[Domain], trace: Trace) -> dict[str, float]:
+    """The accuracy on each domain in percent; a domain without answers has none."""
+    accuracy = {}
+    for domain, marks in zip(targets, trace.right, strict=True):
+        if marks:
+            accuracy[domain.name] = 100 * sum(marks) / len(marks)
+    return accuracy
 
 
 def _ood_auroc(scene: Scene, adapter: Adapter, size: int, met: int) -> float | None:
@@ -263,8 +265,10 @@ def agreement(scene: Scene, trace: Trace) -> float:
     return 100 * torch.cat(same).float().mean().item()
 
 
-def _encoder_ms(scene: Scene, size: int) -> float:
-    """The value of ``encoder_ms``, measured once per scene."""
+def _encoder_ms(scene: Scene, adapter: Adapter, size: int) -> float:
+    """The value of ``encoder_ms``, measured once per scene; 0 if the time of the method already includes it."""
+    if adapter.sees == "images":
+        return 0.0
     if size not in scene.times:
         scene.times[size] = encoder_ms(scene, size)
     return scene.times[size]

@@ -181,16 +181,21 @@ def summary(results: Results) -> tuple[Parts, list[str]]:
     headings = (*titles, AVERAGE)
     rows = []
     for row in rows_at(results.scale):
-        means = []  # by data set and seed
-        for benchmark in BENCHMARKS.values():
-            means.append([mean_of(seed) for seed in accuracies(results, benchmark, row, LABELED)])
-        each = [over_seeds(seeds) for seeds in means]
-        average = over_seeds([mean_of(seed) for seed in zip(*means, strict=True)])
-        ours = dict(zip(headings, [*each, average], strict=True))
+        ours = dict(zip(headings, _means_of(results, row), strict=True))
         theirs = {heading: _printed("ood", "all", row, heading) for heading in headings}
         if any(ours.values()) or not results.scale.only:
             rows.append((row, cells(ours, theirs)))
     return (Sheet(f"Averages over targets, {RULES[LABELED]}", headings, tuple(rows)),), remarks("ood")
+
+
+def _means_of(results: Results, row: str) -> list[Value | None]:
+    """The mean over the targets of each data set, and the average of these means; each over seeds."""
+    by_data_set = []  # for each data set, the mean of each seed
+    for benchmark in BENCHMARKS.values():
+        by_data_set.append([mean_of(seed) for seed in accuracies(results, benchmark, row, LABELED)])
+    by_seed = zip(*by_data_set, strict=True)
+    average = over_seeds([mean_of(means) for means in by_seed])
+    return [*map(over_seeds, by_data_set), average]
 
 
 TABLES = [

@@ -117,11 +117,6 @@ def _hidden(benchmark: Benchmark, results: Results, setups: Sequence[Setup], tit
 def _sheets(benchmark: Benchmark, results: Results, setups: Sequence[Setup], title: str) -> tuple[Sheet, Sheet]:
     """One sheet of the accuracy on each domain, and one of the accuracy on the source; a row per setup."""
     first, *others = benchmark.domains
-    table = f"reval-{benchmark.data}"
-    columns = ("before", *others)
-    paper_columns = columns
-    if table in paper.tables():
-        paper_columns = paper.columns(table)[:-1]  # the last is an average
     on_arrival: list[Row] = []
     on_source: list[Row] = []
     for setup in setups:
@@ -130,15 +125,26 @@ def _sheets(benchmark: Benchmark, results: Results, setups: Sequence[Setup], tit
         reason = results.reason(tasks[0])
         label = _label(setup, results.scale)
         if records:
-            theirs = [printed(table, "all", find(setup.method).in_paper, column) for column in paper_columns]
             on_arrival.append((label, tuple(Cell(ours) for ours in _arrival_values(records, others))))
+            theirs = _printed_on_source(benchmark, setup.method)
             on_source.append((label, tuple(map(Cell, _source_values(records, others), theirs))))
         elif reason:
             on_arrival.append((label, tuple(Cell(text=reason) for _ in (*others, "average"))))
     return (
         Sheet(f"Accuracy on each domain as it arrives: {title}", (*others, "average"), tuple(on_arrival)),
-        Sheet(f"Accuracy on held-out images of {first} after each domain: {title}", columns, tuple(on_source)),
+        Sheet(
+            f"Accuracy on held-out images of {first} after each domain: {title}", ("before", *others), tuple(on_source)
+        ),
     )
+
+
+def _printed_on_source(benchmark: Benchmark, method: str) -> list[Value | None]:
+    """The paper's accuracies on the source, before the stream and after each domain; None where it prints none."""
+    table = f"reval-{benchmark.data}"
+    columns = ("before", *benchmark.domains[1:])
+    if table in paper.tables():
+        columns = paper.columns(table)[:-1]  # the last is an average
+    return [printed(table, "all", find(method).in_paper, column) for column in columns]
 
 
 def _label(setup: Setup, scale: Scale) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from adanpc.lab.data.digits import ANGLES
 from adanpc.lab.data.folders import DOMAIN_NET, PACS, TERRA_INCOGNITA, VLCS, Layout
 from adanpc.lab.own import split_name
-from adanpc.lab.show.exhibit import Cell, Chart, Exhibit, Gallery, Sheet, Value, value
+from adanpc.lab.show.exhibit import Cell, Chart, Exhibit, Gallery, Series, Sheet, Value, value
 from adanpc.lab.sweep.records import Records
 from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.task import Task
@@ -167,6 +167,18 @@ class Table:
 
     def _cautions(self, results: Results) -> list[str]:
         """Notes on the data, on what is missing or damaged, and on what was refused."""
+        tasks = {task.id: task for task in self.on_present_data(results.scale, results.absent)}
+        pending = [task for task in tasks.values() if task not in results.records]
+        notes = self._notes_on_data(results, pending)
+        if pending:
+            notes.append(f"{len(pending)} of {len(tasks)} tasks have no record yet.")
+        damaged = results.records.damaged
+        if damaged:
+            notes.append(f"{damaged} lines of {results.records.path.name} are damaged and skipped.")
+        return notes + _refusals(results, tasks.values())
+
+    def _notes_on_data(self, results: Results, pending: Sequence[Task]) -> list[str]:
+        """Cautions about the data sets, and which sets and domains are missing; ``pending`` tasks have no record."""
         notes = []
         for name in self.data:
             if name not in results.absent:
@@ -175,17 +187,10 @@ class Table:
                     notes.append(f"{name}: {notice}")
         for name in results.absent:
             notes.append(f"{name} is not in the data's folder, or not all of it, so nothing is run on it.")
-        tasks = {task.id: task for task in self.on_present_data(results.scale, results.absent)}
-        pending = [task for task in tasks.values() if task not in results.records]
         not_here = results.not_here(pending)
         if not_here:
             notes.append(f"Not in the data's folder, so nothing is run on it: {', '.join(not_here)}.")
-        if pending:
-            notes.append(f"{len(pending)} of {len(tasks)} tasks have no record yet.")
-        damaged = results.records.damaged
-        if damaged:
-            notes.append(f"{damaged} lines of {results.records.path.name} are damaged and skipped.")
-        return notes + _refusals(results, tasks.values())
+        return notes
 
 
 def _without_empty(parts: Parts) -> Parts:
@@ -193,19 +198,26 @@ def _without_empty(parts: Parts) -> Parts:
     kept: list[Sheet | Chart | Gallery] = []
     for part in parts:
         if isinstance(part, Sheet):
-            rows = []
-            for label, cells in part.rows:
-                if any(cell.ours or cell.text for cell in cells):
-                    rows.append((label, cells))
-            if rows:
-                kept.append(replace(part, rows=tuple(rows)))
+            part = replace(part, rows=_rows_with_numbers(part))
+            if part.rows:
+                kept.append(part)
         elif isinstance(part, Chart):
-            series = tuple(line for line in part.series if not all(isnan(y) for y in line.y))
-            if series:
-                kept.append(replace(part, series=series))
+            part = replace(part, series=_lines_with_numbers(part))
+            if part.series:
+                kept.append(part)
         else:
             kept.append(part)
     return tuple(kept)
+
+
+def _rows_with_numbers(sheet: Sheet) -> tuple[Row, ...]:
+    """The rows of a sheet in which a cell has a number of ours, or a text."""
+    return tuple(row for row in sheet.rows if any(cell.ours or cell.text for cell in row[1]))
+
+
+def _lines_with_numbers(chart: Chart) -> tuple[Series, ...]:
+    """The lines of a chart that have a point."""
+    return tuple(line for line in chart.series if not all(isnan(y) for y in line.y))
 
 
 def _refusals(results: Results, tasks: Iterable[Task]) -> list[str]:
