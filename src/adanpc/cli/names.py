@@ -27,7 +27,7 @@ METHODS = (
     "tda", "tda-published", "boost-adapter", "dmn-zs", "oga", "oga-published", "stat-a", "neo", "bn-adapt", "tent",
     "tent-clf", "tent-prebn", "pl-clf", "pl-full", "shot", "shot-im", "eta", "eata", "sar", "sar-published", "deyo",
     "deyo-published", "tent-come", "eata-come", "sar-come", "rdumb", "asr", "rpl", "cotta", "roid", "roid-published",
-    "cmf", "note", "rotta", "petta", "ttaug", "memo", "ttt", "ttt-online",
+    "cmf", "cmf-published", "note", "rotta", "petta", "ttaug", "memo", "ttt", "ttt-online",
 )  # fmt: skip
 STREAMS = (
     "iid", "successive", "mixed", "recurring", "gradual", "label_shift", "correlated", "sorted", "one_class",

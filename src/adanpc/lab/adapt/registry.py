@@ -6,7 +6,7 @@ from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Adapter
 from adanpc.lab.adapt.bank import AdaNPC, AdaNPCPublished, AdaNPCSafe
 from adanpc.lab.adapt.caches import DMN, TDA, BoostAdapter, TDAPublished
-from adanpc.lab.adapt.cmf import CMF
+from adanpc.lab.adapt.cmf import CMF, CMFPublished
 from adanpc.lab.adapt.combined import AdaNPCETA, AdaNPCTent
 from adanpc.lab.adapt.come import EATACOME, SARCOME, TentCOME
 from adanpc.lab.adapt.filtered import EATA, ETA
@@ -83,6 +83,7 @@ ADAPTERS: dict[str, type[Adapter]] = {
     "roid": ROID,
     "roid-published": ROIDPublished,
     "cmf": CMF,
+    "cmf-published": CMFPublished,
     "note": NOTE,
     "rotta": RoTTA,
     "petta": PeTTA,
