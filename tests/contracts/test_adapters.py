@@ -22,6 +22,7 @@ FEWER: dict[str, dict[str, int]] = {
     "ttt": {"copies": 4, "steps": 2},
     "ttt-online": {"copies": 4},
     "boost-adapter": {"views": 20},
+    "boost-adapter-published": {"views": 20},
 }
 
 

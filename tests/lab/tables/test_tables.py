@@ -610,6 +610,7 @@ def test_what_a_method_costs_decides_how_many_images_it_meets() -> None:
     images = {method: methods.limited(method, scale).images for method in ADAPTERS}
     assert {method: count for method, count in images.items() if count != 200} == {
         "boost-adapter": 25,
+        "boost-adapter-published": 25,
         "cotta": 50,
         "ttaug": 50,
         "memo": 10,

@@ -60,16 +60,22 @@ class Cache:
             self.labels.append(label)
             self.entropies.append(row_entropy)
         else:
-            highest = max(self.entropies[place] for place in places)
-            if row_entropy >= highest:
+            place = self._displaced(places, row_entropy)
+            if place is None:
                 return
-            # Of several rows with the highest entropy the latest goes. The new row takes its place in the room, and
-            # comes last in the order of arrival.
-            place = next(place for place in reversed(places) if self.entropies[place] == highest)
+            # The new row takes its place in the room, and comes last in the order of arrival.
             places.remove(place)
             places.append(place)
             self.entropies[place] = row_entropy
         self.room[places[-1]] = row
+
+    def _displaced(self, places: Sequence[int], row_entropy: float) -> int | None:
+        """Returns which of the rows of a full class a new one displaces; None if the new one is not kept."""
+        highest = max(self.entropies[place] for place in places)
+        if row_entropy >= highest:
+            return None
+        # Of several rows with the highest entropy the latest goes.
+        return next(place for place in reversed(places) if self.entropies[place] == highest)
 
     def counts(self) -> Tensor:
         """Returns the number of rows of each class (C,)."""
@@ -98,6 +104,14 @@ class Cache:
         self.labels = list(state["labels"])
         self.entropies = list(state["entropies"])
         self.places = [list(class_places) for class_places in state["places"]]
+
+
+class LatestCache(Cache):
+    """The latest rows of each class, whatever their entropy."""
+
+    def _displaced(self, places: Sequence[int], row_entropy: float) -> int | None:
+        """Returns the row that arrived first."""
+        return places[0]
 
 
 class TDA(ZeroShot):
@@ -215,9 +229,8 @@ class BoostAdapter(TDA):
     Differs from the published code:
         The room for views is the same for all data; in the published code it is between 0 and 3, depending on the
         data set. The query is the image itself, as in the published code for corrupted images and small data sets;
-        for others that code uses the mean of the most confident views. The negative cache keeps features of low
-        entropy, as in TDA; in the published code it keeps the latest ones. Views are made from inputs that have
-        already been cropped and normalized.
+        for others that code uses the mean of the most confident views. The negative cache is that of TDA; see
+        ``BoostAdapterPublished``. Views are made from inputs that have already been cropped and normalized.
 
     Args:
         prototypes, weight, sharpness: see ``TDA``.
@@ -269,6 +282,45 @@ class BoostAdapter(TDA):
         if self.mirror:
             parts = flip(parts)
         return torch.cat([image, parts])
+
+
+class BoostAdapterPublished(BoostAdapter):
+    """BoostAdapter with the negative cache of its public code, which keeps the latest features of each class.
+
+    The entropy that decides what enters it is that of ``TDAPublished``.
+
+    Paper:
+        Zhang et al. 2024: see ``BoostAdapter``.
+
+    Differs from the published code:
+        In the same ways as BoostAdapter, apart from the negative cache.
+
+    Args:
+        prototypes, weight, sharpness, views, room, mirror: see ``BoostAdapter``.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        prototypes: str = "head",
+        weight: float = 2.0,
+        sharpness: float = 5.0,
+        views: int = 64,
+        room: int = 1,
+        mirror: bool = True,
+    ) -> None:
+        super().__init__(
+            source,
+            prototypes=prototypes,
+            weight=weight,
+            sharpness=sharpness,
+            views=views,
+            room=room,
+            mirror=mirror,
+        )
+        self.largest_entropy = log2(self.model.classes)
+        self.negative = LatestCache(self.negative.width, self.negative.classes, self.negative.keep)
 
 
 class DMN(ZeroShot):
