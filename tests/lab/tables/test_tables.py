@@ -476,6 +476,12 @@ def test_data_that_are_not_here(workspace: Workspace, tmp_path: Path) -> None:
     assert f"{len(tasks)} of {len(tasks)} tasks have no record yet." in exhibit.notes  # each once, on what is here
 
 
+def test_a_table_of_which_nothing_can_be_made_says_what_is_missing(workspace: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(workspace.data_dir / "CIFAR-10" / "train", tmp_path / "CIFAR-10" / "train")
+    with pytest.raises(AdaNPCError, match="cifar-10-c is not at"):
+        make("cifar-10-c-5", scale="least", images=10, data_dir=tmp_path, out=tmp_path / "out")
+
+
 def test_records_on_other_data_are_not_taken_for_these(workspace: Workspace, tmp_path: Path) -> None:
     table, here = TABLES["convergence"], Workspace(workspace.data_dir, tmp_path)
     own = {"steps": 2, "images": 10}

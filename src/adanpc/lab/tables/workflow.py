@@ -111,8 +111,9 @@ def make(
         processes = 1
         ray = ""
     absent = absent_data(table, workspace)
-    if table.data and len(absent) == len(table.data):
-        workspace.data(table.data[0], 0)  # raises the error that says where the data is published
+    if not available(table, request.sized("least"), workspace, absent):
+        for data in absent:
+            workspace.data(data, 0)  # raises the error that says where the data is published
     estimate = choose(table, request, workspace, processes, absent)
     notify(describe(table, estimate, budget, processes))
     consent(estimate)
