@@ -138,6 +138,7 @@ class TDA(ZeroShot):
 
     # The range of the published values, which were searched for each data set.
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight": (1.0, 2.0, 4.0), "sharpness": (5.0, 7.0, 8.0)}
+    negative_kind: ClassVar[type[Cache]] = Cache
 
     def __init__(
         self, source: Source, *, prototypes: str = "head", weight: float = 2.0, sharpness: float = 5.0
@@ -150,8 +151,7 @@ class TDA(ZeroShot):
         self.sharpness = sharpness
         self.positive = Cache(self.model.dim, classes, keep=3)
         # A row is a feature, followed by one number for each class: 1 if the feature speaks against it, else 0.
-        self.negative = Cache(self.model.dim + classes, classes, keep=2)
-        self.largest_entropy = log(classes)
+        self.negative = self.negative_kind(self.model.dim + classes, classes, keep=2)
 
     def extra(self) -> dict[str, Any]:
         """Returns both caches."""
@@ -173,11 +173,15 @@ class TDA(ZeroShot):
             answers.append(own_logits + self.positive_logits(row, self.positive) - self.negative_logits(row))
         return torch.stack(answers).softmax(1)
 
+    def largest_entropy(self) -> float:
+        """Returns what entropies are divided by to decide whether a feature enters the negative cache."""
+        return log(self.model.classes)
+
     def keep(self, row: Tensor, logits: Tensor, row_entropy: float) -> None:
         """Offers a unit row (D,), given its logits (C,) and their entropy, to both caches."""
         label = int(logits.argmax())
         self.positive.add(row, label, row_entropy)
-        relative_entropy = row_entropy / self.largest_entropy
+        relative_entropy = row_entropy / self.largest_entropy()
         if 0.2 < relative_entropy < 0.5:
             probs = logits.softmax(0)
             denies = (probs > 0.03) & (probs < 1)
@@ -209,11 +213,9 @@ class TDAPublished(TDA):
         Karmanov et al. 2024: see ``TDA``.
     """
 
-    def __init__(
-        self, source: Source, *, prototypes: str = "head", weight: float = 2.0, sharpness: float = 5.0
-    ) -> None:
-        super().__init__(source, prototypes=prototypes, weight=weight, sharpness=sharpness)
-        self.largest_entropy = log2(self.model.classes)
+    def largest_entropy(self) -> float:
+        """Returns the logarithm of the number of classes to base 2."""
+        return log2(self.model.classes)
 
 
 class BoostAdapter(TDA):
@@ -299,28 +301,11 @@ class BoostAdapterPublished(BoostAdapter):
         prototypes, weight, sharpness, views, room, mirror: see ``BoostAdapter``.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        *,
-        prototypes: str = "head",
-        weight: float = 2.0,
-        sharpness: float = 5.0,
-        views: int = 64,
-        room: int = 1,
-        mirror: bool = True,
-    ) -> None:
-        super().__init__(
-            source,
-            prototypes=prototypes,
-            weight=weight,
-            sharpness=sharpness,
-            views=views,
-            room=room,
-            mirror=mirror,
-        )
-        self.largest_entropy = log2(self.model.classes)
-        self.negative = LatestCache(self.negative.width, self.negative.classes, self.negative.keep)
+    negative_kind: ClassVar[type[Cache]] = LatestCache
+
+    def largest_entropy(self) -> float:
+        """Returns the logarithm of the number of classes to base 2."""
+        return log2(self.model.classes)
 
 
 class DMN(ZeroShot):
