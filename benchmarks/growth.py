@@ -45,6 +45,13 @@ CONDITIONS = (
 )
 
 
+POOLED = (
+    "All settings and runs together. Where the machine holds up whatever runs, long pauses come in proportion to the "
+    "time that something takes. Appends would pause by themselves if they had more long ones in a second of their work "
+    "than the control, which has nothing to do with the library."
+)
+
+
 class Time(NamedTuple):
     """What one append took, in milliseconds."""
 
@@ -55,10 +62,14 @@ class Time(NamedTuple):
     faults: float  # of pages that were touched for the first time
 
 
+ROWS, ADDED, PROCESSOR, PASSED, FAULTS = range(len(Time._fields))  # where each is in a row of an array
+
+
 def main() -> None:
-    """Grows a bank for each setting, and writes the longest appends."""
+    """Grows a bank for each setting, as often as is wanted, and writes the longest appends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=int, default=1, help="how often to grow a bank of each setting")
     parser.add_argument("--collect-all", action="store_true", help="lets Python's collector visit what was imported")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/growth.md"))
     options = parser.parse_args()
@@ -67,25 +78,55 @@ def main() -> None:
         # Every so often Python's collector visits all objects of a process. Those of torch alone take a tenth of a
         # second, whoever allocates; that pause is not the bank's.
         gc.freeze()
+    measured: dict[tuple[str, int], list[Array]] = {}  # the times of each run, by setting and rows appended at once
+    for _ in track(range(options.runs), "runs"):
+        for dim, storage in SETTINGS:
+            times = run(dim, storage, options.rows)
+            for count in (1, BLOCK, NOTHING):
+                of_count = times[times[:, ADDED] == count]
+                measured.setdefault((f"{dim} x {storage}", count), []).append(of_count)
     lines = [
         "# Appends while a bank grows",
         "",
-        f"`python -m benchmarks.growth` on {machine()}.",
+        f"`python -m benchmarks.growth --runs {options.runs}` on {machine()}.",
         "",
         CONDITIONS.format(rows=options.rows, singles=SINGLES, block=BLOCK),
         "",
         "| rows | appended | median | 99 % | 99.9 % | longest | longest at rows | page faults | above 20 ms |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for dim, storage in track(SETTINGS, "settings"):
-        measured = array("d")  # plain numbers: a hundred thousand tuples would be visited by Python's collector, too
-        for each in appends(dim, storage, options.rows):
-            measured.extend(each)
-        times = numpy.reshape(measured, (-1, len(Time._fields)))
-        for count in (1, BLOCK, NOTHING):
-            lines.append(row(f"{dim} x {storage}", [Time(*each) for each in times if each[1] == count]))
+    for (setting, count), runs in measured.items():
+        lines.append(row(setting, appended(count), numpy.concatenate(runs)))
+    lines += ["", POOLED, "", "| appended | number | seconds of work | above 20 ms | in a second of work |"]
+    lines += ["|---|---|---|---|---|"]
+    lines += pooled(measured)
     options.out.write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
+
+
+def run(dim: int, storage: str, rows: int) -> Array:
+    """The times of all appends of one run, a row each with the fields of ``Time``."""
+    measured = array("d")  # plain numbers: a hundred thousand tuples would be visited by Python's collector, too
+    for each in appends(dim, storage, rows):
+        measured.extend(each)
+    return numpy.reshape(measured, (-1, len(Time._fields)))
+
+
+def appended(count: int) -> str:
+    """What a line of a table is about."""
+    if count == NOTHING:
+        return "control"
+    return f"{count}"
+
+
+def pooled(measured: dict[tuple[str, int], list[Array]]) -> Iterator[str]:
+    """For single rows, blocks and the control of all settings and runs: how often one took too long."""
+    for count in (1, BLOCK, NOTHING):
+        runs = [times for (_, added), some in measured.items() if added == count for times in some]
+        processor = numpy.concatenate(runs)[:, PROCESSOR]
+        seconds = processor.sum() / 1000
+        above = int((processor > LIMIT).sum())
+        yield f"| {appended(count)} | {len(processor):,} | {seconds:,.0f} | {above} | {above / seconds:.3f} |"
 
 
 def appends(dim: int, storage: str, most: int) -> Iterator[Time]:
@@ -127,20 +168,17 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
-def row(setting: str, times: list[Time]) -> str:
-    """A line of the table."""
-    processor = numpy.array([each.processor for each in times])
-    passed = numpy.array([each.passed for each in times])
-    longest = max(times, key=lambda each: each.processor)
-    typical = numpy.median([each.faults for each in times])
-    appended = f"{times[0].added:.0f}"
-    if times[0].added == NOTHING:
-        appended = "control"
-    cells = [setting, appended]
+def row(setting: str, what: str, times: Array) -> str:
+    """A line of the table of settings."""
+    processor = times[:, PROCESSOR]
+    passed = times[:, PASSED]
+    longest = times[processor.argmax()]
+    typical = numpy.median(times[:, FAULTS])
+    cells = [setting, what]
     for share in (0.5, 0.99, 0.999, 1.0):
         cells.append(f"{numpy.quantile(processor, share):.2f} ({numpy.quantile(passed, share):.2f})")
-    cells.append(f"{longest.rows:,.0f}")
-    cells.append(f"{typical:.0f}, of the longest {longest.faults:,.0f}")
+    cells.append(f"{longest[ROWS]:,.0f}")
+    cells.append(f"{typical:.0f}, of the longest {longest[FAULTS]:,.0f}")
     cells.append(f"{(processor > LIMIT).sum()} of {len(times):,}")
     return f"| {' | '.join(cells)} |"
 
