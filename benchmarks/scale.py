@@ -204,23 +204,19 @@ class Peers:
                 times[name].append(scale * float(numpy.median(some)))
         return times
 
-    def two_threads(self) -> tuple[list[float], list[float]]:
-        """Milliseconds that passed, and of processor time, a query of batches of 64, with one thread and with two."""
-        queries, _ = self.features.draw(64, 6000)
-        passed = []
-        processor = []
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            took = []
-            for _ in range(BATCH_ROUNDS):
+    def two_threads(self, size: int) -> tuple[list[float], list[float]]:
+        """Milliseconds that passed, and of processor time, a query in batches, with one thread and with two."""
+        queries, _ = self.features.draw(size * BATCH_ROUNDS, 6000)
+        took: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
+        for batch in queries.split(size):
+            for threads, times in took.items():
+                torch.set_num_threads(threads)
                 began = (time.perf_counter(), time.process_time())
-                self.index.search(queries, K)
-                took.append((time.perf_counter() - began[0], time.process_time() - began[1]))
-            both = 1000 * numpy.median(numpy.array(took), axis=0) / 64
-            passed.append(float(both[0]))
-            processor.append(float(both[1]))
+                self.index.search(batch, K)
+                times.append((time.perf_counter() - began[0], time.process_time() - began[1]))
         torch.set_num_threads(1)
-        return passed, processor
+        medians = [1000 * numpy.median(numpy.array(times), axis=0) / size for times in took.values()]
+        return [float(passed) for passed, _ in medians], [float(processor) for _, processor in medians]
 
     def approximate(self, queries: Tensor) -> Iterator[tuple[str, float, float, float, float]]:
         """Name, p50 in milliseconds, recall, votes and seconds to build of each approximate engine.
@@ -521,12 +517,13 @@ def batches(peers: Peers, options: argparse.Namespace) -> Iterator[str]:
             note_points(options.out, peers.rows, peers.features.dim, in_batches)
         for name, taken in measured.items():
             yield f"| {kind} | {name} | {' | '.join(f'{took:.3f}' for took in taken)} |"
-    passed, processor = peers.two_threads()
-    yield ""
-    yield (
-        f"Progressive, batches of 64, one thread and two: {passed[0]:.3f} and {passed[1]:.3f} ms passed, "
-        f"{processor[0]:.3f} and {processor[1]:.3f} ms of processor time a query."
-    )
+    for size in (1, 64):
+        passed, processor = peers.two_threads(size)
+        yield ""
+        yield (
+            f"Progressive, batches of {size}, one thread and two: {passed[0]:.3f} and {passed[1]:.3f} ms passed, "
+            f"{processor[0]:.3f} and {processor[1]:.3f} ms of processor time a query."
+        )
     yield ""
 
 

@@ -36,15 +36,19 @@ def filled() -> adanpc.AdaNPC:
     return classifier
 
 
-def shifted() -> tuple[adanpc.AdaNPC, Tensor]:
-    """A classifier that has learned from a shifted stream, and queries on some of which that changes the answer."""
+def shifted(more: Sequence[str] = ()) -> tuple[adanpc.AdaNPC, Tensor]:
+    """A classifier that has learned from a shifted stream, and queries on some of which that changes the answer.
+
+    Args:
+        more: the names of more classes, of which there are no rows.
+    """
     generator = torch.Generator().manual_seed(0)
     shift = torch.tensor([0.4, -0.4, 0.4, 0.4])
 
     def sampled(labels: Tensor) -> Tensor:
         return torch.eye(4)[labels] + 0.25 * torch.randn(len(labels), 4, generator=generator)
 
-    classifier = adanpc.AdaNPC(adanpc.MemoryBank(4, CLASSES, soft=True), preset="safe")
+    classifier = adanpc.AdaNPC(adanpc.MemoryBank(4, (*CLASSES, *more), soft=True), preset="safe")
     source = torch.tensor([0, 1] * 60)
     classifier.learn(sampled(source), source)
     classifier.step(sampled(torch.randint(2, (120,), generator=generator)) + shift)

@@ -81,7 +81,7 @@ def test_a_bank_is_looked_after(bank: Path, rows: Path) -> None:
     assert [entry["position"] for entry in said("log", bank, "--after", 5)["entries"]] == [6, 7]
     assert [entry["position"] for entry in said("log", bank, "--last", 1)["entries"]] == [7]
     shown = run("log", bank).stdout
-    for words in ("veto", "3, 4", "Ann", "blurred", "and 2 more", "30 new", "back to 4"):
+    for words in ("veto", "3, 4", "5, 6 to class 0", "Ann", "blurred", "and 2 more", "30 new", "back to 4"):
         assert words in shown
     found = said("info", bank)
     assert (found["position"], found["rows"], found["vetoed"], found["preset"]) == (7, 30, 1, "safe")
@@ -213,6 +213,7 @@ def test_classes_without_names_are_numbers(tmp_path: Path) -> None:
     numpy.save(tmp_path / "labels.npy", numpy.array([0, 1]))
     said("create", tmp_path / "bank", "--from", tmp_path / "rows.npy", "--labels", tmp_path / "labels.npy")
     assert "--label must be one of 0 … 1, got 'x'" in refusal("relabel", tmp_path / "bank", 0, "--label", "x")
+    assert "--label must be one of 0 … 1" in refusal("relabel", tmp_path / "bank", 0, "--label", "9" * 5000)
 
 
 def test_damage_is_told(bank: Path) -> None:

@@ -446,6 +446,12 @@ class TestPipeline:
             with pytest.raises(AdaNPCError, match="ends in an AdaNPCClassifier, got PCA"):
                 adanpc.adapt_predict(made, [[1.0]])
 
+    def test_a_search_names_its_best_estimator(self) -> None:
+        rows = [[1.0, 0.0], [0.0, 1.0]] * 2
+        search = GridSearchCV(Paper(1), {"rule": ["share"]}, cv=2).fit(rows, [0, 1] * 2)
+        with pytest.raises(AdaNPCError, match=r"got GridSearchCV: pass search\.best_estimator_"):
+            adanpc.adapt_predict(search, rows)
+
 
 class TestFiles:
     @pytest.mark.parametrize(
@@ -596,6 +602,27 @@ class TestSafe:
         with pytest.raises(LabelError, match=r"domains must have shape \(800,\), one for each row, got \(400,\)"):
             AdaNPCClassifier().fit(both, np.tile(labels, 2), domains=names[:400])
 
+    @pytest.mark.parametrize("missing", [["dark", None], [1.0, float("nan")], [None, None], [pd.NaT, pd.NaT]])
+    def test_a_domain_that_is_missing_is_refused(self, missing: list[Any]) -> None:
+        with pytest.raises(LabelError, match="domains must be names or numbers, none of them missing, got "):
+            AdaNPCClassifier().fit([[1.0, 0.0], [0.0, 1.0]], [0, 1], domains=missing)
+
+    def test_people_can_be_asked(self, digits: tuple[Array, ...]) -> None:
+        features, labels, queries, truth = digits
+        names = np.array([f"digit {label}" for label in labels])
+        darker = 0.5 * queries + 8 * (np.arange(64) % 3 == 0)
+        classifier = AdaNPCClassifier().fit(features, names)
+        classifier.adapt_predict(darker)
+        asked = classifier.model_.ask(classifier.as_features(darker))
+        assert len(asked) == 10
+        for question in asked:
+            label = np.searchsorted(classifier.classes_, f"digit {truth[question.query]}")
+            classifier.model_.apply(question.answered(int(label)))
+        signs = classifier.model_.signs()
+        assert signs.adapted_right > signs.frozen_right
+        with pytest.raises(NotFittedError):
+            AdaNPCClassifier().as_features(darker)
+
     def test_arguments_of_the_other_preset_are_refused(self) -> None:
         rows = [[1.0, 0.0], [0.0, 1.0]]
         with pytest.raises(AdaNPCError, match="n_neighbors=5 has no effect with preset='safe': pass preset='paper'"):
@@ -625,6 +652,12 @@ def test_the_transformer_keeps_scikit_learns_contract() -> None:
     results = check_estimator(AdaNPCTransformer(), on_skip=None, on_fail=None)
     failed = [result for result in results if result["status"] == "failed"]
     assert not failed
+
+
+def test_the_transformer_names_its_columns() -> None:
+    X, y = load_wine(return_X_y=True, as_frame=True)
+    transformed = AdaNPCTransformer().set_output(transform="pandas").fit_transform(X, y)
+    assert transformed.columns.tolist() == [f"adanpctransformer{number}" for number in range(13)]
 
 
 def test_the_transformer_is_the_transform_of_the_classifier() -> None:

@@ -264,3 +264,16 @@ class TestWrapped:
             adanpc.wrap(model(), DataLoader(Folder()), storge="int8")
         with pytest.raises(AdaNPCError, match="wrap has no argument 'bank'"):
             adanpc.wrap(model(), DataLoader(Folder()), bank=None)
+
+
+def test_classes_with_hardly_a_vote_are_summed_up() -> None:
+    names = [f"class {number}" for number in range(40)]
+    shares = [0.5, 0.25, 0.2498, 0.0001, 0.0001]
+    votes = dict(zip(names, shares, strict=False))
+    told = adanpc.Explanation(0, "class 0", 0.5, None, votes, ())
+    assert told.summary == "Votes: class 0 0.500, class 1 0.250, class 2 0.250, 2 others 0.000"
+    even = dict.fromkeys(names, 0.025)
+    shown = adanpc.Explanation(0, "class 0", 0.025, None, even, ()).summary
+    assert shown.endswith("class 8 0.025, class 9 0.025, 30 others 0.750")
+    one_more = dict(zip(names, [0.9998, 0.0002], strict=False))
+    assert adanpc.Explanation(0, "class 0", 0.9998, None, one_more, ()).summary.endswith("class 0 1.000, class 1 0.000")

@@ -80,3 +80,8 @@ def test_an_unknown_name_is_answered_by_the_one_that_was_meant_and_by_some_of_th
         "unknown method 'magic'; available: tent, shot, eta, or module:Class"
     )
     assert require.unknown("method", "x", many).endswith("available: " + ", ".join(many[:8]) + " and 22 more")
+
+
+def test_a_number_is_not_a_misspelling_of_another() -> None:
+    assert require.did_you_mean("90", ("0", "15", "75")) == ""
+    assert require.did_you_mean("domain-9", ("domain-0", "domain-15")) == "; did you mean 'domain-0'?"

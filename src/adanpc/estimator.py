@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterator, Sequence
 from inspect import signature
 from numbers import Integral, Real
+from reprlib import repr as brief
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import issparse
-from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.pipeline import Pipeline
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -119,7 +120,12 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return self._take(model, classes)
 
     def partial_fit(self, X: Any, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
-        """Adds the labeled rows X (n, D), and returns the estimator; the first call must name all ``classes``."""
+        """Adds the labeled rows X (n, D), and returns the estimator; the first call must name all ``classes``.
+
+        With ``preset="safe"``, the transform is fitted to the rows of the first call, and those of each later call are
+        centered by their own mean, so each call should bring several rows of several classes. If rows come one by one,
+        use ``preset="paper"``.
+        """
         first = not self.__sklearn_is_fitted__()
         if first and classes is None:
             raise LabelError("classes is missing: name all classes in the first call to partial_fit, or call fit first")
@@ -181,6 +187,18 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         if not return_distance:
             return rows
         return torch.cat(distances).numpy(), rows
+
+    def as_features(self, X: Any) -> Tensor:
+        """The rows of X (B, D) as ``model_`` takes them, (B, D + 1), for what only ``model_`` can do.
+
+        After some queries of a stream, for example, ask people about the most telling ones, and take in what they say::
+
+            estimator.adapt_predict(X)
+            for question in estimator.model_.ask(estimator.as_features(X)):
+                label = numpy.searchsorted(estimator.classes_, right_answer(question.query))
+                estimator.model_.apply(question.answered(int(label)))
+        """
+        return torch.cat(list(self._queries(X)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the fitted estimator, with its classes and arguments, to a file like those of ``adanpc.save``."""
@@ -327,7 +345,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return named
 
 
-class AdaNPCTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class AdaNPCTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """The feature transform of the preset "safe" alone, to put in front of any classifier; see ``core.transform``.
 
     It reduces differences between samples of one class and amplifies differences between classes. The result is meant
@@ -350,6 +368,7 @@ class AdaNPCTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         domain_of_row = _domains(domains, len(labels))
         parts = suitable_parts(features, labels, domain_of_row, len(classes))
         self.transform_ = fit_transform_of(features, labels, domain_of_row, len(classes), parts)
+        self._n_features_out = rows.shape[1]
         return self
 
     def transform(self, X: Any) -> NDArray[np.float32]:
@@ -382,7 +401,11 @@ def adapt_predict(pipeline: Any, X: Any) -> NDArray[Any]:
     if isinstance(pipeline, Pipeline):
         last = pipeline[-1]
     if not isinstance(last, AdaNPCClassifier):
-        raise AdaNPCError(f"pipeline must be a Pipeline that ends in an AdaNPCClassifier, got {type(last).__name__}")
+        remedy = ""
+        if hasattr(last, "best_estimator_"):
+            remedy = ": pass search.best_estimator_"
+        kind = type(last).__name__
+        raise AdaNPCError(f"pipeline must be a Pipeline that ends in an AdaNPCClassifier, got {kind}{remedy}")
     if isinstance(pipeline, Pipeline) and len(pipeline) > 1:
         return last.adapt_predict(pipeline[:-1].transform(X))
     return last.adapt_predict(X)
@@ -395,7 +418,13 @@ def _domains(given: ArrayLike | None, count: int) -> Tensor:
     domains = np.asarray(given)
     if domains.shape != (count,):
         raise LabelError(f"domains must have shape ({count},), one for each row, got {domains.shape}")
-    _, numbers = np.unique(domains, return_inverse=True)
+    known = domains == domains  # false for NaN and its relatives
+    try:
+        _, numbers = np.unique(domains, return_inverse=True)
+    except TypeError:  # numbers beside names, or None
+        known = np.array(False)
+    if not known.all() or None in domains:
+        raise LabelError(f"domains must be names or numbers, none of them missing, got {brief(domains.tolist())}")
     return torch.from_numpy(numbers)
 
 

@@ -27,6 +27,8 @@ HEADINGS = ("share", "class", "similarity", "origin", "row", "key", "file")
 UNKNOWN = "–"
 THUMBNAIL = 64  # length of a thumbnail's longer side, in pixels
 SHOWN = 20  # how many rows a table shows; programs get all of them
+CLASSES = 10  # how many classes the line of votes names
+LEAST_SHARE = 0.0005  # smaller shares would be shown as 0.000
 MOST_BYTES = 64 << 20  # larger pictures get no thumbnail
 
 
@@ -88,8 +90,16 @@ class Explanation:
 
     @property
     def summary(self) -> str:
-        """The votes in one line, and how many rows the table leaves out."""
-        shares = [f"{name} {share:.3f}" for name, share in self.votes.items()]
+        """The votes in one line, those of minor classes summed up, and how many rows the table leaves out."""
+        named = sum(share >= LEAST_SHARE for share in self.votes.values())
+        named = min(named, CLASSES)
+        if len(self.votes) == named + 1:
+            named += 1  # a name says more than "1 other"
+        votes_of_class = list(self.votes.items())
+        shares = [f"{name} {share:.3f}" for name, share in votes_of_class[:named]]
+        others = [share for _, share in votes_of_class[named:]]
+        if others:
+            shares.append(f"{len(others)} others {sum(others):.3f}")
         votes = "Votes: " + ", ".join(shares)
         more = len(self.witnesses) - SHOWN
         if more <= 0:

@@ -97,8 +97,11 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Tra
     """The items, with progress shown on stderr while they are consumed.
 
     A terminal or a notebook shows a bar. Elsewhere, as in a log file, a line is written every 30 seconds at most, so
-    that short work writes nothing. ``for item in (bar := track(items, "training")): bar.note("loss 0.1")`` also
-    shows a text. Progress within other progress is not shown.
+    that short work writes nothing. Progress within other progress is not shown. A text can be shown, too::
+
+        bar = track(items, "training")
+        for item in bar:
+            bar.note("loss 0.1")
 
     Args:
         items: anything that can be iterated over.

@@ -73,8 +73,8 @@ def one_of(name: str, value: Any, choices: Collection[Name]) -> Name:
 
 def did_you_mean(value: Any, choices: Collection[str]) -> str:
     """The end of an error message that suggests the closest choice; empty if none is close."""
-    if not isinstance(value, str) or len(value) > LONGEST_NAME:
-        return ""
+    if not isinstance(value, str) or len(value) > LONGEST_NAME or value.isdigit():
+        return ""  # whoever gives the wrong number has not mistyped another one
     by_lower_case = {choice.lower(): choice for choice in choices}
     close = get_close_matches(value.lower(), by_lower_case, n=1)
     if not close:

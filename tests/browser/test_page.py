@@ -11,8 +11,10 @@ import requests
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from services import drawn_png, shifted
+from torch import Tensor
 
 import adanpc
+from adanpc.core import Relabel
 from adanpc.lab.data.drawn import draw_thing
 from adanpc.serve import Tokens, add_token, create, serving
 
@@ -21,6 +23,7 @@ VIEWS = ("answers", "answers/q-12", "questions", "stream", "map", "changes")
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 WRONG = 5  # the row whose label is wrong
 SEVERE = ("serious", "critical")
+MORE_CLASSES = tuple(f"thing {number}" for number in range(28))
 
 expect.set_options(timeout=120_000)
 
@@ -242,7 +245,7 @@ def test_the_bank_is_rolled_back_after_a_look_and_that_is_undone(
     dialog = page.get_by_role("dialog", name="Roll back to position 13")
     expected = requests.post(f"{address}/v1/rollback", json={"to": 13, "preview": True}).json()
     assert expected["queries"], "some of the answers are others since all rows are cups"
-    expect(dialog.locator(".counts dd")).to_have_text(["1", "0", "0", str(expected["labels_changing"])])
+    expect(dialog.locator(".counts dd")).to_have_text(["1", "0", "0", str(expected["labels_changing"]), "0"])
     expect(dialog).to_contain_text(f"{len(expected['queries'])} recent answers would change")
     dialog.get_by_role("button", name="Roll back").click()
     expect(dialog.get_by_role("alert")).to_contain_text("Say why")
@@ -281,7 +284,16 @@ def test_a_point_of_the_timeline_leads_back(opened: Opened, address: str) -> Non
 @pytest.fixture
 def doubtful(tmp_path: Path) -> Iterator[str]:
     """A service that has learned from a shifted stream and was asked queries on which that changes the answer."""
-    classifier, given = shifted()
+    yield from doubtful_service(tmp_path, *shifted())
+
+
+@pytest.fixture
+def doubtful_with_many_classes(tmp_path: Path) -> Iterator[str]:
+    """The same with thirty classes."""
+    yield from doubtful_service(tmp_path, *shifted(MORE_CLASSES))
+
+
+def doubtful_service(tmp_path: Path, classifier: adanpc.AdaNPC, given: Tensor) -> Iterator[str]:
     with adanpc.DurableBank.create(tmp_path / "doubtful", classifier) as bank, serving(create(bank)) as url:
         requests.post(f"{url}/v1/predict", json={"features": given[:30].tolist()}).raise_for_status()
         requests.post(f"{url}/v1/predict?adapt=false", json={"features": given[30:].tolist()}).raise_for_status()
@@ -303,6 +315,54 @@ def test_questions_are_answered_by_a_click_and_corrected_rows_can_be_taken_back(
     assert [entry["kind"] for entry in entries(doubtful)] == ["relabel", "feedback"]
     page.get_by_role("link", name="Changes").click()
     expect(page.locator(".entry.feedback")).to_contain_text(f"said that a query was {right}")
+
+
+def test_of_many_classes_the_two_answers_are_buttons_and_the_others_a_list(
+    opened: Opened, doubtful_with_many_classes: str
+) -> None:
+    url = doubtful_with_many_classes
+    asked = requests.get(f"{url}/v1/ask").json()["questions"]
+    joined = next(question for question in asked if question["joined"] is not None)
+    page = opened(url, "questions")
+    item = page.locator(f".questions li[data-query={joined['query']}]")
+    expect(item.get_by_role("button")).to_have_count(2)
+    item.get_by_label("Another class").select_option("thing 7")
+    expect(page.get_by_text("is now labeled thing 7")).to_be_visible()
+    assert requests.get(f"{url}/v1/rows/{joined['joined']}").json()["name"] == "thing 7"
+
+
+def test_on_the_map_the_largest_of_many_classes_are_buttons_and_the_others_a_list(
+    opened: Opened, doubtful_with_many_classes: str
+) -> None:
+    page = opened(doubtful_with_many_classes, "map")
+    expect(page.locator(".map-status")).to_contain_text("in 30 classes")
+    buttons = page.locator(".legend button")
+    expect(buttons).to_have_count(12)
+    buttons.first.click()
+    expect(buttons.first).to_have_attribute("aria-pressed", "true")
+    page.get_by_label("Another class").select_option("thing 20")
+    expect(buttons.first).to_have_attribute("aria-pressed", "false")
+    buttons.nth(1).click()
+    expect(page.get_by_label("Another class")).to_have_value("")
+
+
+def test_an_estimate_that_says_nothing_yet_is_not_shown_as_a_number(opened: Opened, address: str) -> None:
+    page = opened(address, "stream")
+    expect(page.locator(".tiles").get_by_text("not enough queries yet")).to_have_count(2)
+    expect(page.locator(".readout")).to_contain_text("Estimated accuracy–")
+
+
+def test_an_answer_whose_confidence_has_changed_says_what_it_was(
+    opened: Opened, address: str, bank: adanpc.DurableBank
+) -> None:
+    page = opened(address, "answers/q-12")
+    expect(page.locator(".bench-facts")).to_contain_text("Confidence")
+    row = first_rows(page, 1)[0]
+    given = requests.get(f"{address}/v1/queries/q-12").json()
+    other = next(label for label in range(6) if label != given["label"])
+    bank.apply(Relabel((row,), other, "Ann", "to see what happens"))
+    page.reload()
+    expect(page.locator(".bench-facts")).to_contain_text("When it was asked")
 
 
 # Without a mouse

@@ -574,7 +574,7 @@ def test_classes_may_have_names() -> None:
     [
         (["cat", "cat"], "classes must have different names, got 'cat' more than once"),
         ([0, 1], "each of the classes must be a string, got 0"),
-        ("cat", "classes must be a whole number, got 'cat'"),
+        ("cat", "classes must be a whole number or a list of names, got 'cat'"),
         ([], r"classes must be a whole number, got \[\]"),
     ],
 )

@@ -406,3 +406,11 @@ def test_a_misspelled_setting_is_not_set_without_a_word() -> None:
         made.temprature = 0.2
     with pytest.raises(AdaNPCError, match="a bank has no setting 'capcity'; did you mean 'capacity'?"):
         made.bank.capcity = 3
+
+
+@pytest.mark.parametrize("preset", ["safe", "paper"])
+def test_a_domain_that_is_no_number_is_refused_even_if_nothing_joins(preset: str) -> None:
+    classifier = AdaNPC(MemoryBank(2, 2, soft=True), preset=preset)
+    classifier.learn(torch.eye(2), torch.tensor([0, 1]))
+    with pytest.raises(AdaNPCError, match="domain must be a whole number, got 'a'"):
+        classifier.step(torch.eye(2)[:0], domain="a")  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from adanpc.core.codec import _packed, _unpacked, canonical, decode, encode
 from adanpc.core.guard import ADVANTAGE, ERROR, LEAD, Stream, packed_length, with_more_classes
 from adanpc.core.safe import as_given, factors_of
 from adanpc.core.table import TableError
-from adanpc.core.transform import Parts, Transform, fit
+from adanpc.core.transform import Parts, Transform, amplification, fit, strongest
 from adanpc.core.tryout import suitable_parts
 from adanpc.errors import AdaNPCError, ChangeError, EmptyBankError, LabelError
 from adanpc.index.products import ExactProducts
@@ -753,6 +753,37 @@ def stripes() -> tuple[Tensor, Tensor]:
     return torch.cat([circle, 0.1 * torch.randn(960, 20, generator=generator)], 1), part % 2
 
 
+class TestRowsThatComeLater:
+    """Source rows of an unknown domain need not come all at once."""
+
+    @pytest.mark.parametrize("at_once", [1, 3, 50])
+    @pytest.mark.parametrize("one_class_after_another", [False, True])
+    def test_a_few_at_a_time_answer_as_well_as_all(self, at_once: int, one_class_after_another: bool) -> None:
+        digits = load_digits()
+        features = torch.tensor(digits.data).float()
+        labels = torch.tensor(digits.target)
+        order = torch.arange(400)
+        if one_class_after_another:
+            order = labels[:400].argsort(stable=True)
+        classifier = AdaNPC(MemoryBank(64, 10, soft=True), preset="safe")
+        for some in order.split(at_once):
+            classifier.learn(features[some], labels[some])
+        right = classifier.predict(features[900:1300]).labels == labels[900:1300]
+        assert float(right.double().mean()) > 0.85
+
+    def test_later_domains_that_are_named_get_centers_of_their_own(self) -> None:
+        features, labels = samples(200, 9)
+        moved, later_labels = samples(200, 10, shift=3.0)
+        off_center = {}
+        for domain in (-1, 1):
+            classifier = AdaNPC(MemoryBank(DIM, CLASSES, soft=True), preset="safe")
+            classifier.learn(features, labels, domain=0)
+            classifier.learn(moved, later_labels, domain=domain)
+            rows = classifier.bank.contents.rows(torch.arange(200, 400))
+            off_center[domain] = float(rows.mean(0).norm())
+        assert off_center[1] < 0.5 * off_center[-1]
+
+
 class TestTransform:
     def test_one_row_has_the_bits_of_a_batch(self) -> None:
         features, labels = samples(200, 9)
@@ -772,6 +803,35 @@ class TestTransform:
         before = (features.sign() * features.abs().sqrt())[:, 0].var()
         after = transform(features)[:, 0].var()
         assert float(after) < 0.5 * float(before)
+
+    def test_few_wide_rows_have_the_directions_of_their_scatter(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        left = torch.linalg.qr(torch.randn(20, 20, generator=generator, dtype=torch.float64)).Q
+        right = torch.linalg.qr(torch.randn(400, 20, generator=generator, dtype=torch.float64)).Q
+        lengths = torch.tensor([9.0, 5.0, 3.0] + [0.1] * 17, dtype=torch.float64)
+        rows = (left * lengths) @ right.T
+        values, directions = strongest(rows, 3)
+        expected, vectors = torch.linalg.eigh(rows.T @ rows)
+        assert torch.allclose(values, expected[-3:].flip(0))
+        overlap = (directions @ vectors[:, -3:].flip(1)).abs()
+        assert torch.allclose(overlap, torch.eye(3, dtype=torch.float64), atol=1e-6)
+
+    @pytest.mark.parametrize("rows", [12, 60])
+    def test_what_tells_classes_apart_is_a_ridge_regression(self, rows: int) -> None:
+        """Computed with as many equations as dimensions, or as rows if these are fewer."""
+        generator = torch.Generator().manual_seed(1)
+        labels = torch.arange(rows) % 3
+        offsets = torch.randn(rows, 40, generator=generator, dtype=torch.float64)
+        telling, added = amplification(offsets, labels)
+        unit_rows = offsets / offsets.norm(dim=1, keepdim=True)
+        targets = torch.eye(3, dtype=torch.float64)[labels] - 1 / 3
+        scatter = unit_rows.T @ unit_rows + 10 * torch.eye(40, dtype=torch.float64)  # classes are of the same size
+        regression = torch.linalg.inv(scatter) @ (unit_rows.T @ targets)
+        directions, strengths, _ = torch.linalg.svd(regression, full_matrices=False)
+        overlap = (telling @ directions[:, :2]).abs()
+        assert torch.allclose(overlap, torch.eye(2, dtype=torch.float64), atol=1e-3)
+        gain = (1 + strengths[:2].square()).sqrt() - 1
+        assert torch.allclose(added.norm(dim=1), gain, atol=1e-3)
 
     def test_the_root_is_left_out_where_it_does_harm(self) -> None:
         """Pixels of digits on a black ground, which the root makes gray as soon as there is any noise."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from adanpc.errors import AdaNPCError
 from adanpc.index import grid, kernels
 from adanpc.index.codes import Coder
-from adanpc.index.kernels import LANES, ByteQueries, Codes, HeadAndBits, Hunt, Nibbles, Queries
+from adanpc.index.kernels import LANES, ByteQueries, Codes, HeadAndBits, Hunt, Nibbles, Queries, Rows
 
 Array = np.ndarray[Any, Any]
 ALL = 2**32 - 1  # bits of a word
@@ -153,6 +153,56 @@ def test_bounds_of_rows_are_what_a_loop_computes(path: str) -> None:
         assert upper == pytest.approx(bound, rel=1e-5, abs=1e-4)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_rows_that_reach_are_those_whose_two_bounds_do(data: st.DataObject) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    rows = data.draw(st.integers(1, 200))
+    first = data.draw(st.sampled_from([0, 64]))
+    codes = row_codes(random, rows + 3, 64)
+    query = row_query(random, 64)
+    base = random.standard_normal(first + rows).astype(np.float32)
+    upper = random.standard_normal(first + rows).astype(np.float32)
+    upper[first::7] = np.nan  # as in slots that were never written
+    slots = first + np.arange(rows)
+    tighter = bounded("numpy", codes, slots, first, query, base)
+    first_least = data.draw(st.sampled_from([-np.inf, 0.3, float(upper[-1])]))
+    least = float(np.median(tighter))
+    usable = np.zeros(0, bool)
+    reaching = (upper[first:] >= first_least) & (tighter >= least)
+    if data.draw(st.booleans()):
+        usable = random.random(first + rows) < 0.7
+        reaching &= usable[first:]
+    for path in kernels.paths():
+        found = kernels.reach_rows(path, codes, first, rows, query, base, upper, usable, first_least, least)
+        assert found.tolist() == slots[reaching].tolist(), path
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("flaw", ["nibbles", "factors", "low", "width", "base", "upper", "usable", "rows", "first"])
+def test_reaching_what_does_not_fit_is_refused(path: str, flaw: str) -> None:
+    random = np.random.default_rng(0)
+    codes = row_codes(random, 4, 64)
+    query = row_query(random, 64)
+    numbers = {"first": 2, "rows": 4}
+    of_slots = {"base": np.zeros(6, np.float32), "upper": np.zeros(6, np.float32), "usable": np.ones(6, bool)}
+    if flaw in codes:
+        codes[flaw] = codes[flaw][:-1]
+    elif flaw in of_slots:
+        of_slots[flaw] = of_slots[flaw][:-1]
+    elif flaw == "low":
+        query = query._replace(low=query.low[:1])
+    elif flaw == "width":
+        query = row_query(random, 32)
+    else:
+        numbers[flaw] = -1
+    with pytest.raises(ValueError, match="does not fit|negative dimensions"):
+        kernels.reach_rows(
+            path, codes, numbers["first"], numbers["rows"], query, of_slots["base"], of_slots["upper"],
+            of_slots["usable"], 0.0, 0.0,
+        )  # fmt: skip
+
+
 def on_grid(random: np.random.Generator, count: int, dim: int, dtype: Any) -> Array:
     """Rows of about length one, subnormal numbers of 16 bits included."""
     rows = random.standard_normal((count, dim)) / np.sqrt(dim)
@@ -198,6 +248,82 @@ def test_scores_of_what_does_not_fit_are_refused(path: str, flaw: str) -> None:
         blocks = [np.zeros((5, 8), np.float16), None]
     with pytest.raises((ValueError, TypeError)):
         kernels.score_rows(path, blocks, 5, slots, owners, np.zeros((2, 8)))
+
+
+def searched(path: str, rows: Rows, query: Array, k: int, group: int, groups: Array, crowd: int) -> Any:
+    found = kernels.nearest_rows(path, rows, query, k, groups, group, crowd=crowd, slack=1e-5)
+    if found is None:
+        return None
+    return [column.tolist() for column in found]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_the_nearest_rows_are_those_that_a_loop_finds(data: st.DataObject) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    dim = data.draw(st.sampled_from([1, 7, 16, 33]))
+    dtype = data.draw(st.sampled_from([np.float16, np.float32]))
+    slots = data.draw(st.integers(1, 200))
+    drawn = on_grid(random, 256, dim, dtype)
+    copies = data.draw(st.integers(0, 100))
+    drawn[:copies] = drawn[0]
+    ids = random.permutation(256)
+    groups = random.integers(0, 3, 256).astype(np.uint8)
+    group = data.draw(st.sampled_from([-1, 0, 2]))
+    query = on_grid(random, 1, dim, np.float32)[0]
+    k = data.draw(st.sampled_from([1, 5, 60]))
+    similarity = drawn[:slots].astype(float) @ query.astype(float)  # exact on the grid
+    shown = np.ones(slots, bool)
+    if group >= 0:
+        drawn[groups == 0] = np.nan  # as in slots that were never written
+        shown = groups[:slots] == group if group else groups[:slots] != 0
+    there = shown.nonzero()[0]
+    order = there[np.lexsort((ids[there], -similarity[there]))][:k]
+    expected = [order.tolist(), ids[order].tolist(), similarity[order].tolist()]
+    rows = Rows([drawn[:64], drawn[64:128], drawn[128:192], drawn[192:]], list(ids.reshape(4, 64)), 64, slots)
+    some_groups = groups if group >= 0 else groups[:0]
+    for path in COMPILED:
+        assert searched(path, rows, query, k, group, some_groups, 400) == expected, path
+
+
+@pytest.mark.parametrize("path", COMPILED)
+def test_more_candidates_than_are_wanted_at_all_are_not_scored(path: str) -> None:
+    rows = Rows([np.ones((64, 1), np.float32)], [np.arange(64)], 64, 64)
+    query = np.ones(1, np.float32)
+    nobody = np.zeros(0, np.uint8)
+    assert searched(path, rows, query, 3, -1, nobody, 63) is None
+    assert searched(path, rows, query, 3, -1, nobody, 64) == [[0, 1, 2], [0, 1, 2], [1.0, 1.0, 1.0]]
+
+
+BLOCK = np.zeros((64, 3), np.float32)
+IDS = np.arange(64)
+MISFITS: dict[str, dict[str, Any]] = {
+    "fewer rows": {"blocks": [BLOCK, BLOCK[:-1]]},
+    "wider rows": {"blocks": [BLOCK.astype(np.float64), BLOCK]},
+    "not a block": {"blocks": [BLOCK, None]},
+    "fewer ids": {"ids": [IDS, IDS[:30]]},
+    "no ids": {"ids": [IDS]},
+    "half a tile": {"size": 65},
+    "more slots": {"slots": 129},
+    "no slots": {"slots": 0},
+    "a narrow query": {"query": np.ones(3, np.float16)},
+    "fewer groups": {"groups": np.ones(99, np.uint8)},
+    "room for fewer than k": {"crowd": 2},
+    "nothing wanted": {"k": 0},
+}
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_a_search_among_what_does_not_fit_is_refused(path: str, misfit: str) -> None:
+    given: dict[str, Any] = {
+        "blocks": [BLOCK, BLOCK], "ids": [IDS, IDS], "size": 64, "slots": 100, "query": np.ones(3, np.float32),
+        "groups": np.ones(100, np.uint8), "crowd": 10, "k": 3,
+    }  # fmt: skip
+    given |= MISFITS[misfit]
+    rows = Rows(given["blocks"], given["ids"], given["size"], given["slots"])
+    with pytest.raises((ValueError, TypeError)):
+        searched(path, rows, given["query"], given["k"], 1, given["groups"], given["crowd"])
 
 
 class Tiles(NamedTuple):
@@ -322,7 +448,7 @@ def test_a_sample_looks_at_some_tiles_and_lists_nobody(path: str) -> None:
 
 FLAWS = [
     "head", "weights", "nibbles", "factors", "groups", "query nibbles", "query heads", "centers", "numbers", "wanted",
-    "nobody wanted", "best", "floor", "counts", "slots", "upper", "tiles", "no queries",
+    "nobody wanted", "nothing wanted", "best", "floor", "counts", "slots", "upper", "tiles", "no queries",
 ]  # fmt: skip
 
 
@@ -351,6 +477,8 @@ def test_a_hunt_in_what_does_not_fit_is_refused(path: str, flaw: str, monkeypatc
                 queries[place] = queries[place][:-1]
             elif flaw == "nobody wanted":
                 hunt[0][0, 0] = 0
+            elif flaw == "nothing wanted":
+                hunt = [hunt[0][:0], *(column[:, :0] for column in hunt[1:])]
             elif flaw == "wanted":
                 hunt[0][0, 0] = 5
             elif flaw in Hunt._fields:

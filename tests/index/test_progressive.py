@@ -204,12 +204,13 @@ def test_most_rows_are_never_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
     rows = spread_rows(20000, 512, 1)
     fast, plain = both(512, rows)
-    queries = spread_rows(7, 512, 2)
+    few = progressive.SEVERAL - 1  # one by one
+    queries = spread_rows(few, 512, 2)
     expected = plain.search(queries, 50)
     monkeypatch.setattr(single, "exact", counting)
     assert same(fast.search(queries, 50), expected)
     assert max(scored) < 2000
-    assert sum(scored) / 7 < 600
+    assert sum(scored) / few < 600
 
 
 COMPILED = [path for path in kernels.paths() if path != "numpy"]
@@ -266,6 +267,18 @@ def test_what_a_pass_cannot_be_certain_of_is_searched_again(
     assert searched_again
 
 
+@pytest.mark.parametrize("certified", [False, True])
+def test_queries_share_no_pass_that_could_not_settle_them(
+    certified: bool, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hunt, "Pass", None)
+    rows = drawn_rows("clustered", 300, 70, torch.Generator().manual_seed(6))
+    fast, plain = both(70, rows, certified=certified)
+    queries = drawn_rows("clustered", 9, 70, torch.Generator().manual_seed(7))
+    k = 7 if certified else 301
+    assert same(fast.search(queries, k), plain.search(queries, k))
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_that_share_queries_find_the_same(threads: int, eager: None) -> None:
     rows = drawn_rows("clustered", 300, 70, torch.Generator().manual_seed(6))
@@ -275,6 +288,25 @@ def test_threads_that_share_queries_find_the_same(threads: int, eager: None) -> 
     torch.set_num_threads(threads)
     try:
         assert same(fast.search(queries, 7), plain.search(queries, 7))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("certified", [False, True])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_that_share_a_single_query_find_the_same(
+    threads: int, certified: bool, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progressive, "SHARED", 100)
+    rows = drawn_rows("clustered", 300, 70, torch.Generator().manual_seed(6))
+    fast, plain = both(70, rows, certified=certified)
+    hidden = torch.arange(0, 300, 7)
+    fast, plain = fast.hide(hidden), plain.hide(hidden)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for query in drawn_rows("clustered", 5, 70, torch.Generator().manual_seed(7)).split(1):
+            assert same(fast.search(query, 7), plain.search(query, 7))
     finally:
         torch.set_num_threads(before)
 

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import adanpc
 from adanpc.errors import AdaNPCError, LabelError
@@ -198,6 +198,27 @@ def test_inputs_that_a_model_does_not_take_are_refused_in_one_sentence() -> None
         InputError, match=r"Reader .* unexpected keyword argument 'token_type_ids'\): name the inputs as"
     ):
         reader.predict({**sentences(2), "token_type_ids": torch.zeros(2, 5)})
+
+
+def test_a_whole_batch_of_a_loader_is_answered_by_what_to_pass() -> None:
+    data = TensorDataset(torch.randn(6, 3), torch.arange(6) % 2)
+    loader = DataLoader(data, batch_size=3)
+    wrapped = adanpc.wrap(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), loader)
+    batch = next(iter(loader))
+    for given in (batch, tuple(batch)):
+        with pytest.raises(InputError, match=r"leave out the labels, as in step\(batch\[0\]\)"):
+            wrapped.step(given)
+    whole: list[Any] = [loader, data, iter(loader), (inputs for inputs, _ in loader)]
+    for given in whole:
+        with pytest.raises(InputError, match=r"must be one batch, got a \w+: call it for each batch of a loader"):
+            wrapped.step(given)
+    with pytest.raises(InputError, match=r"if they are the samples of one batch, pass torch.stack\(samples\)"):
+        wrapped.step([batch[0][0], batch[0][1], batch[0][2]])
+    with pytest.raises(InputError, match="pass torch.stack"):
+        wrapped.step([torch.arange(3), torch.arange(3)])
+    reader = adanpc.wrap(Reader(), [(sentences(9), torch.arange(9) % 3)])
+    with pytest.raises(InputError, match=r"leave out 'label'"):
+        reader.step({**sentences(2), "label": torch.zeros(2)})
 
 
 def test_an_error_inside_a_model_is_its_own() -> None:

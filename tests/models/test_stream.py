@@ -303,5 +303,5 @@ def test_keys_may_be_given() -> None:
 
 def test_classes_may_be_names() -> None:
     assert wrapped_net(layer="6", classes=["ant", "bee", "cat", "dog", "emu"]).classifier.bank.classes == 5
-    with pytest.raises(AdaNPCError, match="classes must be a whole number, got 'ant'"):
+    with pytest.raises(AdaNPCError, match="classes must be a whole number or a list of names, got 'ant'"):
         wrapped_net(layer="6", classes="ant")

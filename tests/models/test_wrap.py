@@ -276,6 +276,149 @@ def test_where_no_head_is_found_a_layer_is_suggested_that_works() -> None:
     assert wrapped.classifier.bank.dim == 8
 
 
+class Squeezed(nn.Module):
+    """Ends in a convolution and a mean over space, as SqueezeNet does; one layer never runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU())
+        self.spare = nn.Linear(6, 6)
+        self.classify = nn.Sequential(nn.Dropout(), nn.Conv2d(6, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.classify(self.body(images))
+        return logits
+
+
+def test_a_model_that_ends_in_a_convolution_is_given_the_layer_before_it() -> None:
+    with pytest.raises(AdaNPCError, match="such as layer='classify.0'"):
+        adanpc.wrap(Squeezed(), loader())
+    assert adanpc.wrap(Squeezed(), loader(), layer="classify.0").classifier.bank.dim == 6
+
+
+def test_where_no_layer_runs_the_model_itself_is_suggested() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs @ self.head.weight.T
+
+    with pytest.raises(AdaNPCError, match="such as layer='', the output of the model"):
+        adanpc.wrap(Plain(), [(torch.randn(4, 3), torch.arange(4) % 2)])
+    assert adanpc.wrap(Plain(), [(torch.randn(4, 3), torch.arange(4) % 2)], layer="").classifier.bank.dim == 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_refused_because_hooks_cannot_see_into_it() -> None:
+    model = torch.jit.trace(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(2, 3))
+    for layer in (None, "0"):
+        with pytest.raises(AdaNPCError, match="TorchScript.*: wrap the module that it was made from"):
+            adanpc.wrap(model, [(torch.randn(4, 3), torch.arange(4) % 2)], layer=layer)
+
+
+def test_an_error_of_the_model_says_what_it_was_called_with(net: Net) -> None:
+    wrapped = adanpc.wrap(net, loader())
+    with pytest.raises(RuntimeError) as caught:
+        wrapped.step(torch.randn(2, 1, 8, 8).double())
+    (note,) = caught.value.__notes__
+    assert note == (
+        "adanpc called Net, whose weights are float32 on cpu, with (2, 1, 8, 8) float64; "
+        "the first dimension counts samples"
+    )
+    with pytest.raises(RuntimeError) as caught:
+        extract(nn.Bilinear(2, 2, 2), "", {"input1": torch.zeros(3, 2), "input2": [[True]]})
+    assert "with (3, 2) float32, (1, 1) bool; the" in caught.value.__notes__[0]
+    with pytest.raises(AttributeError) as other:
+        extract(nn.Flatten(), "", "a text")
+    assert other.value.__notes__[0].startswith("adanpc called Flatten, which has no weights, with no tensor;")
+
+
+def test_attributes_that_a_wrapped_model_does_not_have_cannot_be_set(net: Net) -> None:
+    wrapped = adanpc.wrap(net, loader())
+    wrapped.encode_size = 4
+    with pytest.raises(AdaNPCError, match="has no setting 'encodesize'; did you mean 'encode_size'"):
+        wrapped.encodesize = 4
+
+
+class Counting(nn.Module):
+    """Counts how often it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 4)
+        self.runs = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.runs += 1
+        logits: Tensor = self.head(inputs)
+        return logits
+
+
+GOOD = (torch.ones(2, 3), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("bad", "options", "message"),
+    [
+        ((torch.ones(2, 3), torch.tensor([0, 4])), {}, "batch 1 of the loader: labels must be .* 0 and 3, got 4"),
+        ((torch.ones(2, 3), torch.tensor([0, -1])), {"layer": "head"}, "batch 1 of the loader: labels .* got -1"),
+        ((torch.ones(2, 3), torch.rand(2)), {}, r"labels must be whole numbers, got torch.float32: pass labels.long"),
+        ((torch.ones(2, 3) * torch.nan, torch.tensor([0, 1])), {}, "batch 1 of the loader: feature row 0 holds NaN"),
+        ((torch.ones(2, 3), torch.tensor([0, 1]), torch.tensor([0])), {}, "gave 2 inputs with 1 domains"),
+    ],
+)
+def test_a_bad_batch_is_refused_before_the_model_runs_on_the_next(
+    bad: tuple[Tensor, ...], options: dict[str, Any], message: str
+) -> None:
+    model = Counting()
+    with pytest.raises(AdaNPCError, match=message):
+        adanpc.wrap(model, [GOOD, bad, *[GOOD] * 10], **options)
+    assert model.runs <= 3  # the first batch may run twice, to find the head
+
+
+def test_a_batch_may_have_a_single_domain() -> None:
+    wrapped = adanpc.wrap(Counting(), [(*GOOD, 5), (*GOOD, torch.tensor(7))])
+    assert wrapped.classifier.bank.table()["domain"].tolist() == [5, 5, 7, 7]
+
+
+def test_an_empty_batch_does_not_tell_which_layer_is_the_head() -> None:
+    class Doubtful(Counting):
+        """Runs another layer of the same width after its head."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.aside = nn.Linear(3, 4)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            logits = super().forward(inputs)
+            self.aside(inputs)
+            return logits
+
+    model = Doubtful()
+    empty = (torch.zeros(0, 3), torch.zeros(0).long())
+    for batches in ([GOOD, empty, GOOD], [empty, GOOD, GOOD]):
+        wrapped = adanpc.wrap(model, batches)
+        assert wrapped.layer == "input of head"
+        assert wrapped.classifier.bank.table()["label"].tolist() == [0, 1, 0, 1]
+
+
+def test_row_numbers_are_not_taken_for_domains() -> None:
+    model = Counting()
+    rows = DataLoader(TensorDataset(torch.ones(400, 3), torch.arange(400) % 4, torch.arange(400)), batch_size=40)
+    with pytest.raises(AdaNPCError, match="no two of the first 120 samples have the same domain: .* leave it out"):
+        adanpc.wrap(model, rows)
+    assert model.runs <= 4
+    few = DataLoader(TensorDataset(torch.ones(90, 3), torch.arange(90) % 4, torch.arange(90)), batch_size=40)
+    assert adanpc.wrap(model, few).classifier.bank.table()["domain"].tolist() == list(range(90))
+
+
+def test_a_data_set_without_labels_is_told_apart_from_a_single_batch() -> None:
+    with pytest.raises(AdaNPCError, match=r"got a list of 1: its data set must give \(input, label\)"):
+        adanpc.wrap(Counting(), DataLoader(TensorDataset(torch.randn(4, 3))))
+
+
 def test_a_deep_model_is_not_listed_layer_by_layer() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(40)))
     with pytest.raises(AdaNPCError, match=r"it has: 0, 1, .*, 11, … \(40 in all: see model\.named_modules\(\)\)$"):
@@ -292,7 +435,8 @@ def test_labels_may_be_bytes_as_many_data_sets_store_them(net: Net) -> None:
     ("options", "message"),
     [
         ({"layer": 3}, "layer must be a string, got 3"),
-        ({"device": "gpu"}, "device must be one that torch knows, such as 'cpu', got 'gpu'"),
+        ({"device": "gpu"}, "device must be one that torch can use here, with float64, such as 'cpu', got 'gpu'"),
+        ({"device": "meta"}, "device must be one that torch can use here, with float64, such as 'cpu', got 'meta'"),
         ({"keys": ["a"] * 6}, "keys must be whole numbers, one for each sample, got"),
         ({"classes": ["cat", "dog"]}, "labels must be between 0 and 1, got 2"),
     ],
@@ -313,3 +457,19 @@ def test_keys_of_a_step_must_be_whole_numbers(net: Net) -> None:
 def test_features_that_are_not_finite_are_said_to_be(net: Net) -> None:
     with pytest.raises(FeatureError, match="feature row 0 holds NaN"):
         adanpc.wrap(net, [(torch.full((6, 1, 8, 8), float("nan")), torch.arange(6) % 3)])
+
+
+def test_a_wrapped_model_says_what_its_guard_sees_and_asks_people() -> None:
+    torch.manual_seed(0)
+    centers = torch.eye(4)[:, :3] * 3 + 1
+    labels = torch.arange(400) % 4
+    inputs = centers[labels] + 0.3 * torch.randn(400, 3)
+    wrapped = adanpc.wrap(nn.Sequential(nn.Identity(), nn.Linear(3, 4)), [(inputs[:200], labels[:200])])
+    shifted = inputs[200:] + torch.tensor([1.5, -1.0, 0.0])
+    wrapped.step(shifted)
+    assert wrapped.signs() == wrapped.classifier.signs()
+    assert wrapped.signs().queries > 100
+    asked = wrapped.ask(shifted, most=3)
+    assert asked == wrapped.classifier.ask(wrapped.features(shifted), most=3)
+    assert 0 < len(asked) <= 3
+    wrapped.apply(asked[0].answered(int(labels[200 + asked[0].query])))

@@ -95,6 +95,30 @@ def test_a_name_in_a_header_counts_only_where_there_are_no_tokens(bank: adanpc.D
     assert bank.contents.judgments[1][0].who == "Ann"
 
 
+def test_callers_with_names_have_request_ids_of_their_own(bank: adanpc.DurableBank, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    tokens = [add_token(file, name, "predict") for name in ("Ann", "Bob")]
+    with serving(create(bank, tokens=Tokens(file))) as url:
+        for number, path in enumerate(("v1/predict", "v2/models/adanpc/infer", "v2/models/adanpc/versions/1/infer")):
+            features = queries(1, seed=number).tolist()
+            tensor = {"name": "features", "shape": [1, 4], "datatype": "FP32", "data": features}
+            body: Any = {"inputs": [tensor], "id": f"photo {number}"}
+            if path == "v1/predict":
+                body = {"features": features, "request": f"photo {number}"}
+            positions = []
+            for token in (*tokens, *tokens):
+                answered = requests.post(f"{url}/{path}", json=body, headers=bearer(token))
+                assert answered.status_code == 200, answered.text
+                positions.append(bank.position)
+                assert "Ann" not in answered.text  # the id in the answer is the one that was given
+            assert positions[1] > positions[0]  # Bob's request is another one than Ann's
+            assert positions[1:] == positions[1:2] * 3  # and each counts once
+        body["id"] = "x" * 201
+        refused = requests.post(f"{url}/{path}", json=body, headers=bearer(token))
+        assert refused.status_code == 422
+        assert "at most 200 characters, got 201" in refused.json()["error"]
+
+
 def test_a_token_is_in_no_file_and_is_refused_the_moment_it_is_removed(
     bank: adanpc.DurableBank, tmp_path: Path
 ) -> None:

@@ -315,6 +315,15 @@ def test_a_rollback_shows_first_what_it_would_change(url: str, bank: adanpc.Dura
     assert bank.position == 3
 
 
+def test_a_rollback_shows_which_vetoes_it_would_change(url: str, bank: adanpc.DurableBank) -> None:
+    position = changed(url, "veto", rows=[1, 2, 3])
+    changed(url, "restore", rows=[3])
+    changed(url, "veto", rows=[4])
+    for to, changing in ((1, 3), (position, 2), (bank.position, 0)):
+        preview = requests.post(f"{url}/v1/rollback", json={"to": to, "preview": True}).json()
+        assert preview["vetoes_changing"] == changing
+
+
 def test_questions_are_those_of_the_bank_and_labels_are_noted(tmp_path: Path) -> None:
     classifier, given = shifted()
     expected = classifier.ask(given.flip(0), most=20)  # the newest query comes first

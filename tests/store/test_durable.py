@@ -304,7 +304,7 @@ def test_a_caller_that_no_longer_waits(tmp_path: Path) -> None:
         ({"keys": [1, 2]}, LabelError, "keys must have shape"),
         ({"domain": 1.5}, AdaNPCError, "domain must be a whole number"),
         ({"request": 5}, AdaNPCError, "request must be a string"),
-        ({"request": "x" * 201}, AdaNPCError, "request must have at most 200 characters, got 201"),
+        ({"request": "x" * 401}, AdaNPCError, "request must have at most 400 characters, got 401"),
     ],
 )
 def test_what_cannot_be_asked(tmp_path: Path, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -323,6 +323,16 @@ def test_an_empty_bank_says_so(tmp_path: Path) -> None:
 
 
 # Requests that are sent again
+
+
+def test_an_id_that_is_used_again_for_another_number_of_queries_is_refused(tmp_path: Path) -> None:
+    with DurableBank.create(tmp_path / "bank", classifier()) as bank:
+        answer = bank.classify(features(1, 3), request="a")
+        digest = bank.digest()
+        with pytest.raises(AdaNPCError, match="answered before: it had 3 queries, and this one has 2; give every"):
+            bank.classify(features(1, 2), request="a")
+        assert_same_answer(answer, bank.classify(features(1, 3), request="a"))
+        assert bank.digest() == digest
 
 
 @pytest.mark.parametrize("kind", KINDS)

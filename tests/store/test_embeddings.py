@@ -155,6 +155,12 @@ def test_tables_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> No
     assert "\n" not in str(caught.value)
 
 
+def test_labels_of_very_many_digits_are_names(tmp_path: Path) -> None:
+    long = "9" * 5000  # Python refuses to read such a number
+    found = read_embeddings(written(tmp_path / "rows.csv", f"label,a\n{long},1\n7,2\n"))
+    assert found.classes() == ["7", long]
+
+
 def test_labels_that_no_class_has(tmp_path: Path) -> None:
     found = read_embeddings(written(tmp_path / "rows.csv", CSV))
     with pytest.raises(EmbeddingsError, match="the label of row 1 is 'dog', and the classes are"):

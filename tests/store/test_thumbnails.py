@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from adanpc.errors import AdaNPCError
-from adanpc.store.thumbnails import FILE, LARGEST, Thumbnails
+from adanpc.store.thumbnails import FILE, LARGEST, Thumbnails, _total
 
 
 def test_pictures_are_found_by_row_and_forgotten(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_they_are_bounded_in_size(tmp_path: Path) -> None:
         for row in range(50):
             pictures.keep(row, bytes([row]) * LARGEST)
             assert pictures.find(row) is not None
-            assert pictures._total() <= 10 * LARGEST
+            assert _total(pictures._connection) <= 10 * LARGEST
         assert pictures.find(30) is None
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 40 * LARGEST
 
@@ -43,7 +44,7 @@ def test_they_are_bounded_in_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(time, "time", lambda: now + 25 * 3600)
         assert pictures.find(1) is None
         pictures.keep(2, b"two")
-        assert pictures._total() == 3  # the old one is gone, not only hidden
+        assert _total(pictures._connection) == 3  # the old one is gone, not only hidden
         monkeypatch.setattr(time, "time", lambda: now - 10**6)  # a clock that is set back hides nothing
         assert pictures.find(2) == b"two"
 
@@ -98,3 +99,40 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path) -> None:
     with closing(Thumbnails(tmp_path)) as pictures:
         pictures.keep(1, b"one")
         assert pictures.find(1) == b"one"
+
+
+def test_a_file_of_which_any_part_is_damaged_is_made_anew_or_read_in_part(tmp_path: Path) -> None:
+    with closing(Thumbnails(tmp_path)) as pictures:
+        for row in range(40):
+            pictures.keep(row, bytes([row]) * 6000)
+    whole = (tmp_path / FILE).read_bytes()
+    chance = random.Random(0)
+    for _ in range(60):
+        altered = bytearray(whole)
+        for _ in range(chance.randint(1, 400)):
+            altered[chance.randrange(len(whole))] = chance.randrange(256)
+        (tmp_path / FILE).write_bytes(altered)
+        with closing(Thumbnails(tmp_path)) as pictures:
+            for row in range(40):
+                pictures.find(row)
+            pictures.keep(100, b"another")
+
+
+def test_a_link_in_place_of_a_file_of_sqlite_is_removed_and_its_target_kept(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(b"precious" * 1000)
+    (tmp_path / f"{FILE}-shm").symlink_to(tmp_path / "elsewhere")
+    with closing(Thumbnails(tmp_path)) as pictures:
+        pictures.keep(1, b"one")
+        assert pictures.find(1) == b"one"
+    assert (tmp_path / "elsewhere").read_bytes() == b"precious" * 1000
+
+
+def test_a_forgotten_picture_is_in_no_file(tmp_path: Path) -> None:
+    secret = b"nobody may see this " * 200
+    with closing(Thumbnails(tmp_path)) as pictures:
+        pictures.keep(1, secret)
+        pictures.keep(2, b"two")
+        pictures.forget([1])
+        for path in tmp_path.iterdir():  # while it is open, and so even if the process is killed now
+            assert secret[:100] not in path.read_bytes()
+        assert pictures.find(2) == b"two"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from adanpc.store import DurableBank
 
 SHOWN = 20  # entries of a log that are listed by default
+SHOWN_ROWS = 5  # of an entry
 COLUMNS = 100  # the table of the log needs this width, even if the terminal is narrower
 
 bank = typer.Typer(no_args_is_help=True, help="Create and manage durable banks: folders in which no change is lost.")
@@ -281,9 +282,13 @@ def _time(seconds: float | None) -> str:
 def _rows(entry: dict[str, Any]) -> str:
     """The rows that a change is about, in a few words."""
     if "ids" in entry:
-        shown = ", ".join(str(row) for row in entry["ids"][:5])
-        more = len(entry["ids"]) - 5
-        return shown if more <= 0 else f"{shown} and {more} more"
+        shown = ", ".join(str(row) for row in entry["ids"][:SHOWN_ROWS])
+        more = len(entry["ids"]) - SHOWN_ROWS
+        if more > 0:
+            shown = f"{shown} and {more} more"
+        if isinstance(entry.get("label"), int):  # not if each row got a label of its own
+            shown = f"{shown} to class {entry['label']}"
+        return shown
     if "features" in entry:
         return f"{entry['features'][0]} new"
     if "to" in entry:
@@ -338,10 +343,11 @@ def relabel(
 
     def correct(opened: DurableBank) -> object:
         names = opened.contents.settings.names
+        numbers = [str(each) for each in range(opened.contents.settings.classes)]
         if label in names:
             number = names.index(label)
-        elif label.isdecimal():
-            number = int(label)
+        elif label in numbers:
+            number = numbers.index(label)
         else:
             known = ", ".join(names) or f"0 … {opened.contents.settings.classes - 1}"
             raise AdaNPCError(f"`label` must be one of {known}, got {label!r}")

@@ -751,11 +751,15 @@ class MemoryBank:
 
 
 def checked_device(given: Any) -> torch.device:
-    """The torch device of this name."""
+    """The torch device of this name, which must be there and compute in float64."""
     try:
-        return torch.device(given)
-    except (RuntimeError, TypeError):
-        raise AdaNPCError(f"device must be one that torch knows, such as 'cpu', got {brief(given)}") from None
+        device = torch.device(given)
+        torch.zeros(1, dtype=torch.float64, device=device).cpu()
+    # Torch without CUDA fails an assertion; the device "meta" holds no values; MPS has no float64.
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError):
+        message = f"device must be one that torch can use here, with float64, such as 'cpu', got {brief(given)}"
+        raise AdaNPCError(message) from None
+    return device
 
 
 def _index_factory(given: IndexFactory | str) -> IndexFactory:

@@ -313,6 +313,7 @@ class AdaNPC:
         self, features: Tensor, domain: int, keys: Tensor | None
     ) -> tuple[Prediction, Append | None, Tensor | None]:
         """The result of ``propose`` for checked features, and the change's features as ``unit`` normalizes them."""
+        domain = require.whole("domain", domain)
         return self._preset.propose(self.bank.contents, self.bank.queue_of, features, domain, keys)
 
     def _checked(self, features: Numbers) -> Tensor:

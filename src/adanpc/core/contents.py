@@ -381,7 +381,9 @@ def excluded_ids(given: Any, queries: int) -> Tensor | None:
 
 def class_names(classes: Any) -> tuple[str, ...]:
     """The names of the classes; empty if only their number is given."""
-    if isinstance(classes, str | bytes) or not isinstance(classes, Iterable):
+    if isinstance(classes, str | bytes):
+        raise LabelError(f"classes must be a whole number or a list of names, got {classes!r}")
+    if not isinstance(classes, Iterable):
         return ()
     names = []
     for name in classes:

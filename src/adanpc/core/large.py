@@ -21,7 +21,7 @@ from adanpc.core.contents import Contents
 from adanpc.core.estimate import Rivals, answering_groups, calibration_of, rows_to_ask
 from adanpc.core.safe import SOURCE_ROWS, STREAM_ROWS, STREAM_TEMPERATURE, SafeSettings
 from adanpc.core.source import Source
-from adanpc.core.transform import NEAREST, SAMPLE, Transform, domain_centers, per_class
+from adanpc.core.transform import NEAREST, SAMPLE, Transform, less_centers, per_class
 from adanpc.index import unit
 
 AT_ONCE = 1 << 26  # up to this many coordinates are learned in one change, and a transform is fitted to as many
@@ -37,7 +37,8 @@ def appending(source: Source, contents: Contents, settings: SafeSettings) -> Ite
     unfitted = transform is None
     if transform is None:
         transform = safe.fitted(features, labels, domains, classes, settings)
-    prepared = _Prepared(source, transform, domain_centers(transform(features), labels, domains), contents.settings.dim)
+    centers = safe.source_centers(transform, transform(features), labels, domains, first=unfitted)
+    prepared = _Prepared(source, transform, centers, contents.settings.dim)
     if unfitted:
         transform = _measured(prepared, chosen, features, classes)
     for start, rows in prepared:
@@ -79,10 +80,7 @@ class _Prepared:
     def rows(self, features: Tensor, domains: Tensor) -> Tensor:
         """Features (n, D) of rows in these domains (n,) as the bank stores them."""
         transformed = self.transform(features)
-        moved = transformed.clone()
-        for domain in domains.unique().tolist():
-            moved[domains == domain] -= self.centers[domain]
-        return safe.directed(moved, transformed)
+        return safe.directed(less_centers(transformed, domains, self.centers), transformed)
 
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
         for start, some in self.source.checked(self.dim):

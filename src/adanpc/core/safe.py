@@ -40,7 +40,7 @@ from adanpc.core.contents import Contents, Pool
 from adanpc.core.estimate import Agreements, Alarm, Calibration, calibrate, comparable
 from adanpc.core.estimate import agreement as agreement_with
 from adanpc.core.guard import APART, WARM_UP, Beliefs, Stream, Verdicts, distance
-from adanpc.core.transform import NEAREST, Parts, Transform, centered, fit
+from adanpc.core.transform import NEAREST, Parts, Transform, domain_centers, fit, less_centers
 from adanpc.core.tryout import suitable_parts
 from adanpc.core.types import Neighbors, Origin, Prediction, side_by_side
 from adanpc.core.vote import vote
@@ -50,6 +50,7 @@ from adanpc.index.grid import Array, to_main_memory
 from adanpc.index.protocol import Products
 
 STREAMS = ("unknown", "mixed")
+UNKNOWN_DOMAIN = -1
 SOURCE_ROWS = 100  # source rows that vote on a query
 SOURCE_TEMPERATURE = 0.06
 STREAM_ROWS = 10
@@ -121,7 +122,8 @@ def prepared(change: Append, features: Tensor, contents: Contents, settings: Saf
     if transform is None:
         transform = fitted(features, labels, domains, classes, settings)
     transformed = transform(features)
-    rows = directed(centered(transformed, labels, domains), transformed)
+    centers = source_centers(transform, transformed, labels, domains, first=unfitted)
+    rows = directed(less_centers(transformed, domains, centers), transformed)
     change = replace(change, features=rows, centered=True)
     if unfitted:
         calibration = calibrate(
@@ -145,6 +147,20 @@ def fitted(features: Tensor, labels: Tensor, domains: Tensor, classes: int, sett
     if settings.transform:
         parts = suitable_parts(features, labels, domains, classes)
     return fit(features, labels, domains, classes, parts)
+
+
+def source_centers(
+    transform: Transform, transformed: Tensor, labels: Tensor, domains: Tensor, *, first: bool
+) -> dict[int, Tensor]:
+    """Returns the center (D,) of each domain among source rows (n, D) with labels (n,) and domains (n,).
+
+    Rows of an unknown domain that come after the first rows of the bank are centered like those. They may come a few
+    at a time or class by class, and then their own mean is mostly that of their classes.
+    """
+    centers = domain_centers(transformed, labels, domains)
+    if not first and UNKNOWN_DOMAIN in centers:
+        centers[UNKNOWN_DOMAIN] = transform.origin
+    return centers
 
 
 def directed(moved: Tensor, transformed: Tensor) -> Tensor:

@@ -22,13 +22,14 @@ in any order, as long as no sum reaches 32. No vector here is longer than LONGES
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, one_hot
 
 from adanpc.core.estimate import UNKNOWN, Rivals
 from adanpc.core.vote import PER_CLASS
@@ -163,9 +164,14 @@ def domain_centers(transformed: Tensor, labels: Tensor, domains: Tensor) -> dict
 
 def centered(transformed: Tensor, labels: Tensor, domains: Tensor) -> Tensor:
     """Returns transformed features (n, D) minus the centers of their domains (n,), to be compared with queries."""
+    return less_centers(transformed, domains, domain_centers(transformed, labels, domains))
+
+
+def less_centers(transformed: Tensor, domains: Tensor, centers: Mapping[int, Tensor]) -> Tensor:
+    """Returns transformed features (n, D) minus the given centers of their domains (n,)."""
     result = transformed.clone()
-    for domain, center in domain_centers(transformed, labels, domains).items():
-        result[domains == domain] -= center
+    for domain in domains.unique().tolist():
+        result[domains == domain] -= centers[domain]
     return result
 
 
@@ -196,28 +202,25 @@ def more_along(features: Tensor, telling: Tensor, amplified: Tensor) -> Tensor:
 
 
 def _within(rooted: Tensor, labels: Tensor, domains: Tensor, classes: int) -> tuple[Tensor, int]:
-    """Returns the scatter (D, D) of features around the means of their class and domain, and its degrees of freedom."""
-    dim = rooted.shape[1]
-    scatter = rooted.new_zeros(dim, dim)
-    freedom = 0
+    """Returns features (n, D) minus the means of their class and domain, and the degrees of freedom that are left."""
+    residuals = rooted.clone()
     groups = domains * classes + labels
-    for group in groups.unique():
-        members = rooted[groups == group]
-        residual = members - members.mean(0)
-        scatter += residual.T @ residual
-        freedom += len(members) - 1
-    return scatter, freedom
+    names = groups.unique()
+    for group in names:
+        members = groups == group
+        residuals[members] -= rooted[members].mean(0)
+    return residuals, len(rooted) - len(names)
 
 
 def damping(rooted: Tensor, labels: Tensor, domains: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Returns orthonormal directions (R, D), and what is subtracted from a feature along each (R, D)."""
-    scatter, freedom = _within(rooted, labels, domains, classes)
-    dim = len(scatter)
-    nothing = scatter.new_zeros(0, dim)
-    mean_variance = float(scatter.trace()) / dim
+    residuals, freedom = _within(rooted, labels, domains, classes)
+    dim = residuals.shape[1]
+    nothing = residuals.new_zeros(0, dim)
+    mean_variance = float(residuals.square().sum()) / dim
     if freedom < 1 or mean_variance <= TINY:
         return nothing, nothing
-    values, vectors = strongest(scatter, min(RANK, dim))
+    values, vectors = strongest(residuals, min(RANK, dim))
     floor = SHRINKAGE * mean_variance
     gain = (floor / (floor + (1 - SHRINKAGE) * values)).sqrt()
     # Where samples vary less than on average, there is nothing to damp.
@@ -226,20 +229,40 @@ def damping(rooted: Tensor, labels: Tensor, domains: Tensor, classes: int) -> tu
     return directions, snap(directions * (1 - gain[strong])[:, None])
 
 
-def strongest(scatter: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Returns the largest eigenvalues (R,) of a symmetric matrix and their eigenvectors (R, D)."""
-    # Subspace iteration: far faster than all eigenvectors of a large matrix, of which few are needed.
-    dim = len(scatter)
+def strongest(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Returns the directions (R, D) along which rows (n, D) are longest, and their squared lengths (R,) along each.
+
+    These are the first eigenvectors of the scatter ``rows.T @ rows``, and its eigenvalues.
+    """
+    dim = rows.shape[1]
     if dim <= 4 * rank:
-        values, vectors = torch.linalg.eigh(scatter)
+        values, vectors = torch.linalg.eigh(rows.T @ rows)
         return values[-rank:].flip(0), vectors[:, -rank:].flip(1).T
+    # Subspace iteration: far faster than all eigenvectors of a large matrix, of which few are needed.
     generator = torch.Generator().manual_seed(0)
-    subspace = torch.randn(dim, rank + 16, generator=generator, dtype=torch.float64).to(scatter.device)
+    subspace = torch.randn(dim, rank + 16, generator=generator, dtype=torch.float64).to(rows.device)
+    scatter = _Scatter(rows)
     for _ in range(ROUNDS):
-        subspace = torch.linalg.qr(scatter @ subspace).Q
-    values, inside = torch.linalg.eigh(subspace.T @ scatter @ subspace)
+        subspace = torch.linalg.qr(scatter.times(subspace)).Q
+    values, inside = torch.linalg.eigh(subspace.T @ scatter.times(subspace))
     vectors = subspace @ inside
     return values[-rank:].flip(0), vectors[:, -rank:].flip(1).T
+
+
+class _Scatter:
+    """The matrix ``rows.T @ rows`` (D, D) of rows (n, D), which is not made if there are fewer rows than dimensions."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+        self._made: Tensor | None = None
+        if len(rows) >= rows.shape[1]:
+            self._made = rows.T @ rows
+
+    def times(self, columns: Tensor) -> Tensor:
+        """Returns the product with a matrix (D, m)."""
+        if self._made is None:
+            return self._rows.T @ (self._rows @ columns)
+        return self._made @ columns
 
 
 def amplification(offsets: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,18 +272,34 @@ def amplification(offsets: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     sizes = classes.bincount()
     # A class counts the same however many rows it has; the weights of all rows sum to their number.
     weights = (len(rows) / (len(sizes) * sizes.double()))[classes]  # (n,)
-    weighted = rows * weights[:, None]
-    scatter = weighted.T @ rows
-    scatter.diagonal().add_(RIDGE)
-    # Products with one-hot targets, less their mean, as sums by class: no table of targets is needed.
-    sums = rows.new_zeros(len(sizes), rows.shape[1]).index_add_(0, classes, weighted)  # (C, D)
-    products = (sums - sums.mean(0)).T  # (D, C)
-    regression = torch.linalg.solve(scatter, products)  # (D, C)
+    regression = _ridge_regression(rows, classes, weights, len(sizes))  # (D, C)
     directions, strengths, _ = torch.linalg.svd(regression, full_matrices=False)
     strong = strengths > 1e-3 * strengths.max().clamp(min=TINY)
     telling = snap(directions.T[strong])
     gain = (1 + strengths[strong].square()).sqrt().clamp(max=LONGEST)
     return telling, snap(telling * (gain - 1)[:, None])
+
+
+def _ridge_regression(rows: Tensor, classes: Tensor, weights: Tensor, count: int) -> Tensor:
+    """Returns the coefficients (D, C) that predict from rows (n, D) which of ``count`` classes (n,) each belongs to.
+
+    Targets are 1 for the row's class and 0 for the others, less 1 / C.
+    """
+    weighted = rows * weights[:, None]
+    if len(rows) >= rows.shape[1]:
+        scatter = weighted.T @ rows
+        scatter.diagonal().add_(RIDGE)
+        # Products with the targets as sums by class: no table of targets is needed.
+        sums = rows.new_zeros(count, rows.shape[1]).index_add_(0, classes, weighted)  # (C, D)
+        products = (sums - sums.mean(0)).T  # (D, C)
+        regression: Tensor = torch.linalg.solve(scatter, products)
+        return regression
+    # The same coefficients as a combination of the rows, found by a system of n equations instead of D.
+    targets = one_hot(classes, count).double() - 1 / count
+    similarity = weighted @ rows.T
+    similarity.diagonal().add_(RIDGE)
+    combination: Tensor = torch.linalg.solve(similarity, weights[:, None] * targets)  # (n, C)
+    return rows.T @ combination
 
 
 def _between_classes(offsets: Tensor, labels: Tensor) -> Tensor:

@@ -180,7 +180,7 @@ def _left_out(features: Tensor, labels: Tensor, domains: Tensor) -> list[Tensor]
     if len(names) > 1:
         return [domains == name for name in names[:MOST_PROBLEMS]]
     residuals = _residuals(normalize(features.double()), labels)
-    _, directions = strongest(residuals.T @ residuals, min(MOST_PROBLEMS // 2, features.shape[1]))
+    _, directions = strongest(residuals, min(MOST_PROBLEMS // 2, features.shape[1]))
     halves = []
     for along in (residuals @ directions.T).unbind(1):
         upper = torch.zeros_like(labels, dtype=torch.bool)

@@ -8,8 +8,10 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -44,6 +46,16 @@
 
 enum path { PLAIN, WITH_AVX2, WITH_AVX512, PATHS };
 static const char *const PATH_NAMES[PATHS] = {"plain", "avx2", "avx512"};
+
+/* Asks memory for bytes that are read soon. Rows that are read side by side look like no pattern to the processor, which
+   therefore asks for little by itself where rows are short. */
+ALWAYS static inline void ask_ahead(const char *start, Py_ssize_t bytes) {
+#if defined(__GNUC__)
+    for (Py_ssize_t line = 0; line < bytes; line += 64) __builtin_prefetch(start + line);
+#else
+    (void)start, (void)bytes;
+#endif
+}
 
 /* What a scan of tiles needs to know of a query. */
 struct scan {
@@ -538,12 +550,6 @@ AVX512 static double single_avx512(const struct score *s) {
     return _mm512_reduce_add_pd(_mm512_add_pd(first, second)) + single_plain(&rest);
 }
 
-/* Asks memory for bytes that are read soon. Rows that are read side by side look like no pattern to the processor, which
-   therefore asks for little by itself where rows are short. */
-ALWAYS static inline void ask_ahead(const char *start, int bytes) {
-    for (int line = 0; line < bytes; line += 64) _mm_prefetch(start + line, _MM_HINT_T0);
-}
-
 AVX2 static int directed_avx2(const struct features *f) { return all_have_direction(f); }
 AVX2 static int unit_avx2(const struct features *f) { return make_unit(f); }
 AVX512 static int directed_avx512(const struct features *f) { return all_have_direction(f); }
@@ -813,6 +819,102 @@ static double (*const SINGLES[PATHS])(const struct score *) = {
     single_avx2, single_avx512,
 #endif
 };
+/* Puts a value in place of the least of a heap. */
+static void replace_least(float *heap, Py_ssize_t count, float value) {
+    Py_ssize_t place = 0;
+    for (;;) {
+        Py_ssize_t child = 2 * place + 1;
+        if (child >= count) break;
+        if (child + 1 < count && heap[child + 1] < heap[child]) child++;
+        if (heap[child] >= value) break;
+        heap[place] = heap[child];
+        place = child;
+    }
+    heap[place] = value;
+}
+
+/* The search of one query among rows that are all read. */
+struct search {
+    const char *const *rows;      /* of each block: (size, dim) float32 or float16 */
+    const int64_t *const *ids;    /* of each block: (size,) */
+    Py_ssize_t size, dim, slots;  /* rows in a block, their length, rows in use in all blocks */
+    int width;                    /* bytes of a coordinate */
+    const float *query;           /* (dim,) */
+    const uint8_t *groups;        /* of all slots; NULL if every row may be found */
+    int group;                    /* 0 for all rows that are not hidden */
+    double slack;                 /* by how much a product may be off, for two rows together */
+    Py_ssize_t k, crowd;          /* rows that are wanted; candidates that are too many to score */
+    float *products;              /* (slots in whole tiles,) */
+    float *best;                  /* (k,) a heap, the least first */
+    double *precise;              /* (dim,) the query */
+    struct candidate *candidates; /* (crowd,) */
+};
+
+struct candidate {
+    double similarity;
+    int64_t id, slot;
+};
+
+/* The most similar first, ties to the lowest id. */
+static int in_order_of_rank(const void *left, const void *right) {
+    const struct candidate *one = left, *other = right;
+    if (one->similarity != other->similarity) return one->similarity > other->similarity ? -1 : 1;
+    return one->id < other->id ? -1 : one->id > other->id;
+}
+
+static inline int may_be_found(const struct search *s, Py_ssize_t slot) {
+    if (!s->groups) return 1;
+    return s->group ? s->groups[slot] == s->group : s->groups[slot] != 0;
+}
+
+static void multiply_all(const struct search *s, int path) {
+    for (Py_ssize_t first = 0; first < s->slots; first += s->size) {
+        const Py_ssize_t rows = s->slots - first < s->size ? s->slots - first : s->size;
+        const struct products p = {
+            .rows = s->rows[first / s->size], .tiles = (rows + TILE - 1) / TILE, .dim = s->dim, .queries = 1,
+            .width = s->width, .floats = s->query, .out = s->products + first,
+        };
+        PRODUCTS[path](&p);
+    }
+}
+
+/* What a product must reach so that its row may be among the best. */
+static double least_product(const struct search *s) {
+    for (Py_ssize_t number = 0; number < s->k; number++) s->best[number] = -INFINITY;
+    for (Py_ssize_t first = 0; first < s->slots; first += LANES) {
+        const Py_ssize_t end = s->slots - first < LANES ? s->slots : first + LANES;
+        int higher = 0;
+        for (Py_ssize_t slot = first; slot < end; slot++) higher |= s->products[slot] > s->best[0];
+        for (Py_ssize_t slot = first; higher && slot < end; slot++)
+            if (s->products[slot] > s->best[0] && may_be_found(s, slot)) replace_least(s->best, s->k, s->products[slot]);
+    }
+    const double least = (double)s->best[0] - s->slack;
+    return least > -FLT_MAX ? least : -FLT_MAX;
+}
+
+/* Finds the best rows, in order; returns how many there are, or -1 if there are too many candidates. */
+static Py_ssize_t find_nearest(const struct search *s, int path) {
+    double (*const score)(const struct score *) = s->width == 2 ? HALVES[path] : SINGLES[path];
+    Py_ssize_t count = 0;
+    multiply_all(s, path);
+    const double least = least_product(s);
+    for (Py_ssize_t slot = 0; slot < s->slots; slot++) {
+        if (!(s->products[slot] >= least) || !may_be_found(s, slot)) continue;
+        if (count == s->crowd) return -1;
+        s->candidates[count++].slot = slot;
+    }
+    for (Py_ssize_t place = 0; place < s->dim; place++) s->precise[place] = s->query[place];
+    for (Py_ssize_t number = 0; number < count; number++) {
+        struct candidate *c = s->candidates + number;
+        const Py_ssize_t block = c->slot / s->size, row = c->slot % s->size;
+        const struct score pair = {s->rows[block] + row * s->dim * s->width, s->precise, s->dim};
+        c->similarity = score(&pair);
+        c->id = s->ids[block][row];
+    }
+    qsort(s->candidates, count, sizeof *s->candidates, in_order_of_rank);
+    return count < s->k ? count : s->k;
+}
+
 /* SIDE queries as they are multiplied with tiles. */
 struct side {
     const int8_t *nibbles;  /* (width / 4, SIDE, 2, 4): four coordinates beside low nibbles, then four beside high ones */
@@ -1010,20 +1112,6 @@ struct pass {
     void *memory;                 /* for a tile */
 };
 
-/* Puts a value in place of the least of a heap. */
-static void replace_least(float *heap, Py_ssize_t count, float value) {
-    Py_ssize_t place = 0;
-    for (;;) {
-        Py_ssize_t child = 2 * place + 1;
-        if (child >= count) break;
-        if (child + 1 < count && heap[child + 1] < heap[child]) child++;
-        if (heap[child] >= value) break;
-        heap[place] = heap[child];
-        place = child;
-    }
-    heap[place] = value;
-}
-
 /* Drops candidates that cannot reach the floor any more. */
 static void thin_out(struct hunt *h) {
     int64_t kept = 0;
@@ -1053,38 +1141,71 @@ static void take_in(const struct pass *p, struct hunt *h, int64_t slot, float up
     ++*h->count;
 }
 
-/* The bounds of a tile's rows for one query, and what lies between their middle and them. */
-ALWAYS static inline void bound_tile(const struct pass *p, Py_ssize_t tile, const float *factors, Py_ssize_t query,
-                              const int32_t *nibbles, const int32_t *heads, float *upper, float *width) {
-    const float *n = p->numbers + query * NUMBERS, *scale = p->weights + tile * 3 * LANES;
-    const float center = p->centers[query * p->spans + (p->first + tile) / p->span];
+/* The bounds of a tile's rows for one query, and what lies between their middle and them. Returns a bit for each row whose
+   bound reaches the floor. */
+typedef unsigned bounds_of_tile(const struct pass *p, const float *scale, const float *factors, Py_ssize_t query,
+                                float center, const int32_t *nibbles, const int32_t *heads, float floor, float *upper,
+                                float *width);
+
+ALWAYS static inline unsigned bound_tile(const struct pass *p, const float *scale, const float *factors, Py_ssize_t query,
+                                         float center, const int32_t *nibbles, const int32_t *heads, float floor,
+                                         float *upper, float *width) {
+    const float *n = p->numbers + query * NUMBERS;
+    unsigned reached = 0;
     for (int lane = 0; lane < LANES; lane++) {
         float weight = factors[lane], left_out = factors[LANES + lane];
         float middle = scale[lane] * ((float)heads[lane] * n[HEAD_STEP]) + center;
         float estimate = weight * ((float)nibbles[lane] * n[STEP] - n[SHIFT]);
         width[lane] = (left_out * n[SPREAD] + scale[lane] * n[HEAD_SLACK]) + n[ROUNDING];
         upper[lane] = (middle + estimate) + width[lane];
+        reached |= (unsigned)(upper[lane] >= floor) << lane;
     }
+    return reached;
 }
+
+#if X86
+/* Most tiles have no row that reaches the floor: nothing of them is written. */
+AVX512 ALWAYS static inline unsigned bound_tile_avx512(const struct pass *p, const float *scales, const float *factors,
+                                                       Py_ssize_t query, float center, const int32_t *nibbles,
+                                                       const int32_t *heads, float floor, float *upper, float *width) {
+    const float *n = p->numbers + query * NUMBERS;
+    const __m512 scale = _mm512_loadu_ps(scales);
+    __m512 middle = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(heads)), _mm512_set1_ps(n[HEAD_STEP]));
+    middle = _mm512_add_ps(_mm512_mul_ps(scale, middle), _mm512_set1_ps(center));
+    __m512 estimate = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(nibbles)), _mm512_set1_ps(n[STEP]));
+    estimate = _mm512_mul_ps(_mm512_loadu_ps(factors), _mm512_sub_ps(estimate, _mm512_set1_ps(n[SHIFT])));
+    __m512 range = _mm512_mul_ps(_mm512_loadu_ps(factors + LANES), _mm512_set1_ps(n[SPREAD]));
+    range = _mm512_add_ps(range, _mm512_mul_ps(scale, _mm512_set1_ps(n[HEAD_SLACK])));
+    range = _mm512_add_ps(range, _mm512_set1_ps(n[ROUNDING]));
+    const __m512 bound = _mm512_add_ps(_mm512_add_ps(middle, estimate), range);
+    const unsigned reached = _mm512_cmp_ps_mask(bound, _mm512_set1_ps(floor), _CMP_GE_OQ);
+    if (!reached) return 0;
+    _mm512_storeu_ps(upper, bound);
+    _mm512_storeu_ps(width, range);
+    return reached;
+}
+#endif
 
 /* Looks at one tile for SIDE queries, or as many as are left. */
 ALWAYS static inline void look_at(const struct pass *p, Py_ssize_t tile, const float *factors, Py_ssize_t first_query,
-                           const struct sums *sums) {
-    const Py_ssize_t first = (p->first + tile) * LANES;
-    const Py_ssize_t count = p->slots - first < LANES ? p->slots - first : LANES;
+                                  const struct sums *sums, bounds_of_tile *bound) {
+    const Py_ssize_t first = (p->first + tile) * LANES, span = (p->first + tile) / p->span;
+    const unsigned in_use = p->slots - first < LANES ? (1u << (p->slots - first)) - 1 : (1u << LANES) - 1;
     const Py_ssize_t queries = p->queries - first_query < SIDE ? p->queries - first_query : SIDE;
     for (Py_ssize_t number = 0; number < queries; number++) {
         float upper[LANES], width[LANES];
         const Py_ssize_t query = first_query + number;
-        bound_tile(p, tile, factors, query, sums->nibbles + number * LANES, sums->heads + number * LANES, upper, width);
-        for (Py_ssize_t which = 0; which < p->wanted; which++) {
-            struct hunt *h = p->hunts + query * p->wanted + which;
-            const float floor = *h->floor;
-            int reached = 0;
-            for (int lane = 0; lane < LANES; lane++) reached |= upper[lane] >= floor;
-            if (!reached) continue;
-            for (Py_ssize_t lane = 0; lane < count; lane++) {
-                if (!(upper[lane] >= *h->floor)) continue;
+        struct hunt *hunts = p->hunts + query * p->wanted;
+        float floor = *hunts->floor;
+        for (Py_ssize_t which = 1; which < p->wanted; which++)
+            if (*hunts[which].floor < floor) floor = *hunts[which].floor;
+        const unsigned reached = in_use & bound(p, p->weights + tile * 3 * LANES, factors, query,
+                                                p->centers[query * p->spans + span], sums->nibbles + number * LANES,
+                                                sums->heads + number * LANES, floor, upper, width);
+        for (Py_ssize_t which = 0; reached && which < p->wanted; which++) {
+            struct hunt *h = hunts + which;
+            for (int lane = 0; lane < LANES; lane++) {
+                if (!(reached >> lane & 1) || !(upper[lane] >= *h->floor)) continue;
                 const uint8_t group = p->groups[first + lane];
                 if (h->group > 0 ? group != h->group : h->group == 0 && group == 0) continue;
                 take_in(p, h, first + lane, upper[lane], width[lane]);
@@ -1093,12 +1214,11 @@ ALWAYS static inline void look_at(const struct pass *p, Py_ssize_t tile, const f
     }
 }
 
-ALWAYS static inline void go_through(const struct pass *p) {
-    const Py_ssize_t sides = (p->queries + SIDE - 1) / SIDE;
+ALWAYS static inline void go_through(const struct pass *p, bounds_of_tile *bound) {
+    const Py_ssize_t sides = (p->queries + SIDE - 1) / SIDE, bytes = LANES * p->width, share = bytes / sides;
     for (Py_ssize_t tile = 0; tile < p->tiles; tile += p->stride) {
         float factors[2 * LANES];
-        struct tile t = {p->nibbles + tile * LANES * p->width, p->head + tile * p->pairs * LANES * 2, p->width, p->pairs,
-                         p->memory};
+        struct tile t = {p->nibbles + tile * bytes, p->head + tile * p->pairs * LANES * 2, p->width, p->pairs, p->memory};
         for (int lane = 0; lane < LANES; lane++) {
             factors[lane] = p->factors[(tile * LANES + lane) * 2];
             factors[LANES + lane] = p->factors[(tile * LANES + lane) * 2 + 1];
@@ -1107,8 +1227,9 @@ ALWAYS static inline void go_through(const struct pass *p) {
         for (Py_ssize_t side = 0; side < sides; side++) {
             struct side s = {p->query_nibbles + side * p->width * 2 * SIDE, p->query_heads + side * p->pairs * 2 * SIDE};
             struct sums sums;
+            if (tile + p->stride < p->tiles) ask_ahead((const char *)t.nibbles + p->stride * bytes + side * share, share);
             MULTIPLY[p->path](&t, &s, &sums);
-            look_at(p, tile, factors, side * SIDE, &sums);
+            look_at(p, tile, factors, side * SIDE, &sums, bound);
         }
     }
     for (Py_ssize_t number = 0; number < p->queries * p->wanted; number++)
@@ -1116,10 +1237,10 @@ ALWAYS static inline void go_through(const struct pass *p) {
 }
 
 #if X86
-AVX512 static void pass_avx512(const struct pass *p) { go_through(p); }
-AVX2 static void pass_avx2(const struct pass *p) { go_through(p); }
+AVX512 static void pass_avx512(const struct pass *p) { go_through(p, bound_tile_avx512); }
+AVX2 static void pass_avx2(const struct pass *p) { go_through(p, bound_tile); }
 #endif
-static void pass_plain(const struct pass *p) { go_through(p); }
+static void pass_plain(const struct pass *p) { go_through(p, bound_tile); }
 
 static void (*const PASSES[PATHS])(const struct pass *) = {
     pass_plain,
@@ -1407,6 +1528,59 @@ static PyObject *bound_rows(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+#define TOGETHER 64  /* rows that are asked from memory at once, and bounded together */
+
+/* Writes the slots of a block's rows whose first and second bound reach a similarity, and returns how many. */
+static Py_ssize_t find_reaching(struct rows *s, int path, Py_ssize_t rows, const float *upper, const uint8_t *usable,
+                                float first_least, float least, int64_t *found) {
+    int64_t slots[TOGETHER];
+    float bounds[TOGETHER];
+    Py_ssize_t count = 0;
+    s->slots = slots, s->upper = bounds, s->count = 0;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        const Py_ssize_t slot = s->first + row;
+        if (upper[slot] >= first_least && (!usable || usable[slot])) {
+            ask_ahead((const char *)s->nibbles + row * s->width, s->width);
+            ask_ahead((const char *)(s->weights + 2 * row), 1);
+            slots[s->count++] = slot;
+        }
+        if (s->count < TOGETHER && row + 1 < rows) continue;
+        ROWS[path](s);
+        for (Py_ssize_t number = 0; number < s->count; number++)
+            if (bounds[number] >= least) found[count++] = slots[number];
+        s->count = 0;
+    }
+    return count;
+}
+
+static PyObject *reach_rows(PyObject *self, PyObject *args) {
+    const char *name;
+    Py_buffer nibbles, weights, high, low, base, upper, usable, found;
+    Py_ssize_t rows, count = 0;
+    float first_least, least;
+    struct rows s;
+    if (!PyArg_ParseTuple(args, "sy*y*nny*y*y*(ffff)y*y*ffw*", &name, &nibbles, &weights, &s.first, &rows, &high, &low,
+                          &base, &s.step, &s.shift, &s.spread, &s.rounding, &upper, &usable, &first_least, &least, &found))
+        return NULL;
+    int path = path_of(name);
+    s.width = high.len / 2;
+    int right = path >= 0 && fits(s.width > 0 && s.width % 64 == 0 && low.len == high.len, "the query")
+        && fits(s.first >= 0 && rows >= 0 && nibbles.len / s.width >= rows && weights.len / 8 >= rows, "the rows")
+        && fits(base.len / 4 >= s.first + rows && upper.len / 4 >= s.first + rows, "the bounds")
+        && fits(usable.len == 0 || usable.len >= s.first + rows, "what is usable")
+        && fits(found.len / 8 >= rows, "what is written");
+    if (right) {
+        s.nibbles = nibbles.buf, s.weights = weights.buf, s.high = high.buf, s.low = low.buf, s.base = base.buf;
+        Py_BEGIN_ALLOW_THREADS
+        count = find_reaching(&s, path, rows, upper.buf, usable.len ? usable.buf : NULL, first_least, least, found.buf);
+        Py_END_ALLOW_THREADS
+    }
+    Py_buffer *all[] = {&nibbles, &weights, &high, &low, &base, &upper, &usable, &found};
+    for (int number = 0; number < 8; number++) PyBuffer_Release(all[number]);
+    if (!right) return NULL;
+    return PyLong_FromSsize_t(count);
+}
+
 /* Buffers of a sequence of objects, each of at least one byte a unit; NULL with an exception. */
 static Py_buffer *buffers_of(PyObject *blocks, Py_ssize_t *count) {
     *count = PySequence_Size(blocks);
@@ -1425,11 +1599,16 @@ static Py_buffer *buffers_of(PyObject *blocks, Py_ssize_t *count) {
     return found;
 }
 
+static void release_all(Py_buffer *buffers, Py_ssize_t count) {
+    for (Py_ssize_t number = 0; buffers && number < count; number++) PyBuffer_Release(buffers + number);
+    PyMem_Free(buffers);
+}
+
 static PyObject *score_rows(PyObject *self, PyObject *args) {
     const char *name;
     PyObject *list;
     Py_buffer slots, owners, queries, similarity;
-    Py_ssize_t size, dim, width, blocks;
+    Py_ssize_t size, dim, width, blocks = 0;
     if (!PyArg_ParseTuple(args, "sOnnny*y*y*w*", &name, &list, &size, &dim, &width, &slots, &owners, &queries, &similarity))
         return NULL;
     Py_buffer *rows = NULL;
@@ -1462,14 +1641,81 @@ static PyObject *score_rows(PyObject *self, PyObject *args) {
         }
         Py_END_ALLOW_THREADS
     }
-    if (rows) {
-        for (Py_ssize_t number = 0; number < blocks; number++) PyBuffer_Release(rows + number);
-        PyMem_Free(rows);
-    }
+    release_all(rows, blocks);
     Py_buffer *all[] = {&slots, &owners, &queries, &similarity};
     for (int number = 0; number < 4; number++) PyBuffer_Release(all[number]);
     if (!right) return NULL;
     Py_RETURN_NONE;
+}
+
+/* Memory of a search in one piece, and where the blocks of its rows begin; NULL with an exception. */
+static char *prepare_search(struct search *s, const Py_buffer *rows, const Py_buffer *ids, Py_ssize_t blocks) {
+    const Py_ssize_t tiles = (s->slots + TILE - 1) / TILE;
+    char *memory = PyMem_Malloc(blocks * 2 * sizeof(void *) + s->crowd * sizeof(struct candidate)
+                                + s->dim * sizeof(double) + (tiles * TILE + s->k) * sizeof(float));
+    if (!memory) return (char *)PyErr_NoMemory();
+    const void **starts = (const void **)memory;
+    for (Py_ssize_t block = 0; block < blocks; block++) starts[block] = rows[block].buf, starts[blocks + block] = ids[block].buf;
+    s->rows = (const char *const *)starts, s->ids = (const int64_t *const *)(starts + blocks);
+    s->candidates = (struct candidate *)(starts + 2 * blocks);
+    s->precise = (double *)(s->candidates + s->crowd);
+    s->products = (float *)(s->precise + s->dim);
+    s->best = s->products + tiles * TILE;
+    return memory;
+}
+
+static int search_fits(const struct search *s, const Py_buffer *rows, const Py_buffer *ids, Py_ssize_t blocks) {
+    for (Py_ssize_t block = 0; block < blocks; block++) {
+        const Py_ssize_t left = s->slots - block * s->size, used = left < s->size ? left : s->size;
+        if (!fits(rows[block].len / (s->dim * s->width) >= (used + TILE - 1) / TILE * TILE, "the rows")) return 0;
+        if (!fits(ids[block].len / 8 >= used, "the ids")) return 0;
+    }
+    return fits(blocks * s->size >= s->slots, "the blocks");
+}
+
+static PyObject *nearest_rows(PyObject *self, PyObject *args) {
+    const char *name;
+    PyObject *row_blocks, *id_blocks;
+    Py_buffer query, groups, slots, ids, similarity;
+    Py_ssize_t blocks = 0, of_ids = 0, found = 0;
+    struct search s;
+    memset(&s, 0, sizeof s);
+    if (!PyArg_ParseTuple(args, "sOOnniny*y*indw*w*w*", &name, &row_blocks, &id_blocks, &s.size, &s.dim, &s.width, &s.slots,
+                          &query, &groups, &s.group, &s.crowd, &s.slack, &slots, &ids, &similarity))
+        return NULL;
+    const int path = path_of(name);
+    Py_buffer *rows = NULL, *row_ids = NULL;
+    char *memory = NULL;
+    s.k = slots.len / 8;
+    int right = path >= 0 && fits(s.size > 0 && s.size % TILE == 0 && s.slots > 0, "the slots")
+        && fits(s.dim > 0 && (s.width == 2 || s.width == 4) && query.len == 4 * s.dim, "the query")
+        && fits(groups.len == 0 || groups.len >= s.slots, "the groups")
+        && fits(s.k > 0 && s.crowd >= s.k && ids.len == slots.len && similarity.len == slots.len, "what is written")
+        && (rows = buffers_of(row_blocks, &blocks)) != NULL && (row_ids = buffers_of(id_blocks, &of_ids)) != NULL
+        && fits(blocks == of_ids, "the blocks");
+    if (right) {
+        const Py_ssize_t used = (s.slots + s.size - 1) / s.size;
+        right = fits(used <= blocks, "the blocks") && search_fits(&s, rows, row_ids, used)
+            && (memory = prepare_search(&s, rows, row_ids, used)) != NULL;
+    }
+    if (right) {
+        s.query = query.buf, s.groups = groups.len ? groups.buf : NULL;
+        Py_BEGIN_ALLOW_THREADS
+        found = find_nearest(&s, path);
+        for (Py_ssize_t number = 0; number < found; number++) {
+            ((int64_t *)slots.buf)[number] = s.candidates[number].slot;
+            ((int64_t *)ids.buf)[number] = s.candidates[number].id;
+            ((double *)similarity.buf)[number] = s.candidates[number].similarity;
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_Free(memory);
+    release_all(rows, blocks);
+    release_all(row_ids, of_ids);
+    Py_buffer *all[] = {&query, &groups, &slots, &ids, &similarity};
+    for (int number = 0; number < 5; number++) PyBuffer_Release(all[number]);
+    if (!right) return NULL;
+    return PyLong_FromSsize_t(found);
 }
 
 static PyObject *have_direction(PyObject *self, PyObject *args) {
@@ -1576,14 +1822,14 @@ static PyObject *hunt_tiles(PyObject *self, PyObject *args) {
                           b + BOUNDS, &p.room))
         return NULL;
     p.path = path_of(name);
-    int right = p.path >= 0 && fits(p.queries > 0 && p.width > 0, "the queries");
+    int right = p.path >= 0 && fits(p.queries > 0 && p.width > 0 && b[WANTED].len >= 16, "the queries");
     if (right) {
         const Py_ssize_t sides = (p.queries + SIDE - 1) / SIDE;
         p.wanted = b[WANTED].len / 16;
         p.pairs = b[QUERY_HEADS].len / (4 * SIDE * sides);
         p.spans = b[CENTERS].len / (4 * p.queries);
         p.rows = b[NIBBLES].len / p.width;
-        if (p.wanted) most = b[BEST].len / (4 * p.queries * p.wanted);
+        most = b[BEST].len / (4 * p.queries * p.wanted);
         right = pass_fits(&p, b, most);
     }
     char *memory = NULL;
@@ -1701,10 +1947,12 @@ static PyMethodDef METHODS[] = {
     {"have_direction", have_direction, METH_VARARGS, "See adanpc.index.kernels.have_direction."},
     {"unit_rows", unit_rows, METH_VARARGS, "See adanpc.index.kernels.unit_rows."},
     {"multiply_rows", multiply_rows, METH_VARARGS, "See adanpc.index.kernels.multiply_rows."},
+    {"nearest_rows", nearest_rows, METH_VARARGS, "See adanpc.index.kernels.nearest_rows."},
     {"score_rows", score_rows, METH_VARARGS, "See adanpc.index.kernels.score_rows."},
     {"hunt_tiles", hunt_tiles, METH_VARARGS, "See adanpc.index.kernels.hunt_tiles."},
     {"paths", paths, METH_NOARGS, "The names of the kernels that run on this machine, the fastest first."},
     {"scan_tiles", scan_tiles, METH_VARARGS, "See adanpc.index.kernels.scan_tiles."},
+    {"reach_rows", reach_rows, METH_VARARGS, "See adanpc.index.kernels.reach_rows."},
     {"bound_rows", bound_rows, METH_VARARGS, "See adanpc.index.kernels.bound_rows."},
     {NULL, NULL, 0, NULL},
 };

@@ -221,7 +221,7 @@ class ExactIndex:
         step = max(1, WORDS // self.dim)
         for start in range(0, row.shape[0], step):
             piece = slice(start, start + step)
-            total = (row[piece] * keys[0]).sum(1)  # modulo 2**64
+            total = numpy.vecdot(row[piece], keys[0])  # modulo 2**64
             if "fine" in columns:
                 total = total + (array_if_on_cpu(columns["fine"])[piece] * keys[1]).sum(1)
                 total = total ^ array_if_on_cpu(columns["scale"].contiguous().view(torch.int32))[piece, 0]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
 import torch
+from torch import Tensor
 
 from adanpc.index import single
 from adanpc.index.grid import Array
 from adanpc.index.kernels import SIDE, Codes, Hunt, Queries, hunt_tiles
 from adanpc.index.protocol import Found
+from adanpc.index.sharing import run
 
 if TYPE_CHECKING:
     from adanpc.index.exact import ExactIndex
@@ -65,18 +67,12 @@ class Pass(NamedTuple):
         """Reads all blocks, or one tile in ``stride``, with the queries divided among threads."""
         sides = len(queries.nibbles)
         threads = min(torch.get_num_threads(), sides)
-        if threads == 1:
-            self._in_this_thread(queries, hunt, stride)
-            return
         size = -(-sides // threads)
-        with ThreadPoolExecutor(threads) as pool:
-            works = [
-                pool.submit(self._in_this_thread, *_shared(queries, hunt, start, start + size), stride)
-                for start in range(0, sides, size)
-            ]
-        # An error in one of the threads is raised here.
-        for work in works:
-            work.result()
+        works = []
+        for start in range(0, sides, size):
+            some_queries, their_hunt = _shared(queries, hunt, start, start + size)
+            works.append(partial(self._in_this_thread, some_queries, their_hunt, stride))
+        run(works, threads)
 
     def _in_this_thread(self, queries: Queries, hunt: Hunt, stride: int) -> None:
         """``_go_through`` in a single thread."""
@@ -156,24 +152,29 @@ def _best(index: ExactIndex, queries: Array, near: Array, listed: Array, k: int,
     """Returns the k best of the slots (B, n) that are listed (B, n), by exact similarity, ties to the lowest id."""
     owners = listed.nonzero()[0]
     slots = near[listed]
-    ids = index.blocks.read(slots, "id")["id"]
+    ids = numpy.full(listed.shape, -1)
+    ids[listed] = index.blocks.read(slots, "id")["id"]
+    similarity = numpy.full(listed.shape, -numpy.inf)  # of those that cannot be found
+    similarity[listed] = single.scores(index, slots, owners, queries)
     if exclude is not None:
-        allowed = ~(ids[:, None] == exclude[owners]).any(1)
-        owners = owners[allowed]
-        slots = slots[allowed]
-        ids = ids[allowed]
-    similarity = single.scores(index, slots, owners, queries)
-    order = numpy.lexsort((ids, -similarity, owners))
-    owners = owners[order]
-    rank = numpy.arange(len(owners)) - numpy.searchsorted(owners, owners)
-    kept = rank < k
-    places = (owners[kept], rank[kept])
-    columns = (slots[order][kept], ids[order][kept], similarity[order][kept])
-    shape = (len(queries), k)
-    made = (numpy.full(shape, -1), numpy.full(shape, -1), numpy.full(shape, -numpy.inf))
-    for target, column in zip(made, columns, strict=True):
-        target[places] = column
-    return Found(*[torch.from_numpy(column) for column in made])
+        for excluded in exclude.T:
+            similarity[ids == excluded[:, None]] = -numpy.inf
+    order = numpy.lexsort((ids, -similarity))[:, :k]
+    best = numpy.take_along_axis(similarity, order, 1)
+    missing = best == -numpy.inf
+    slots_of_best = numpy.take_along_axis(near, order, 1)
+    ids_of_best = numpy.take_along_axis(ids, order, 1)
+    slots_of_best[missing] = -1
+    ids_of_best[missing] = -1
+    return Found(_padded(slots_of_best, k, -1), _padded(ids_of_best, k, -1), _padded(best, k, -numpy.inf))
+
+
+def _padded(values: Array, k: int, missing: float) -> Tensor:
+    """Returns values (B, n) in k columns, as a tensor."""
+    short = k - values.shape[1]
+    if short:
+        values = numpy.pad(values, ((0, 0), (0, short)), constant_values=missing)
+    return torch.from_numpy(values)
 
 
 def blocks_of(tiles: dict[str, list[Array]], rows: dict[str, list[Array]], size: int, count: int) -> Iterator[Block]:

@@ -170,6 +170,48 @@ def _bound_rows(codes: dict[str, Array], query: Nibbles, base: Array) -> Array:
     return upper
 
 
+def reach_rows(
+    path: str,
+    codes: dict[str, Array],
+    first: int,
+    rows: int,
+    query: Nibbles,
+    base: Array,
+    upper: Array,
+    usable: Array,
+    first_least: float,
+    least: float,
+) -> Array:
+    """Returns the slots (n,) of rows whose bounds reach two similarities: that of a scan, and then a tighter one.
+
+    Args:
+        path: one of ``paths()``.
+        codes: the codes of a block of rows; see ``bound_rows``.
+        first: the first slot of the block.
+        rows: how many rows of the block to look at.
+        query: the query to compare with the codes.
+        base: for all slots, what ``scan_tiles`` wrote.
+        upper: for all slots, the upper bounds that ``scan_tiles`` wrote.
+        usable: for all slots, bool, whether it may be found; empty if every one may.
+        first_least: what the bound of a scan must reach.
+        least: what the tighter bound must reach.
+    """
+    if path == "numpy":
+        reaching = upper[first : first + rows] >= first_least
+        if len(usable):
+            reaching &= usable[first : first + rows]
+        slots: Array = reaching.nonzero()[0] + first
+        tighter = numpy.empty(len(slots), numpy.float32)
+        bound_rows(path, codes, slots, first, query, base, tighter)
+        return slots[tighter >= least]
+    found = numpy.empty(rows, numpy.int64)
+    count = _compiled.reach_rows(
+        path, codes["nibbles"], codes["factors"], first, rows, query.high, query.low, base, query[2:], upper, usable,
+        first_least, least, found,
+    )  # fmt: skip
+    return found[:count]
+
+
 class Codes(NamedTuple):
     """The codes of a block of tiles in the form that ``hunt_tiles`` takes; see ``scan_tiles`` and ``bound_rows``."""
 
@@ -251,6 +293,15 @@ def hunt_tiles(
     )  # fmt: skip
 
 
+class Rows(NamedTuple):
+    """The rows of an index, in the form that ``nearest_rows`` takes."""
+
+    blocks: list[Array]  # each (m, D), float16 or float32
+    ids: list[Array]  # each (m,) int64
+    size: int  # how many rows each block has, a multiple of 64; a single one may have fewer
+    slots: int  # how many slots are in use
+
+
 def score_rows(path: str, blocks: list[Array], size: int, slots: Array, owners: Array, queries: Array) -> Array:
     """Returns the exact similarities (n,) float64 of rows on the grid to their queries.
 
@@ -267,6 +318,36 @@ def score_rows(path: str, blocks: list[Array], size: int, slots: Array, owners: 
     similarity = numpy.empty(len(slots))
     _compiled.score_rows(path, blocks, size, queries.shape[1], blocks[0].itemsize, slots, owners, queries, similarity)
     return similarity
+
+
+def nearest_rows(
+    path: str, rows: Rows, query: Array, k: int, groups: Array, group: int, *, crowd: int, slack: float
+) -> tuple[Array, Array, Array] | None:
+    """Returns the slots, the ids and the exact similarities (n,) of the at most k rows nearest to one query, in order.
+
+    All rows are multiplied in float32, and those whose product may be among the k best are scored exactly. None if
+    these are more than ``crowd``: then copies of equal rows should be left out first.
+
+    Args:
+        path: one of ``paths()``, except numpy.
+        rows: the rows on the grid, with their ids.
+        query: (D,) float32.
+        k: how many rows to find, at least 1.
+        groups: (n,) uint8, the groups of the slots; empty if all rows may be found.
+        group: the group to search; 0 for all rows that are not hidden.
+        crowd: the most candidates, at least k.
+        slack: by how much the difference of two products may be off.
+    """
+    slots = numpy.empty(k, numpy.int64)
+    ids = numpy.empty(k, numpy.int64)
+    similarity = numpy.empty(k)
+    found = _compiled.nearest_rows(
+        path, rows.blocks, rows.ids, rows.size, len(query), rows.blocks[0].itemsize, rows.slots, query, groups, group,
+        crowd, slack, slots, ids, similarity,
+    )  # fmt: skip
+    if found < 0:
+        return None
+    return slots[:found], ids[:found], similarity[:found]
 
 
 def have_direction(path: str, features: Array) -> bool:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from threading import Lock, local
 from typing import NamedTuple
 
@@ -30,8 +31,9 @@ from adanpc.index.codes import (
 )
 from adanpc.index.exact import ExactIndex
 from adanpc.index.grid import STORAGE, Array, Columns, decode
-from adanpc.index.kernels import LANES, HeadAndBits, Nibbles, bound_rows, chosen, scan_tiles
+from adanpc.index.kernels import LANES, HeadAndBits, Nibbles, bound_rows, chosen, reach_rows, scan_tiles
 from adanpc.index.protocol import AHEAD, FILE, Found, Kept, Wanted, one_after_another
+from adanpc.index.sharing import ranges, run
 from adanpc.index.unread import Unread
 
 logger = logging.getLogger("adanpc")
@@ -44,10 +46,12 @@ SHARE = 400  # and of at least one row in this many
 SAMPLED = 16384  # sampled bounds, from which a bound that a given number of rows reach is estimated
 SPARE = 14  # rows scored beyond the wanted number to find what the k-th nearest must reach
 BOUNDS = 8  # bytes that a search writes for each slot
-SEVERAL = 8  # at least this many queries share a pass over four bits of each row: fewer are faster one by one
+SEVERAL = 5  # at least this many queries share a pass over four bits of each row: fewer are faster one by one
 TOGETHER = 64  # at most this many queries share such a pass
 MANY = 8  # if more than one row in this many is wanted, every row is scored
 PART = "coder."  # prefix of the names under which the parts of the coder are kept
+EVERY_SLOT = numpy.zeros(0, bool)  # instead of a mask
+SHARED = 1 << 18  # from so many slots on, threads share a single query
 SPARSE = 2  # with this many slots per row or more, codes are not kept: making them again takes less room
 
 
@@ -263,23 +267,36 @@ class ProgressiveIndex:
     ) -> list[Found]:
         """``search_groups`` for at most ``TOGETHER`` queries (B, D)."""
         precise = queries.astype(numpy.float64)
-        answers = self._from_one_pass(coder, precise, wanted, exclude)
-        for number in range(len(queries)):
-            open_questions = [place for place, answer in enumerate(answers) if not answer.certain[number]]
-            if not open_questions:
-                continue
-            bounds = _Bounds(self._codes, coder, precise[number], self.slots, certified=self.certified)
-            for place in open_questions:
-                k, group = wanted[place]
-                excluded = _excluded_from(exclude, number)
-                one = self._nearest(bounds, queries[number], min(k, self.slots), group, excluded)
-                for column, value in zip(answers[place].found, one, strict=True):
-                    column[number] = value[0]
-        found = [answer.found for answer in answers]
+        if len(queries) < SEVERAL or chosen() == "numpy":
+            ones = []
+            for number, query in enumerate(precise):
+                ones.append(self._one_by_one(coder, query, wanted, _excluded_from(exclude, number)))
+            found = [one_after_another(parts) for parts in zip(*ones, strict=True)]
+        else:
+            found = self._together(coder, precise, wanted, exclude)
         for number in range(len(queries)):
             if self._auditor.is_due():
                 self._audit(found, number, queries[number], wanted, _excluded_from(exclude, number))
         return found
+
+    def _one_by_one(self, coder: Coder, query: Array, wanted: Sequence[Wanted], excluded: Array) -> list[Found]:
+        """``search_groups`` for one query (D,) float64."""
+        bounds = _Bounds(self._codes, coder, query, self.slots, certified=self.certified)
+        return [self._nearest(bounds, query, min(k, self.slots), group, excluded) for k, group in wanted]
+
+    def _together(self, coder: Coder, queries: Array, wanted: Sequence[Wanted], exclude: Array | None) -> list[Found]:
+        """``search_groups`` for several queries (B, D) float64, by one pass as far as that settles them."""
+        answers = self._from_one_pass(coder, queries, wanted, exclude)
+        for number, query in enumerate(queries):
+            open_questions = [place for place, answer in enumerate(answers) if not answer.certain[number]]
+            if not open_questions:
+                continue
+            asked = [wanted[place] for place in open_questions]
+            ones = self._one_by_one(coder, query, asked, _excluded_from(exclude, number))
+            for place, one in zip(open_questions, ones, strict=True):
+                for column, value in zip(answers[place].found, one, strict=True):
+                    column[number] = value[0]
+        return [answer.found for answer in answers]
 
     def _from_one_pass(
         self, coder: Coder, queries: Array, wanted: Sequence[Wanted], exclude: Array | None
@@ -297,11 +314,10 @@ class ProgressiveIndex:
             answers.append(_nothing_certain(len(queries), min(k, self.slots)))
             if (k + spare) * MANY <= self._exact.count_of(group) and not self.certified:
                 searches[number] = hunt.Search(min(k, self.slots), self._exact.group_code(group), spare)
-        path = chosen()
-        if not searches or path == "numpy" or len(queries) < SEVERAL:
+        if not searches:
             return answers
         prepared = coder.prepare_many(queries, self._codes.centers(self.slots), self._codes.longest)
-        one_pass = hunt.Pass(path, self._codes.blocks(self.slots), SPAN // LANES, self._exact.groups, self.slots)
+        one_pass = hunt.Pass(chosen(), self._codes.blocks(self.slots), SPAN // LANES, self._exact.groups, self.slots)
         hunted = one_pass.candidates(prepared, list(searches.values()))
         for place, (number, search) in enumerate(searches.items()):
             if self._unread is not None:
@@ -347,7 +363,7 @@ class ProgressiveIndex:
         if len(near) > some:
             near = near[numpy.argpartition(tighter, -some)[-some:]]
         self._bring(near)
-        similarity = single.exact(self._exact, near, query.astype(numpy.float64))
+        similarity = single.exact(self._exact, near, query)
         return float(numpy.partition(similarity, -wanted)[-wanted])
 
 
@@ -449,10 +465,10 @@ class _Bounds:
 
     def reaching(self, least: float, usable: Array | None) -> Array:
         """Returns the slots of all rows whose similarity may reach ``least``."""
-        slots = _places(usable, len(self._upper))
-        if not self._certified:
-            slots = _reached(self._upper, least, usable)
-        return slots[self.of_rows(slots) >= least]
+        first_least = least
+        if self._certified:
+            first_least = -numpy.inf  # what a scan tells does not hold for certain
+        return self._codes.reaching(self._nibbles, self._base, self._upper, usable, first_least, least)
 
 
 def _places(usable: Array | None, count: int) -> Array:
@@ -470,6 +486,13 @@ def _reached(upper: Array, least: float, usable: Array | None) -> Array:
         reached &= usable
     slots: Array = reached.nonzero()[0]
     return slots
+
+
+def _threads_for(slots: int) -> int:
+    """Returns how many threads share one query among so many slots: starting them takes a tenth of a millisecond."""
+    if slots < SHARED:
+        return 1
+    return torch.get_num_threads()
 
 
 class _Codes:
@@ -662,14 +685,20 @@ class _Codes:
         """
         tiles = -(-slots // LANES)
         base, upper = self._room(tiles * LANES)
-        path = chosen()
         size = self._tiles.block
         arrays = self._tiles.arrays()
-        for block, first in enumerate(range(0, tiles, size)):
-            some = min(size, tiles - first)
-            rows = slice(first * LANES, (first + some) * LANES)
-            codes = {name: parts[block] for name, parts in arrays.items()}
-            scan_tiles(path, codes, some, first, SPAN // LANES, query, base[rows], upper[rows])
+        threads = _threads_for(slots)
+        works = []
+        for part in ranges(tiles, size, threads):
+            block, offset = divmod(part.start, size)
+            codes = {name: parts[block][offset : offset + len(part)] for name, parts in arrays.items()}
+            rows = slice(part.start * LANES, part.stop * LANES)
+            works.append(
+                partial(
+                    scan_tiles, chosen(), codes, len(part), part.start, SPAN // LANES, query, base[rows], upper[rows]
+                )
+            )
+        run(works, threads)
         return base[:slots], upper[:slots]
 
     def bounds(self, query: Nibbles, slots: Array, base: Array) -> Array:
@@ -683,6 +712,29 @@ class _Codes:
             codes = {name: parts[block] for name, parts in arrays.items()}
             bound_rows(path, codes, slots[start:end], first, query, base, upper[start:end])
         return upper
+
+    def reaching(
+        self, query: Nibbles, base: Array, upper: Array, usable: Array | None, first_least: float, least: float
+    ) -> Array:
+        """Returns the slots (n,) of rows whose two bounds reach two similarities; see ``reach_rows``.
+
+        ``base`` and ``upper`` are what ``scan`` returned.
+        """
+        size = self._rows.block
+        arrays = self._rows.arrays()
+        if usable is None:
+            usable = EVERY_SLOT
+        threads = _threads_for(len(base))
+        works = []
+        for part in ranges(len(base), size, threads):
+            block, offset = divmod(part.start, size)
+            codes = {name: parts[block][offset : offset + len(part)] for name, parts in arrays.items()}
+            works.append(
+                partial(
+                    reach_rows, chosen(), codes, part.start, len(part), query, base, upper, usable, first_least, least
+                )
+            )
+        return numpy.concatenate(run(works, threads))
 
     def _room(self, slots: int) -> tuple[Array, Array]:
         """Returns two float32 arrays (slots,) that belong to this thread."""

@@ -46,17 +46,25 @@ def _scan_for_few(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
     if blocks[0].dtype == torch.int8 and dim > LONGEST:
         return _scan_for_many(blocks, queries, out)  # all other scans sum in 32 bits
     float32 = blocks[0].dtype == torch.float32
-    threads = torch.get_num_threads()
-    cached = out.shape[0] * TILE * dim <= CACHED and threads <= 2
-    alone = cached or threads == 1 or not float32  # otherwise, torch's threads share the reading from memory
+    coordinates = out.shape[0] * TILE * dim
     path = chosen()
-    if path in MULTIPLYING and alone:
+    if path in MULTIPLYING and alone(coordinates, float32=float32):
         return kernel_scan(path, blocks, queries, out)
     if not float32 and numkong is not None:
         return numkong_scan(blocks, queries, out)
-    if float32 and count <= 2 and cached:
+    if float32 and count <= 2 and cached(coordinates):
         return numpy_scan(blocks, queries, out)
     return _scan_for_many(blocks, queries, out)
+
+
+def alone(coordinates: int, *, float32: bool) -> bool:
+    """Returns whether this thread alone multiplies rows of so many coordinates as fast as all of torch's threads."""
+    return not float32 or torch.get_num_threads() == 1 or cached(coordinates)
+
+
+def cached(coordinates: int) -> bool:
+    """Returns whether so many float32 coordinates stay in the cache, so that two threads read them no faster."""
+    return coordinates <= CACHED and torch.get_num_threads() <= 2
 
 
 def _scan_for_many(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
@@ -78,8 +86,7 @@ def kernel_scan(path: str, blocks: list[Tensor], queries: Tensor, out: Tensor) -
         left = exact - multiplied.read()
         errors = numpy.sqrt(numpy.vecdot(left, left)) * 1.001 + 2.0**-22  # sums are exact and rounded only once
     else:
-        rounded = roundings(dim) * 2.0**-24
-        errors = numpy.full(count, 1.01 * rounded / (1 - rounded))
+        errors = numpy.full(count, kernel_error(dim))
     products = out.numpy()
     done = 0
     for block in blocks:
@@ -87,6 +94,12 @@ def kernel_scan(path: str, blocks: list[Tensor], queries: Tensor, out: Tensor) -
         multiply_rows(path, block.numpy(), multiplied, products[done : done + tiles])
         done += tiles
     return torch.from_numpy(errors)
+
+
+def kernel_error(dim: int) -> float:
+    """Returns a bound on the error of a kernel's float32 products, relative to the length of the codes."""
+    rounded = roundings(dim) * 2.0**-24
+    return 1.01 * rounded / (1 - rounded)
 
 
 def numpy_scan(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from adanpc.index.blocks import TILE
 from adanpc.index.grid import Array, decode, fine_weight, hidden_from_both
-from adanpc.index.kernels import chosen, score_rows
+from adanpc.index.kernels import Rows, chosen, nearest_rows, score_rows
 from adanpc.index.protocol import Found, Wanted, one_after_another
-from adanpc.index.scan import COORDINATES, scan
+from adanpc.index.scan import COORDINATES, MULTIPLYING, alone, kernel_error, scan
 
 if TYPE_CHECKING:
     from adanpc.index.exact import ExactIndex
@@ -24,6 +24,7 @@ SHARE = 128
 GROUP = 16  # rows in a group; only the best row of each group is ranked
 LEAST = float(numpy.finfo(numpy.float32).min)
 NOBODY = numpy.zeros(0, numpy.int64)  # no ids to exclude
+EVERY_ROW = numpy.zeros(0, numpy.uint8)  # instead of groups
 
 
 def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclude: Tensor | None) -> list[Found]:
@@ -31,6 +32,10 @@ def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclud
 
     Candidates are all rows whose upper bound reaches the k-th highest lower bound: no other row can be among the best.
     """
+    if len(queries) == 1 and len(wanted) == 1 and exclude is None:
+        found_by_kernel = _nearest_by_kernel(index, queries.numpy()[0], *wanted[0])
+        if found_by_kernel is not None:
+            return [found_by_kernel]
     products = numpy.empty((index.padded // TILE, queries.shape[0], TILE), numpy.float32)
     errors = scan(index.blocks.used("row", index.padded), queries, torch.from_numpy(products))
     found: list[list[Found]] = [[] for _ in wanted]
@@ -54,11 +59,35 @@ def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclud
     return [one_after_another(parts) for parts in found]
 
 
+def _nearest_by_kernel(index: ExactIndex, query: Array, k: int, group: int | None) -> Found | None:
+    """Returns the k rows nearest to one query (D,) by a single call of a kernel; None if that is not possible here."""
+    path = chosen()
+    float32 = index.storage == "float32"
+    if path not in MULTIPLYING or index.storage == "int8" or not alone(index.padded * index.dim, float32=float32):
+        return None
+    code = index.group_code(group)
+    groups = EVERY_ROW
+    if code >= 0:
+        groups = index.groups
+    arrays = index.blocks.arrays()
+    rows = Rows(arrays["row"], arrays["id"], index.blocks.block, index.slots)
+    slack = 2 * (kernel_error(index.dim) + 1e-6)
+    found = nearest_rows(path, rows, query, k, groups, code, crowd=_crowd(k), slack=slack)
+    if found is None:
+        return None
+    return _padded(*found, k, index.device)
+
+
+def _crowd(wanted: int) -> int:
+    """Returns how many candidates are so many that surplus copies of equal rows are left out before they are scored."""
+    return 4 * wanted + 256
+
+
 def ranked(index: ExactIndex, query: Array, candidates: Array, k: int, excluded: Array) -> Found:
     """Returns the k best candidates (n,) by exact similarity to one query (D,), padded to k."""
     slots = candidates
     ids = index.blocks.read(slots, "id")["id"]
-    if len(slots) > 4 * (k + len(excluded)) + 256:
+    if len(slots) > _crowd(k + len(excluded)):
         kept = distinct(index, slots, ids, k + len(excluded))
         slots = slots[kept]
         ids = ids[kept]
@@ -66,7 +95,7 @@ def ranked(index: ExactIndex, query: Array, candidates: Array, k: int, excluded:
         allowed = ~numpy.isin(ids, excluded)
         slots = slots[allowed]
         ids = ids[allowed]
-    similarity = exact(index, slots, query.astype(numpy.float64))
+    similarity = exact(index, slots, query.astype(numpy.float64, copy=False))
     order = numpy.lexsort((ids, -similarity))[:k]
     return _padded(slots[order], ids[order], similarity[order], k, index.device)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from threading import Lock, get_ident
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from adanpc import require
 from adanpc.errors import AdaNPCError
-from adanpc.models.inputs import ModelInputs, check_call, first_tensor, inputs_for, token_mask
+from adanpc.models.inputs import ModelInputs, check_call, first_tensor, inputs_for, plain_dtype, token_mask
 from adanpc.models.layers import INPUT_OF, module_at, name_of, plain_name, unwrapped, visible_modules
 from adanpc.models.modes import evaluating
 from adanpc.models.outputs import joined, possible_logits
@@ -65,8 +66,7 @@ def find_head(model: nn.Module, inputs: Any, classes: int | None = None) -> tupl
         classes: the number of classes, if it is known; by default the width of the head.
     """
     target = unwrapped(model)
-    modules = visible_modules(target)
-    linear = [module for module in modules.values() if isinstance(module, nn.Linear)]
+    linear = [module for module in visible_modules(target).values() if isinstance(module, nn.Linear)]
     returned: dict[nn.Linear, Any] = {}  # what each linear layer returned, in the order in which they ran
     with _watching(linear, returned.__setitem__):
         output = run(target, inputs)
@@ -77,7 +77,7 @@ def find_head(model: nn.Module, inputs: Any, classes: int | None = None) -> tupl
                 return layer, classes or module.out_features
     raise AdaNPCError(
         "no linear layer returns exactly what the model returns, so its features cannot be found: name a layer, "
-        f"{_suggestion(modules, returned, output)}; model.named_modules() lists all"
+        f"such as {_suggestion(target, inputs, output)}; model.named_modules() lists all"
     )
 
 
@@ -93,14 +93,28 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | both_nan).all())
 
 
-def _suggestion(modules: Mapping[str, nn.Module], returned: Mapping[nn.Linear, Any], output: Any) -> str:
-    """A feature layer to try: the input of the last linear layer that is as wide as the output, else the last layer."""
-    widths = [tensor.shape[-1] for tensor in possible_logits(output)]
-    heads = [module for module in returned if module.out_features in widths]
-    names = {module: plain_name(name) for name, module in modules.items()}
+def _suggestion(model: nn.Module, inputs: Any, output: Any) -> str:
+    """A feature layer to try, found by running a batch.
+
+    It is the input of the last linear layer that is as wide as the output. If there is none, it is the layer that runs
+    before the last one with weights, since that one is likely to be the head.
+    """
+    names = {module: name for name, module in visible_modules(model).items() if name}
+    ran: dict[nn.Module, None] = {}  # in this order
+    with _watching(list(names), lambda module, _: ran.setdefault(module)):
+        run(model, inputs)
+    leaves = [module for module in ran if not any(part in ran for part in module.children())]
+    if not leaves:
+        return "layer='', the output of the model"
+    widths = [logits.shape[-1] for logits in possible_logits(output)]
+    heads = [module for module in leaves if isinstance(module, nn.Linear) and module.out_features in widths]
     if heads:
-        return f"such as layer={INPUT_OF + names[heads[-1]]!r}"
-    return f"such as layer={list(names.values())[-1]!r}"
+        return f"layer={INPUT_OF + plain_name(names[heads[-1]])!r}"
+    suggested = leaves[-1]
+    for before, layer in pairwise(leaves):
+        if any(True for _ in layer.parameters()):
+            suggested = before
+    return f"layer={plain_name(names[suggested])!r}"
 
 
 def _one_pass(model: nn.Module, layer: str, inputs: ModelInputs) -> tuple[Tensor, Any]:
@@ -171,9 +185,20 @@ def _call(model: nn.Module, inputs: ModelInputs) -> Any:
     try:
         with evaluating(model), torch.no_grad():
             return call(*inputs.positional, **inputs.named)
-    except TypeError:
-        check_call(model, inputs)
+    except Exception as error:
+        if isinstance(error, TypeError):
+            check_call(model, inputs)
+        error.add_note(f"adanpc called {_described(model)}, with {inputs}; the first dimension counts samples")
         raise
+
+
+def _described(model: nn.Module) -> str:
+    """The class of a model, and the type and device of its weights."""
+    kind = type(model).__name__
+    for weights in model.parameters():
+        if weights.is_floating_point():
+            return f"{kind}, whose weights are {plain_dtype(weights.dtype)} on {weights.device}"
+    return f"{kind}, which has no weights"
 
 
 def _pooled(features: Tensor, mask: Tensor | None) -> Tensor:

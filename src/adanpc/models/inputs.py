@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from adanpc.errors import AdaNPCError
 
@@ -22,6 +23,7 @@ class InputError(AdaNPCError):
     code = "bad-inputs"
 
 
+LABEL_NAMES = ("labels", "label")  # where the labels are in batches that are dictionaries
 PIL_REMEDY = (
     "the inputs are PIL images, but a model takes tensors: give the data set the transform that the model was trained "
     "with, such as torchvision.transforms.Compose([Resize(256), CenterCrop(224), ToTensor(), Normalize(mean, std)])"
@@ -44,6 +46,20 @@ class ModelInputs:
                 return len(tensor)
         raise InputError("encode_size needs inputs that are tensors with one row for each sample")
 
+    def __str__(self) -> str:
+        """The shapes and types of all tensors."""
+        shapes: list[str] = []
+
+        def note(tensor: Tensor) -> Tensor:
+            lengths = ", ".join(map(str, tensor.shape))
+            shapes.append(f"({lengths}) {plain_dtype(tensor.dtype)}")
+            return tensor
+
+        self.mapped(note)
+        if not shapes:
+            return "no tensor"
+        return ", ".join(shapes)
+
     def batches(self, size: int) -> Iterator[ModelInputs]:
         """The same samples in batches of exactly ``size``; the last one is filled up with copies of its last sample."""
         count = self.count
@@ -65,6 +81,12 @@ def inputs_for(model: nn.Module, given: Any) -> ModelInputs:
     inputs, as in ``model(*inputs)``. Anything else is one input. Arrays and lists of numbers become tensors, with
     floating-point numbers in the precision of the model's weights; tensors keep their type.
     """
+    if isinstance(given, DataLoader | Dataset | Iterator):
+        kind = type(given).__name__
+        raise InputError(
+            f"the inputs must be one batch, got a {kind}: call it for each batch of a loader, "
+            "as in `for inputs, _ in loader: wrapped.step(inputs)`"
+        )
     if isinstance(given, ModelInputs):
         call = given
     elif isinstance(given, Mapping):
@@ -100,10 +122,21 @@ def check_call(model: nn.Module, inputs: ModelInputs) -> None:
     try:
         accepted.bind(*inputs.positional, **inputs.named)
     except TypeError as error:
-        remedy = "name the inputs as its forward method does"
-        if len(inputs.positional) > 1:
-            remedy = "if they are the samples of one batch, pass torch.stack(samples)"
+        remedy = _remedy(inputs)
         raise InputError(f"{type(model).__name__} does not take these inputs ({error}): {remedy}") from None
+
+
+def _remedy(inputs: ModelInputs) -> str:
+    """What to do about inputs that a model does not take."""
+    for name in LABEL_NAMES:
+        if name in inputs.named:
+            return f"leave out {name!r}"
+    if len(inputs.positional) < 2:
+        return "name the inputs as its forward method does"
+    shapes = [value.shape for value in inputs.positional if isinstance(value, Tensor)]
+    if shapes and len(shapes[0]) > 1 and shapes[-1] == shapes[0][:1]:
+        return "leave out the labels, as in step(batch[0])"
+    return "if they are the samples of one batch, pass torch.stack(samples)"
 
 
 def _accepted(model: nn.Module) -> Signature | None:
@@ -112,6 +145,11 @@ def _accepted(model: nn.Module) -> Signature | None:
         return signature(model.forward)
     except (TypeError, ValueError):
         return None
+
+
+def plain_dtype(dtype: torch.dtype) -> str:
+    """The name of a type: ``float32`` rather than ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def first_tensor(value: Any) -> Tensor | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Self
+from tempfile import TemporaryFile, gettempdir
+from typing import IO, Any, NamedTuple, Self
 
 import numpy
 import torch
@@ -21,10 +23,22 @@ from adanpc.index.grid import Array
 IN_MEMORY = 1 << 28  # bytes of features for which no file is written, unless a folder is given
 SEAL = 32  # bytes of the hash at the end of a file
 HEADER = 16  # bytes at its beginning: the numbers of rows and of coordinates
+NUMBER = 4  # bytes of a coordinate
+
+
+class _Spilled(NamedTuple):
+    """Where the features of a batch are in the file without a name."""
+
+    start: int  # in bytes
+    rows: int
+    dim: int
 
 
 class KeptFeatures:
     """The features of batches in the order in which they were added, to be gone through any number of times.
+
+    Without a folder, they are kept in memory, and from ``IN_MEMORY`` on in a temporary file without a name, of which
+    nothing is left when the process ends, in whatever way.
 
     Args:
         folder: if given, the features of each batch are kept there as soon as they are made, and found there if they
@@ -33,11 +47,9 @@ class KeptFeatures:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._temporary: TemporaryDirectory[str] | None = None  # for what is too much for memory
-        self._batches: list[Tensor | Path] = []
+        self._spilled: IO[bytes] | None = None  # the file without a name
+        self._batches: list[Tensor | Path | _Spilled] = []
         self._in_memory = 0  # bytes
-        if folder is not None:
-            make_folder(folder)
 
     @property
     def in_folder(self) -> bool:
@@ -49,8 +61,8 @@ class KeptFeatures:
 
     def __exit__(self, *exception: object) -> None:
         """Removes what is not in the folder that was given."""
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        if self._spilled is not None:
+            self._spilled.close()
 
     def add(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """Adds a batch, and returns its features (B, D) float32.
@@ -67,37 +79,91 @@ class KeptFeatures:
         found = _read(path)
         if found is None:
             found = make()
-            replace(path, partial(_write, found, path.name))
+            with _one_sentence(self._folder, "make room there, or give another workspace"):
+                replace(path, partial(_write, found, path.name))
         self._batches.append(path)
         return found
 
-    def _put_away(self, features: Tensor) -> Tensor | Path:
-        """The features themselves, or the file in which they are because there are too many."""
+    def _put_away(self, features: Tensor) -> Tensor | _Spilled:
+        """The features themselves, or where they are in the file because there are too many."""
         self._in_memory += features.nbytes
         if self._in_memory <= IN_MEMORY:
             return features
-        if self._temporary is None:
-            self._temporary = TemporaryDirectory(prefix="adanpc-")
-        path = Path(self._temporary.name) / str(len(self._batches))
-        _write(features, path.name, path)
-        return path
+        with _one_sentence(Path(gettempdir()), "set TMPDIR to a folder on a larger disk, or give a workspace"):
+            if self._spilled is None:
+                self._spilled = TemporaryFile(prefix="adanpc-")  # noqa: SIM115 - closed by __exit__
+            start = self._spilled.seek(0, os.SEEK_END)
+            self._spilled.write(_bytes_of(features))
+            self._spilled.flush()
+        rows, dim = features.shape
+        return _Spilled(start, rows, dim)
 
     def __iter__(self) -> Iterator[Tensor]:
         for batch in self._batches:
             if isinstance(batch, Tensor):
                 yield batch
-                continue
-            found = _read(batch)
-            if found is None:
-                raise AdaNPCError(f"{batch} was damaged or removed while the bank was built: build it again")
-            yield found
+            elif isinstance(batch, _Spilled):
+                yield self._read_spilled(batch)
+            else:
+                found = _read(batch)
+                if found is None:
+                    raise AdaNPCError(f"{batch} was damaged or removed while the bank was built: build it again")
+                yield found
+
+    def _read_spilled(self, place: _Spilled) -> Tensor:
+        """The features of a batch in the file without a name."""
+        assert self._spilled is not None  # something has been written to it
+        self._spilled.seek(place.start)
+        data = self._spilled.read(place.rows * place.dim * NUMBER)
+        features = _tensor_of(data, place.rows, place.dim)
+        if features is None:
+            raise AdaNPCError("features were damaged while the bank was built: build it again")
+        return features
+
+
+def workspace_folder(given: Any) -> Path:
+    """The folder of a workspace, which is created if there is none; raises an error if that is impossible."""
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise AdaNPCError(f"workspace must be the path of a folder, got {given!r}")
+    folder = Path(given)
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise AdaNPCError(
+            f"the workspace {folder} cannot be created: {error.strerror or error}; give another one"
+        ) from error
+    if not folder.is_dir():
+        raise AdaNPCError(f"the workspace {folder} is not a folder: give another path")
+    return folder
+
+
+@contextmanager
+def _one_sentence(folder: Path, remedy: str) -> Iterator[None]:
+    """Turns the errors of a disk into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise AdaNPCError(f"features cannot be kept in {folder}: {error.strerror or error}; {remedy}") from error
+
+
+def _bytes_of(features: Tensor) -> bytes:
+    """The coordinates of features, row by row."""
+    array: Array = features.numpy()
+    return array.astype("<f4").tobytes()
+
+
+def _tensor_of(data: bytes, rows: int, dim: int) -> Tensor | None:
+    """The features (rows, dim) with these coordinates; None if there are more or fewer."""
+    if rows < 0 or dim < 0 or len(data) != rows * dim * NUMBER:
+        return None
+    array = numpy.frombuffer(data, "<f4").astype(numpy.float32)
+    return torch.from_numpy(array.reshape(rows, dim))
 
 
 def _write(features: Tensor, name: str, path: Path) -> None:
     """Writes a file with features (B, D) and a seal for the name that it will have."""
-    array: Array = features.numpy()
-    header = numpy.array(array.shape, "<i8").tobytes()
-    data = header + array.astype("<f4").tobytes()
+    header = numpy.array(features.shape, "<i8").tobytes()
+    data = header + _bytes_of(features)
     path.write_bytes(data + _seal(name, data))
 
 
@@ -109,8 +175,8 @@ def _read(path: Path) -> Tensor | None:
     data = contents[:-SEAL]
     if len(data) < HEADER or _seal(path.name, data) != contents[-SEAL:]:
         return None
-    shape = numpy.frombuffer(data[:HEADER], "<i8").tolist()
-    return torch.from_numpy(numpy.frombuffer(data, "<f4", offset=HEADER).astype(numpy.float32).reshape(shape))
+    rows, dim = numpy.frombuffer(data[:HEADER], "<i8").tolist()
+    return _tensor_of(data[HEADER:], rows, dim)
 
 
 def _seal(name: str, data: bytes) -> bytes:
@@ -131,9 +197,9 @@ def digest_of_batch(origin: Mapping[str, str], inputs: Any) -> str:
 def _add(hasher: Any, value: Any) -> None:
     """Adds a value to a hash, tensors and arrays by their contents."""
     if isinstance(value, Tensor):
-        value = value.detach().cpu().contiguous()
-        hasher.update(f"tensor {value.dtype} {tuple(value.shape)} ".encode())
-        hasher.update(value.reshape(-1).view(torch.uint8).numpy())
+        dense = value.detach().to_dense().cpu().resolve_conj().resolve_neg().contiguous()
+        hasher.update(f"tensor {value.dtype} {value.layout} {tuple(value.shape)} ".encode())
+        hasher.update(dense.reshape(-1).view(torch.uint8).numpy())
     elif isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
         hasher.update(f"array {value.dtype} {value.shape} ".encode())
         hasher.update(numpy.ascontiguousarray(value))
@@ -147,4 +213,15 @@ def _add(hasher: Any, value: Any) -> None:
         for part in value:
             _add(hasher, part)
     else:
-        hasher.update(pickle.dumps(value))
+        hasher.update(_pickled(value))
+
+
+def _pickled(value: Any) -> bytes:
+    """The value as bytes, which are hashed and never read back; raises an error if it has no such form."""
+    try:
+        return pickle.dumps(value)
+    except Exception as error:  # whatever the value's own methods raise
+        kind = type(value).__name__
+        raise AdaNPCError(
+            f"a workspace cannot tell inputs of type {kind} apart, because they cannot be pickled: leave it out"
+        ) from error

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from adanpc.errors import AdaNPCError, LabelError
 from adanpc.index.grid import tensor_of
-from adanpc.models.inputs import PIL_REMEDY, InputError
+from adanpc.models.inputs import LABEL_NAMES, PIL_REMEDY, InputError
 from adanpc.progress import track
 
-LABEL_NAMES = ("labels", "label")  # where the labels are in batches that are dictionaries
+ENOUGH = 100  # so many samples without two of the same domain were not drawn from domains
 UNKNOWN = -1  # the key or domain of a sample that has none
 
 
@@ -57,6 +57,7 @@ def labeled_batches(loader: Iterable[Any]) -> Iterator[LabeledBatch]:
     if not isinstance(loader, Iterable):
         raise LoaderError(f"the loader must be a DataLoader or a list of batches (inputs, labels), got {loader!r}")
     arrived = 0
+    first_domains: list[int] = []
     for batch in _tensors_only(track(loader, "Building the bank")):
         inputs, labels, domains = _parts(batch)
         count = len(labels)
@@ -67,6 +68,9 @@ def labeled_batches(loader: Iterable[Any]) -> Iterator[LabeledBatch]:
         else:
             keys = torch.arange(arrived, arrived + count)
         arrived += count
+        if len(first_domains) < ENOUGH:
+            first_domains += domains.tolist()
+            _check_first_domains(first_domains)
         yield LabeledBatch(inputs, labels, domains, keys)
 
 
@@ -130,15 +134,17 @@ def _parts(batch: Any) -> tuple[Any, Tensor, Tensor]:
     """The inputs, labels and domains of a batch."""
     if isinstance(batch, Mapping):
         return _named_parts(batch)
-    if not isinstance(batch, Sequence) or len(batch) < 2:
+    wanted = "the loader must give batches (inputs, labels), got a"
+    if isinstance(batch, list | tuple) and len(batch) == 1:
         raise LoaderError(
-            f"the loader must give batches (inputs, labels), got a {type(batch).__name__}: "
-            "for a single batch pass [(inputs, labels)]"
+            f"{wanted} {type(batch).__name__} of 1: its data set must give (input, label) for each sample"
         )
+    if not isinstance(batch, Sequence) or len(batch) < 2:
+        raise LoaderError(f"{wanted} {type(batch).__name__}: for a single batch pass [(inputs, labels)]")
     labels = _labels(batch[1])
     if len(batch) == 2:
         return batch[0], labels, torch.full_like(labels, UNKNOWN)
-    return batch[0], labels, _whole_numbers("domains", batch[2])
+    return batch[0], labels, _domains(batch[2], labels)
 
 
 def _named_parts(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor, Tensor]:
@@ -154,21 +160,51 @@ def _named_parts(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor, Tens
 
 def _labels(values: Any) -> Tensor:
     """The labels as class numbers (B,); raises a LabelError that says how to get them."""
-    labels = _whole_numbers("labels", values)
-    if labels.ndim == 1:
-        return labels
+    labels = _tensor("labels", values)
     wanted = "the loader's labels must be class numbers, one for each input"
     if labels.ndim == 0:
         raise LabelError(f"{wanted}, got a single one: give batches, such as those of a DataLoader with a batch_size")
-    remedy = "pass labels.argmax(1) if they are one-hot"
-    if labels.shape[1] == 1:
-        remedy = "pass labels.flatten()"
-    raise LabelError(f"{wanted}, got shape {tuple(labels.shape)}: {remedy}")
+    if labels.ndim > 1:
+        remedy = "pass labels.argmax(1) if they are one-hot"
+        if labels.shape[1] == 1:
+            remedy = "pass labels.flatten()"
+        raise LabelError(f"{wanted}, got shape {tuple(labels.shape)}: {remedy}")
+    _check_whole("labels", labels)
+    return labels
 
 
-def _whole_numbers(name: str, values: Any) -> Tensor:
+def _domains(values: Any, labels: Tensor) -> Tensor:
+    """The domain of each sample with one of these labels (B,); a single number holds for all of them."""
+    domains = _tensor("domains", values)
+    _check_whole("domains", domains)
+    if domains.ndim == 0:
+        return domains.expand(labels.shape)
+    if domains.shape != labels.shape:
+        raise LabelError(f"the loader gave {len(labels)} inputs with {len(domains)} domains: give one for each")
+    return domains
+
+
+def _check_first_domains(domains: list[int]) -> None:
+    """Raises a LoaderError if the domains of the first samples all differ: each sample would be centered to nothing."""
+    if len(domains) >= ENOUGH and len(set(domains)) == len(domains):
+        raise LoaderError(
+            f"no two of the first {len(domains)} samples have the same domain: the third item of the loader's batches "
+            "is the domain of each sample; if it is something else, such as a row number, leave it out"
+        )
+
+
+def _tensor(name: str, values: Any) -> Tensor:
     """The values as a new tensor: a loader may reuse its own for the next batch."""
     try:
         return tensor_of(values).clone()
     except (TypeError, ValueError, RuntimeError):
         raise LabelError(f"the loader's {name} must be whole numbers from 0, got {brief(values)}") from None
+
+
+def _check_whole(name: str, numbers: Tensor) -> None:
+    """Raises a LabelError for numbers that are not of a whole type."""
+    if numbers.is_floating_point() or numbers.is_complex():
+        raise LabelError(
+            f"the loader's {name} must be whole numbers, got {numbers.dtype}: "
+            f"pass {name}.long() if the values are whole"
+        )

@@ -40,7 +40,7 @@ def describe(preprocessing: Any) -> str:
 def fingerprint(model: nn.Module) -> str:
     """A hash of all parameters and buffers, names included."""
     tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    return _hash(tensors.items())
+    return tensors_hash(tensors.items())
 
 
 def feature_fingerprint(model: nn.Module, layer: str) -> str:
@@ -56,7 +56,7 @@ def feature_fingerprint(model: nn.Module, layer: str) -> str:
         name = plain_name(full_name)
         if isinstance(value, Tensor) and not _behind(name, feature_layer):
             tensors.append((name, value))
-    return FEATURES + _hash(tensors)
+    return FEATURES + tensors_hash(tensors)
 
 
 def check_recipe(recorded: Mapping[str, str], model: nn.Module, layer: str, preprocessing: str, strict: bool) -> None:
@@ -122,7 +122,7 @@ def _behind(name: str, layer: str) -> bool:
     return module == "" or name.startswith(f"{module}.")
 
 
-def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
+def tensors_hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """A hash of names, types, shapes and bytes, whatever the order of the tensors."""
     hasher = hashlib.sha256()
     for name, value in sorted(tensors, key=lambda named: named[0]):

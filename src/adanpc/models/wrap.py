@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import signature
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,20 +16,25 @@ from adanpc import require
 from adanpc.core import AdaNPC, Append, Change, MemoryBank, Prediction, Rollback
 from adanpc.core.bank import checked_device
 from adanpc.core.contents import class_names
+from adanpc.core.guard import Signs
 from adanpc.core.presets import PRESETS, preset_of
-from adanpc.errors import AdaNPCError, LabelError
+from adanpc.core.safe import Question
+from adanpc.errors import AdaNPCError, FeatureError, LabelError
 from adanpc.explanation import Explanation, Files, Witness, explanation, file_finder
+from adanpc.index import check_features
 from adanpc.models.extract import extract, find_head, run
 from adanpc.models.filenames import FileNames, FileOfKey, checked_files, files_of
 from adanpc.models.inputs import ModelInputs
-from adanpc.models.kept import KeptFeatures, digest_of_batch
-from adanpc.models.layers import INPUT_OF, plain_layer
+from adanpc.models.kept import KeptFeatures, digest_of_batch, workspace_folder
+from adanpc.models.layers import INPUT_OF, plain_layer, unwrapped
 from adanpc.models.loading import LabeledBatch, LoaderError, labeled_batches
-from adanpc.models.recipe import check_recipe, describe, feature_fingerprint
+from adanpc.models.recipe import check_recipe, describe, feature_fingerprint, tensors_hash
 from adanpc.models.start import Start
 from adanpc.progress import track
 
 __all__ = ["INPUT_OF", "Wrapped", "extract", "find_head", "wrap"]
+
+PUBLIC = ("model", "classifier", "layer", "preprocessing", "encode_size")  # the attributes of a wrapped model
 
 
 @require.names_its_arguments
@@ -74,6 +78,12 @@ class Wrapped:
 
     def __repr__(self) -> str:
         return f"<Wrapped {type(self.model).__name__}, features at {self.layer!r}: {self.classifier!r}>"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses to set a public attribute that does not exist: it may be misspelled."""
+        if name not in PUBLIC:
+            require.known_attribute("a wrapped model", self, name, PUBLIC[0], PUBLIC)
+        super().__setattr__(name, value)
 
     # Answering
 
@@ -128,6 +138,14 @@ class Wrapped:
                 held = set(bank.table("id")["id"].tolist())
                 self._files.keep(held)
         return answer
+
+    def ask(self, inputs: Any, *, most: int = 10) -> list[Question]:
+        """The inputs whose labels would tell the most about whether to adapt, at most so many; see ``AdaNPC.ask``."""
+        return self.classifier.ask(self.features(inputs), most=most)
+
+    def signs(self) -> Signs:
+        """What the guard of the preset "safe" sees in the stream; print it to read it in words."""
+        return self.classifier.signs()
 
     def explain(self, answer: Prediction, query: int = 0, *, files: Files | None = None) -> Explanation:
         """The rows that voted on one query, with class names and files where they are known.
@@ -230,8 +248,9 @@ def wrap(
         preset: how the classifier learns, ``safe`` or ``paper``; see ``AdaNPC``.
         workspace: a folder in which the features of each batch are kept as soon as they are made. If the process is
             killed, the same call goes on from there: the model runs only on batches that it has not seen, as long as
-            the loader composes and preprocesses its batches as before. Delete the folder once the bank is saved.
-            Features need not fit into memory, with a workspace or without.
+            the loader composes and preprocesses its batches as before. Weights and layers of the model are compared,
+            but not the code of its methods: after changing that, give another folder. Delete the folder once the bank
+            is saved. Features need not fit into memory, with a workspace or without.
         **options: options of the preset: stream, guard, balance, …; or k, rule, temperature, admission, centering, …
     """
     check_model(model)
@@ -245,7 +264,7 @@ def wrap(
         preprocessing = getattr(whole, "transform", None)
     folder = None
     if workspace is not None:
-        folder = Path(workspace)
+        folder = workspace_folder(workspace)
     with KeptFeatures(folder) as kept:
         samples = _encoded(model, loader, layer, _class_count(classes), encode_size, kept)
         class_count = samples.class_count
@@ -301,22 +320,24 @@ def _encoded(
         layer, class_count: if they are not given, they are those of the model's head.
         kept: the features of each batch, in the order in which batches come.
     """
-    batches = []
+    batches: list[LabeledBatch] = []  # without their inputs
     origin: dict[str, str] = {}
     name = ""  # of the file of a batch; not needed unless features are kept in a folder
     dim = 0
-    for batch in labeled_batches(loader):
+    for number, batch in enumerate(labeled_batches(loader)):
+        if not len(batch.labels):
+            continue  # without samples, any layer would seem to be the head
         if layer is None:
             layer, class_count = find_head(model, batch.inputs, class_count)
         if kept.in_folder:
             if not origin:
-                origin = {"weights": feature_fingerprint(model, layer), "layer": layer, "size": str(encode_size)}
+                origin = _origin(model, layer, encode_size)
             name = digest_of_batch(origin, batch.inputs)
         features = kept.add(name, partial(_features, model, layer, batch, encode_size))
-        _check_count(features, batch)
         dim = features.shape[1]
+        _check_batch(number, batch, features, class_count)
         batches.append(batch._replace(inputs=None))
-    if layer is None or not any(len(batch.labels) for batch in batches):
+    if layer is None or not batches:
         raise LoaderError("the loader is empty: a bank needs labeled source data")
     return _Samples(
         labels=torch.cat([batch.labels for batch in batches]),
@@ -327,6 +348,18 @@ def _encoded(
         dim=dim,
         class_count=class_count,
     )
+
+
+def _origin(model: nn.Module, layer: str, encode_size: int | None) -> dict[str, str]:
+    """What decides the features of a batch apart from its inputs, as far as this can be known."""
+    inner = unwrapped(model)
+    return {
+        "weights": feature_fingerprint(model, layer),
+        "buffers": tensors_hash(inner.named_buffers()),  # with those that are not saved as weights
+        "structure": describe(inner),
+        "layer": layer,
+        "size": str(encode_size),
+    }
 
 
 def _features(model: nn.Module, layer: str, batch: LabeledBatch, encode_size: int | None) -> Tensor:
@@ -341,6 +374,11 @@ def check_model(model: Any) -> None:
         raise AdaNPCError(
             f"the model must be a torch.nn.Module, got {type(model).__name__}: for features from elsewhere use "
             "adanpc.AdaNPC or adanpc.AdaNPCClassifier"
+        )
+    if isinstance(unwrapped(model), torch.jit.ScriptModule):
+        raise AdaNPCError(
+            "the model is TorchScript, and nobody can see the features inside it: wrap the module that it was made "
+            "from, or compute features yourself and use adanpc.AdaNPC"
         )
 
 
@@ -384,7 +422,27 @@ def _names(classes: Any, dataset: Any, count: int) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _check_count(features: Tensor, batch: LabeledBatch) -> None:
-    """Raises an error if a batch does not have one label for each of its inputs."""
-    if len(features) != len(batch.labels):
-        raise LabelError(f"the loader gave {len(features)} inputs with {len(batch.labels)} labels: give one for each")
+def _check_batch(number: int, batch: LabeledBatch, features: Tensor, class_count: int | None) -> None:
+    """Raises an error for a batch that no bank can learn, now rather than after all others have been encoded.
+
+    Args:
+        number: its place in the loader, from 0.
+        batch: the batch.
+        features: (B, D) its features.
+        class_count: how many classes there are, if that is known.
+    """
+    labels = batch.labels
+    if len(features) != len(labels):
+        raise LabelError(f"the loader gave {len(features)} inputs with {len(labels)} labels: give one for each")
+    place = f"batch {number} of the loader"
+    try:
+        check_features(features, features.shape[1])
+    except FeatureError as error:
+        raise FeatureError(f"{place}: {error}") from None
+    unusable = labels < 0
+    known = "at least 0"
+    if class_count is not None:
+        unusable |= labels >= class_count
+        known = f"between 0 and {class_count - 1}"
+    if unusable.any():
+        raise LabelError(f"{place}: labels must be {known}, got {int(labels[unusable][0])}")

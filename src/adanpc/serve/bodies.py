@@ -8,22 +8,24 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from fastapi.exceptions import RequestValidationError
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from adanpc.core.changes import LARGEST_ID
 from adanpc.serve.errors import RequestError
 from adanpc.serve.tensors import shaped
-from adanpc.store.durable import LONGEST_REQUEST
+from adanpc.serve.tokens import LONGEST_ID
 
 LONGEST_REASON = 2000  # characters
 MOST_ROWS = 100_000  # in one change
 NUMBERS = "fiu"  # the kinds of NumPy types that features may have
 
+# Lists fail at their first wrong item, since an error for each of millions would take gigabytes.
 Position = Annotated[int, Field(strict=True, ge=0, le=LARGEST_ID)]
-RowIds = Annotated[list[Position], Field(min_length=1, max_length=MOST_ROWS)]
+RowIds = Annotated[list[Position], Field(min_length=1, max_length=MOST_ROWS, fail_fast=True)]
 Reason = Annotated[str, Field(max_length=LONGEST_REASON)]
 Label = Annotated[int, Field(strict=True)] | str  # of a class: its number or its name
-Vector = Annotated[list[float], Field(min_length=1)]
+Vector = Annotated[list[float], Field(min_length=1, fail_fast=True)]
+Vectors = Annotated[list[Vector], Field(min_length=1, fail_fast=True)]
 
 Document = TypeVar("Document", bound=BaseModel)
 
@@ -33,12 +35,20 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_count(cls, given: Any) -> Any:
+        """Refuses an object with too many fields as a whole, since each unknown field would be an error of its own."""
+        if isinstance(given, dict) and len(given) > len(cls.model_fields):
+            raise ValueError(f"the fields are {', '.join(cls.model_fields)}, and no others")
+        return given
+
 
 class PredictBody(Body):
     """Queries, and perhaps an id of the request, so that it can be sent twice and counts once."""
 
-    features: Annotated[list[Vector], Field(min_length=1)] | Vector
-    request: Annotated[str, Field(max_length=LONGEST_REQUEST)] = ""
+    features: Vectors | Vector
+    request: Annotated[str, Field(max_length=LONGEST_ID)] = ""
 
 
 class PreviewBody(Body):
@@ -46,7 +56,7 @@ class PreviewBody(Body):
 
     query: str = ""
     features: Vector | None = None
-    without: Annotated[list[Position], Field(max_length=MOST_ROWS)] = []
+    without: Annotated[list[Position], Field(max_length=MOST_ROWS, fail_fast=True)] = []
 
 
 class RowsBody(Body):

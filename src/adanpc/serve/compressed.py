@@ -101,4 +101,6 @@ def inflated(content: bytes, encoding: str, most: int) -> bytes:
         raise TooLargeError(f"a request has at most {most:,} bytes: send several")
     if not decompressor.eof:
         raise RequestError(f"the {encoding} data in the body end too early")
+    if decompressor.unused_data:
+        raise RequestError(f"the body is more than one piece of {encoding} data: compress it in one piece")
     return result

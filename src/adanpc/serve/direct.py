@@ -43,7 +43,7 @@ class DirectInference:
             content = await whole_body(receive)
             if content is None:
                 return  # the client has disconnected
-            body, given = await inferred(self._service, content, scope["headers"])
+            body, given = await inferred(self._service, content, scope)
         except AdaNPCError as error:
             await error_response(error)(scope, receive, send)
             return

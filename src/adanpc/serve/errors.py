@@ -160,7 +160,7 @@ def _of_validation(request: Request, error: Any) -> JSONResponse:
     kind = request.headers.get("content-type", "")
     if first["loc"] == ("body",) and kind.partition(";")[0].strip().lower() != JSON:
         return error_response(MediaTypeError(f"the body must be {JSON}, got {kind[:50]!r}"))
-    place = ".".join(str(part) for part in first["loc"])
+    place = ".".join(str(part) for part in first["loc"]) or "body"
     return _response(UNPROCESSABLE, f"{place}: {first['msg']}", AdaNPCError.code)
 
 

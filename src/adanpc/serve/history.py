@@ -35,16 +35,20 @@ def log_documents(
     documents: list[dict[str, Any]] = []
     while end > lowest and len(documents) < limit:
         start = max(lowest, end - limit)
-        page = list(enumerate(islice(bank.log.read(start), end - start), start + 1))
-        for position, change in reversed(page):
+        page = []  # of documents, not of changes, which may hold many features
+        for position, change in enumerate(islice(bank.log.read(start), end - start), start + 1):
             if by_people and isinstance(change, Append) and not change.who:
                 continue
-            documents.append(_entry(position, change, contents))
+            page.append(_entry(position, change, contents))
+        documents += reversed(page)
         end = start
     shown = documents[:limit]
     if len(documents) > limit:
         end = shown[-1]["position"] - 1
-    return shown, end + 1 if end > bank.log.start else None
+    next_before = None
+    if end > bank.log.start:
+        next_before = end + 1
+    return shown, next_before
 
 
 def change_at(bank: DurableBank, position: int) -> Change:
@@ -137,8 +141,9 @@ def _last_word(row: int, change: Veto | Restore | Relabel, contents: Contents) -
     if not judgments:
         return None
     last = judgments[-1]
-    same = (last.verdict, last.who, last.why, last.when) == (verdict, change.who, change.why, change.when)
-    return last if same else None
+    if (last.verdict, last.who, last.why, last.when) != (verdict, change.who, change.why, change.when):
+        return None
+    return last
 
 
 def _verdict(change: Veto | Restore | Relabel) -> str:

@@ -15,6 +15,7 @@ Pixels = NDArray[np.uint8]  # (H, W, 3)
 
 # Pillow detects the format from the content, and some formats start other programs. These do not.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
+LONGEST = 100  # times the shorter side: models enlarge a short one, and the longer side with it
 SMALL = 256  # pixels on the longer side of a thumbnail
 QUALITIES = (85, 60, 30)  # of a thumbnail; the first one that makes it small enough, or else the last
 MOST_BYTES = 2**16  # in a thumbnail, as in the store
@@ -52,6 +53,9 @@ def _opened(content: bytes, most: int) -> Any:
     if image.width * image.height > most:
         image.close()
         raise TooLargeError(_too_many(most))
+    if max(image.size) > LONGEST * min(image.size):
+        image.close()
+        raise RequestError(f"the longer side of an image is at most {LONGEST} times the shorter: cut it into several")
     return image
 
 

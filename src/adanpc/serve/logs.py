@@ -11,6 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adanpc.serve.errors import internal_error
@@ -59,6 +60,8 @@ class LogRequests:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            pass  # nobody is left to answer
         except Exception:
             logger.exception("an error that nobody foresaw", extra={"request": request_id})
             if status is not None:

@@ -42,7 +42,9 @@ class Query:
     def own_rows(self) -> list[int]:
         """The id of the row that it became, in a list that is empty if it did not join."""
         row = int(self.prediction.joined[self.place])
-        return [row] if row >= 0 else []
+        if row < 0:
+            return []
+        return [row]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 from uvicorn import Config, Server
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from adanpc.errors import UnavailableError
 from adanpc.serve.errors import RequestError, TooManyError, error_response, raw_response
@@ -23,22 +23,24 @@ from adanpc.serve.memory import give_freed_memory_back
 from adanpc.serve.service import Service
 from adanpc.serve.stalled import Stalled
 
-Protocol: Any = AutoHTTPProtocol  # httptools if it is installed, else h11
 BACKLOG = 2048  # connections that may wait to be accepted
 GATHERED = 2**16  # bytes of a response that may be held back until more of it is written
 TICKS = 10  # of uvicorn between two looks for stalled connections
 PATIENCE = 30  # seconds for accepted requests to finish when the service shuts down
 
 
-class WholeAnswers(Protocol):  # type: ignore[misc]  # which of the two it is, is only known at run time
+class WholeAnswers(H11Protocol):
     """HTTP over a connection to which the head and the body of a response are written together.
 
     Separate writes would each cost a system call and a packet, and wake the client for a part of its response.
+
+    This is h11 even where httptools is installed, which uvicorn would prefer: only h11 limits the head of a request.
     """
 
     def connection_made(self, transport: Any) -> None:
         """Starts handling a connection."""
-        super().connection_made(Gathered(transport, self.loop))
+        gathered: Any = Gathered(transport, self.loop)  # stands in for the transport
+        super().connection_made(gathered)
 
     def send_400_response(self, msg: str) -> None:
         """Refuses what is not HTTP in the format of all errors."""

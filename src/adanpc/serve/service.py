@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Annotated, Any, NamedTuple
@@ -104,6 +105,7 @@ class Service:
             self.encoder = BatchingEncoder(encoder)
         self._room = Room(IMAGES * self.limits.pixels)
         self._decoders = CapacityLimiter(os.cpu_count() or 1)
+        self._look_backs = CapacityLimiter(1)
         self.metrics = Metrics(self)
         self._desk = Desk(bank, self._note)
         self._signs: Signs | None = None
@@ -189,8 +191,12 @@ class Service:
 
     async def rollback(self, to: int, *, who: str, why: str) -> int:
         """Rolls the bank back to an earlier position, and returns its new position."""
-        await run_in_threadpool(self.bank.rollback, to, who=who, why=why)
+        await self.look_back(partial(self.bank.rollback, to, who=who, why=why))
         return self._changed("rollback", 0, who)
+
+    async def look_back(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs a function that needs the bank of an earlier position; one at a time, as that takes as much memory."""
+        return await to_thread.run_sync(function, *arguments, limiter=self._look_backs)
 
     def _changed(self, kind: str, rows: int, who: str) -> int:
         self.facts.forget()

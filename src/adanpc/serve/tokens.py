@@ -19,6 +19,7 @@ from adanpc.files import replace
 ROLES = ("predict", "expert", "admin")  # each includes the rights of those before it
 BYTES = 32  # in a token: too many to guess, so a fast hash is enough
 LONGEST_NAME = 100
+LONGEST_ID = 200  # of a request
 
 
 class TokenError(AdaNPCError):
@@ -37,6 +38,14 @@ class Caller:
     def may(self, role: str) -> bool:
         """Returns whether the caller has the rights of a role: it is the caller's own role or a lower one."""
         return ROLES.index(role) <= ROLES.index(self.role)
+
+    def own_id(self, request: str) -> str:
+        """Returns the id of a request as the bank keeps it, so that callers with names may use the same ids."""
+        if len(request) > LONGEST_ID:
+            raise AdaNPCError(f"the id of a request has at most {LONGEST_ID} characters, got {len(request)}")
+        if not request or not self.name:
+            return request
+        return f"{self.name}\n{request}"  # no name has a line break
 
 
 @dataclass(frozen=True)

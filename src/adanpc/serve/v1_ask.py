@@ -11,8 +11,9 @@ from fastapi import APIRouter, Query, Request, Response
 from adanpc.serve.bodies import PredictBody, PreviewBody, as_features, read_json, read_npy
 from adanpc.serve.desk import Features
 from adanpc.serve.errors import MediaTypeError, NotFoundError, RequestError
+from adanpc.serve.security import caller_of
 from adanpc.serve.service import Here, Service
-from adanpc.store.durable import LONGEST_REQUEST
+from adanpc.serve.tokens import LONGEST_ID
 
 NPY = "application/x-npy"
 JSON = "application/json"
@@ -29,7 +30,7 @@ PREDICT_BODIES = {
 }
 
 
-RequestId = Annotated[str, Query(alias="request", max_length=LONGEST_REQUEST)]
+RequestId = Annotated[str, Query(alias="request", max_length=LONGEST_ID)]
 
 
 class Asked(NamedTuple):
@@ -51,7 +52,8 @@ async def predict(service: Here, request: Request, adapt: bool = True, request_i
     """
     asked = await _read(service, request, request_id)
     if adapt:
-        answer = await service.classify(asked.features, request=asked.request, pictures=asked.pictures)
+        own_id = caller_of(request).own_id(asked.request)
+        answer = await service.classify(asked.features, request=own_id, pictures=asked.pictures)
     else:
         answer = await service.predict(asked.features, pictures=asked.pictures)
     answers = [service.document(query) for query in answer.queries]

@@ -30,7 +30,10 @@ async def describe(service: Here, request: Request, digest: bool = False) -> dic
     contents = service.bank.contents
     origins = contents.table("origin")["origin"]
     source = int((origins == Origin.SOURCE).sum())
-    signs = service.signs()
+    signs = None
+    seen = service.signs()
+    if seen is not None:
+        signs = signs_document(seen)
     caller = caller_of(request)
     document = {
         "position": contents.position,
@@ -45,7 +48,7 @@ async def describe(service: Here, request: Request, digest: bool = False) -> dic
         "encoder": service.encoder is not None,
         "thumbnails": service.thumbnails is not None,
         "bytes": contents.nbytes,
-        "signs": None if signs is None else signs_document(signs),
+        "signs": signs,
         "notices": service.bank.notices,
         "role": caller.role,
         "who": caller.name,

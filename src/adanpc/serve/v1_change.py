@@ -55,7 +55,8 @@ async def rollback(service: Here, body: RollbackBody, expert: Expert) -> dict[st
     """Returns to an earlier position, or tells what that would change."""
     check_position(service.bank, body.to)
     if body.preview:
-        return await run_in_threadpool(_preview_of_rollback, service, body.to)
+        effect: dict[str, Any] = await service.look_back(_preview_of_rollback, service, body.to)
+        return effect
     return {"position": await service.rollback(body.to, who=expert.name, why=body.why)}
 
 
@@ -120,6 +121,8 @@ def _preview_of_rollback(service: Service, to: int) -> dict[str, Any]:
     staying = torch.isin(present["id"], before["id"])
     places = torch.searchsorted(before["id"], present["id"][staying])
     relabeled = before["label"][places] != present["label"][staying]
+    judged = set(now.vetoed) ^ set(earlier.bank.contents.vetoed)
+    judged &= set(present["id"][staying].tolist())
     changed = []
     queries = list(service.queries)
     if queries:
@@ -135,5 +138,6 @@ def _preview_of_rollback(service: Service, to: int) -> dict[str, Any]:
         "rows_leaving": int((~staying).sum()),
         "rows_returning": int(returning.sum()),
         "labels_changing": int(relabeled.sum()),
+        "vetoes_changing": len(judged),
         "queries": changed,
     }

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
+from starlette.types import Scope
 
 from adanpc.errors import UnavailableError
 from adanpc.serve.bodies import as_features
@@ -16,7 +17,8 @@ from adanpc.serve.errors import NotFoundError, RequestError
 from adanpc.serve.security import RawHeaders, header
 from adanpc.serve.service import Here, Service
 from adanpc.serve.tensors import TYPES, describe_binary, parameters_of, read_tensor, split_body, write_tensor
-from adanpc.store.durable import LONGEST_REQUEST, Part
+from adanpc.serve.tokens import LONGEST_ID, Caller
+from adanpc.store.durable import Part
 from adanpc.version import __version__
 
 MODEL = "adanpc"
@@ -58,7 +60,7 @@ INFER_BODY = {  # parsed by hand, because binary data may follow the JSON; descr
                     "type": "object",
                     "required": ["inputs"],
                     "properties": {
-                        "id": {"type": "string", "maxLength": LONGEST_REQUEST},
+                        "id": {"type": "string", "maxLength": LONGEST_ID},
                         "parameters": {"type": "object"},
                         "inputs": {"type": "array", "minItems": 1, "maxItems": 1, "items": INPUT_SCHEMA},
                         "outputs": {"type": "array", "items": OUTPUT_SCHEMA},
@@ -127,7 +129,7 @@ async def describe_model(service: Here, model: str, version: str = VERSION) -> d
 async def infer(service: Here, request: Request, model: str, version: str = VERSION) -> Response:
     """Answers features and learns from them; the id of a request makes it count once, however often it is sent."""
     _check_model(model, version)
-    body, headers = await inferred(service, await request.body(), request.scope["headers"])
+    body, headers = await inferred(service, await request.body(), request.scope)
     response = Response(body)
     response.raw_headers += headers
     return response
@@ -154,12 +156,11 @@ def _read(content: bytes, headers: RawHeaders) -> Inference:
     return Inference(request_id, as_features(read_tensor(given[0], binary, INPUT)), wanted)
 
 
-async def inferred(
-    service: Service, content: bytes, headers: RawHeaders
-) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
-    """Answers a request with this body and these headers; returns the body and the headers of the response."""
-    request_id, features, wanted = _read(content, headers)
-    answer = await service.classify(features, request=request_id)
+async def inferred(service: Service, content: bytes, scope: Scope) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
+    """Answers a request with this body; returns the body and the headers of the response."""
+    request_id, features, wanted = _read(content, scope["headers"])
+    caller: Caller = scope["state"]["caller"]
+    answer = await service.classify(features, request=caller.own_id(request_id))
     described = []
     data = []
     for name, as_bytes in wanted.items():

@@ -38,7 +38,7 @@ from adanpc.store.sqlite import SqliteLog
 
 TOGETHER = 128  # the most queries from different requests that are answered and logged together
 MOST_QUERIES = 2048  # the most queries in one request: they become one change and are compared with each other
-LONGEST_REQUEST = 200  # the most characters in a request id
+LONGEST_REQUEST = 400  # the most characters in a request id
 SNAPSHOT_EVERY = 5000  # changes between snapshots, and so the most that opening a bank has to replay
 
 
@@ -485,6 +485,11 @@ class DurableBank:
         if data is None:
             return None
         prediction = decode_answer(data)
+        if len(prediction.probs) != len(question.features):
+            raise AdaNPCError(
+                f"a request with this id was answered before: it had {len(prediction.probs)} queries, and this one has "
+                f"{len(question.features)}; give every request an id of its own"
+            )
         return Part(prediction, 0, len(prediction.probs), again=True)
 
     def _answer_fresh(self, questions: list[Question]) -> None:

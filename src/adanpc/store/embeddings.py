@@ -25,6 +25,7 @@ from adanpc.store.file import put
 LABEL, DOMAIN, KEY, FEATURE = "label", "domain", "key", "feature"
 SUFFIXES = (".csv", ".parquet", ".npy")
 LONGEST_LINE = 2**24  # characters in a line of CSV
+LONGEST_NUMBER = 18  # digits of a label that is the number of a class; longer ones are names
 PURPOSE = "a Parquet file"
 AUTO = "auto"
 PIECE = 1 << 25  # bytes of an array that are read at once
@@ -89,7 +90,7 @@ class Embeddings:
 
     def classes(self) -> int | list[str]:
         """Returns the number of classes if all labels are numbers, or else the sorted names of the classes."""
-        if all(label.isdecimal() for label in self.labels):
+        if all(label.isdecimal() and len(label) <= LONGEST_NUMBER for label in self.labels):
             return 1 + max(int(label) for label in self.labels)
         return sorted(set(self.labels))
 

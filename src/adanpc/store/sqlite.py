@@ -74,7 +74,9 @@ class Head(NamedTuple):
         if found is None:
             return None
         head = cls(int(found[1]), bytes.fromhex(found[2].decode()), found[3].decode())
-        return head if head.line() == line else None
+        if head.line() != line:  # its own hash does not fit
+            return None
+        return head
 
     def line(self) -> bytes:
         """Returns the head as it is written to the file; its length is always the same."""
@@ -199,7 +201,10 @@ class SqliteLog:
         _check_format(self._connection)
         self._start = self._only_row("SELECT position, seal FROM start")
         last = self._connection.execute("SELECT position, seal FROM entry ORDER BY position DESC LIMIT 1").fetchall()
-        self._end = (last[0][0], _bytes(last[0][1])) if last else self._start
+        self._end = self._start
+        if last:
+            position, seal = last[0]
+            self._end = (position, _bytes(seal))
         self._check_ends(claimed, newest)
         query = "SELECT number, length(answer) FROM answer ORDER BY number"
         sizes = [(number, int(size or 0)) for number, size in self._connection.execute(query)]
@@ -215,7 +220,8 @@ class SqliteLog:
     def _connected(self) -> sqlite3.Connection:
         """Returns a connection that loses no commit and executes nothing but the statements of this module."""
         path = self.folder / DATABASE
-        connection = connect(path, "ro" if self.read_only else "rw")
+        mode = "ro" if self.read_only else "rw"
+        connection = connect(path, mode)
         try:
             for setting in ("trusted_schema=OFF", "cell_size_check=ON", "synchronous=FULL"):
                 connection.execute(f"PRAGMA {setting}").fetchall()
@@ -346,7 +352,9 @@ class SqliteLog:
         """Returns the seal stored for a position, in its entry or as the start of the log; empty if there is none."""
         query = "SELECT seal FROM start WHERE position = ? UNION ALL SELECT seal FROM entry WHERE position = ?"
         found = connection.execute(query, (position, position)).fetchall()
-        return _bytes(found[0][0]) if found else b""
+        if not found:
+            return b""
+        return _bytes(found[0][0])
 
     # Answers
 

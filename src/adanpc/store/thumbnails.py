@@ -45,9 +45,10 @@ class Thumbnails:
         try:
             self._connection = _opened(self._path)
         except SQLITE_ERRORS:
-            self._path.unlink(missing_ok=True)
+            for suffix in ("", "-wal", "-shm"):
+                self._path.with_name(FILE + suffix).unlink(missing_ok=True)
             self._connection = _opened(self._path)
-        self._bytes = self._total()
+        self._bytes = _total(self._connection)
 
     def keep(self, row: int, image: bytes) -> None:
         """Stores the picture of a row, in any format, and removes pictures that are too old or exceed the total size.
@@ -77,6 +78,7 @@ class Thumbnails:
         try:
             with self._lock:
                 self._connection.executemany("DELETE FROM picture WHERE row = ?", [(row,) for row in rows])
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # the WAL has them, too
         except SQLITE_ERRORS as error:
             raise AdaNPCError(f"the pictures were not removed ({error}): delete {self._path}") from error
 
@@ -86,17 +88,13 @@ class Thumbnails:
 
     def _make_room(self) -> None:
         """Removes the oldest pictures until a tenth of the space is free, so that not every new one has to do this."""
-        self._bytes = self._total()
+        self._bytes = _total(self._connection)
         query = "SELECT row, length(image) FROM picture ORDER BY kept, row"
         oldest = deque(self._connection.execute(query).fetchall())
-        while self._bytes > 0.9 * self._most_bytes:
+        while oldest and self._bytes > 0.9 * self._most_bytes:
             row, size = oldest.popleft()
             self._connection.execute("DELETE FROM picture WHERE row = ?", (row,))
             self._bytes -= size
-
-    def _total(self) -> int:
-        (total,) = self._connection.execute("SELECT coalesce(sum(length(image)), 0) FROM picture").fetchone()
-        return int(total)
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -108,7 +106,14 @@ def _opened(path: Path) -> sqlite3.Connection:
         connection.execute(TABLE)
         connection.execute(INDEX)
         connection.execute("SELECT row, image, kept FROM picture LIMIT 1").fetchall()
+        _total(connection)  # reads all rows, and so notices damage
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _total(connection: sqlite3.Connection) -> int:
+    """Returns the size of all pictures in bytes."""
+    (total,) = connection.execute("SELECT coalesce(sum(length(image)), 0) FROM picture").fetchone()
+    return int(total)

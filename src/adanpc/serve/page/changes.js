@@ -24,7 +24,7 @@ export function changesView(place) {
       "section",
       { class: "column" },
       element("div", { class: "heading" }, element("h1", {}, "Changes"), kindChoice(() => refresh())),
-      element("p", { class: "hint" }, "Everything that altered the bank, the newest first. Nothing is ever lost: what is taken back is one more change."),
+      element("p", { class: "hint" }, "Everything that changed the bank, the newest first. To undo something or to roll back is one more change, so nothing is lost."),
       error,
       list,
       older,
@@ -193,12 +193,17 @@ function cancel() {
 
 function effectOf(effect) {
   const facts = [
-    [effect.changes, "changes taken back"],
-    [effect.rows_leaving, "rows leave"],
-    [effect.rows_returning, "rows return"],
-    [effect.labels_changing, "labels change"],
+    [effect.changes, "change taken back", "changes taken back"],
+    [effect.rows_leaving, "row leaves", "rows leave"],
+    [effect.rows_returning, "row returns", "rows return"],
+    [effect.labels_changing, "label changes", "labels change"],
+    [effect.vetoes_changing, "veto changes", "vetoes change"],
   ];
-  const counts = element("dl", { class: "counts" }, facts.map(([count, name]) => element("div", {}, element("dt", {}, name), element("dd", {}, whole(count)))));
+  const tiles = facts.map(([count, one, several]) => {
+    const name = count === 1 ? one : several;
+    return element("div", {}, element("dt", {}, name), element("dd", {}, whole(count)));
+  });
+  const counts = element("dl", { class: "counts" }, tiles);
   if (!effect.queries.length) {
     return [counts, element("p", { class: "hint" }, "None of the recent answers would change.")];
   }

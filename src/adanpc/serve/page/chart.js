@@ -236,6 +236,7 @@ function drawShares(points, x, y) {
   const parts = [];
   const bottoms = new Map(known.map((point) => [point, 0]));
   known[0].shares.forEach((_, label) => {
+    if (!known.some((point) => point.shares[label] > 0)) return;
     const low = (point) => bottoms.get(point);
     const high = (point) => bottoms.get(point) + point.shares[label];
     const title = drawing("title", {}, nameOf(label));

@@ -5,7 +5,7 @@ import { drawing, element } from "./dom.js";
 // Eight colors that the color-blind can tell apart, after Okabe and Ito; page.css has them for light and dark.
 export const COLORS = 8;
 
-// Shapes in a square of 16, as paths of SVG and of canvas alike. Ten shapes and eight colors: the pairs repeat after 40.
+// Shapes in a square of 16, as paths of SVG and of canvas alike. Ten shapes and eight colors.
 export const SHAPES = [
   "M8 1.500A6.500 6.500 0 1 1 7.990 1.500Z",
   "M2.500 2.500H13.500V13.500H2.500Z",
@@ -18,6 +18,9 @@ export const SHAPES = [
   "M3.500 .800L8 5.300L12.500 .800L15.200 3.500L10.700 8L15.200 12.500L12.500 15.200L8 10.700L3.500 15.200L.800 12.500L5.300 8L.800 3.500Z",
   "M8 1A7 7 0 0 1 15 8H8V15A7 7 0 0 1 8 1Z",
 ];
+
+/** How many classes look different: the pairs of color and shape repeat after these. */
+export const LOOKS = 40;
 
 let names = [];
 
@@ -58,4 +61,12 @@ export function tag(label) {
 export function classSelect(id, chosen) {
   const options = names.map((name, label) => element("option", { value: label, selected: label === chosen }, name));
   return element("select", { id, name: "label" }, options);
+}
+
+/** A list of classes for which there are too many to have a button each; calls `choose(label)`, with null for none. */
+export function otherClass(labels, choose) {
+  const options = labels.map((label) => element("option", { value: label }, nameOf(label)));
+  const select = element("select", { "aria-label": "Another class" }, element("option", { value: "" }, "Another class…"), options);
+  select.addEventListener("change", () => choose(select.value === "" ? null : Number(select.value)));
+  return select;
 }

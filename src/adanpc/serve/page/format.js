@@ -32,6 +32,7 @@ export function cosine(similarity) {
 export function moment(seconds) {
   if (!seconds) return "";
   const date = new Date(1000 * seconds);
+  if (Number.isNaN(date.getTime())) return String(seconds); // outside of the calendar
   const today = DAY.format(new Date()) === DAY.format(date);
   return today ? CLOCK.format(date) : `${DAY.format(date)}, ${CLOCK.format(date)}`;
 }

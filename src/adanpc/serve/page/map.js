@@ -1,13 +1,15 @@
 // The map: every row of the bank as a point of a plane, drawn pixel by pixel so that 100,000 of them follow the hand.
 
 import * as api from "./api.js";
-import { classNames, colorVariable, mark, nameOf, shapeOf } from "./classes.js";
+import { LOOKS, classNames, colorVariable, mark, nameOf, otherClass, shapeOf } from "./classes.js";
 import { atMostEvery, element, fill, showError } from "./dom.js";
 import { ORIGINS, counted, whole } from "./format.js";
 import { Grid, extent } from "./grid.js";
 import { openRow } from "./row.js";
+import { bank } from "./session.js";
 
 const MOST_ROWS = 100_000;
+const MOST_CHIPS = 12; // classes with a button each; a list has the others
 const ORIGIN_NAMES = ["source", "admitted", "expert"];
 const NEAR = 14; // pixels from a point within which a click means it
 const MARGIN = 0.06; // of the plane, around the points
@@ -65,7 +67,7 @@ export function mapView(place) {
       schedule();
     });
     if (!rows.count) status.textContent = "The bank has no rows yet.";
-    else status.textContent = `${counted(rows.count, "row")} in ${counted(classNames().length, "class", "classes")}.`;
+    else status.textContent = `${shownRows(rows)} in ${counted(classNames().length, "class", "classes")}.`;
     schedule();
   }
 
@@ -214,6 +216,11 @@ function distance(one, other) {
   return Math.hypot(one.x - other.x, one.y - other.y);
 }
 
+function shownRows(rows) {
+  const all = bank().rows;
+  return all > MOST_ROWS ? `The newest ${whole(rows.count)} of ${whole(all)} rows` : counted(rows.count, "row");
+}
+
 function inWords(rows, place) {
   const vetoed = rows.vetoed[place] ? ", vetoed" : "";
   return `Row ${whole(rows.ids[place])}: ${nameOf(rows.labels[place])}, ${ORIGINS[ORIGIN_NAMES[rows.origin[place]]]}${vetoed}`;
@@ -281,13 +288,17 @@ function paint(canvas, rows, view, chosen, onlyClass) {
   if (canvas.height !== height) canvas.height = height;
   const context = canvas.getContext("2d");
   const colors = getComputedStyle(canvas);
-  context.fillStyle = colors.getPropertyValue("--surface");
+  const surface = colors.getPropertyValue("--surface");
+  context.fillStyle = surface;
   context.fillRect(0, 0, width, height);
   if (!rows?.count) return;
   const scale = scaleOf(canvas, rows, view);
   const size = Math.round(ratio * sizeOf(rows.count, view.zoom));
-  const image = context.getImageData(0, 0, width, height);
-  drawPoints(image, rows, scale, ratio, stampsOf(rows, size, colors), onlyClass);
+  const image = context.createImageData(width, height);
+  const background = new Uint32Array(context.getImageData(0, 0, 1, 1).data.buffer);
+  new Uint32Array(image.data.buffer).fill(background[0]);
+  if (stamps.size !== size || stamps.surface !== surface) stamps = stampsOf(size, surface, colors);
+  drawPoints(image, rows, scale, ratio, stamps, onlyClass);
   context.putImageData(image, 0, 0);
   if (chosen >= 0) drawChosen(context, rows, chosen, scale, ratio, size, colors);
 }
@@ -332,13 +343,16 @@ function copyStamp(image, stamp, size, left, top, faint) {
   }
 }
 
-/** The pixels of a point for each class, origin and state, made when they are first needed. */
-function stampsOf(rows, size, colors) {
+let stamps = {}; // of the latest frame: most of the time, the next one needs the same
+
+/** The pixels of a point for each look of a class, origin and state, made when they are first needed. */
+function stampsOf(size, surface, colors) {
   const made = new Map();
   return {
     size,
+    surface,
     of(label, origin, vetoed) {
-      const key = label * 8 + origin * 2 + vetoed;
+      const key = (label % LOOKS) * 8 + origin * 2 + vetoed;
       let stamp = made.get(key);
       if (!stamp) {
         stamp = stampPixels(label, ORIGIN_NAMES[origin], Boolean(vetoed), size, colors);
@@ -396,28 +410,34 @@ function drawChosen(context, rows, chosen, scale, ratio, size, colors) {
 function drawLegend(place, rows, choose) {
   const counts = new Map();
   for (const label of rows.labels) counts.set(label, (counts.get(label) ?? 0) + 1);
+  const many = classNames().length > MOST_CHIPS;
+  const labels = [...classNames().keys()];
+  const largest = labels.toSorted((one, other) => (counts.get(other) ?? 0) - (counts.get(one) ?? 0) || one - other);
+  const chips = many ? largest.slice(0, MOST_CHIPS) : labels;
   let pressed = null;
-  const buttons = classNames().map((name, label) => {
-    const toggle = () => {
-      pressed = pressed === label ? null : label;
-      buttons.forEach((button, each) => button.setAttribute("aria-pressed", String(each === pressed)));
-      choose(pressed);
-    };
-    return element(
+  function press(label) {
+    pressed = label;
+    buttons.forEach((button, place_) => button.setAttribute("aria-pressed", String(chips[place_] === label)));
+    if (others && chips.includes(label)) others.value = "";
+    choose(label);
+  }
+  const buttons = chips.map((label) =>
+    element(
       "button",
-      { type: "button", class: "chip", "aria-pressed": "false", onclick: toggle },
+      { type: "button", class: "chip", "aria-pressed": "false", onclick: () => press(pressed === label ? null : label) },
       mark(label),
-      name,
+      nameOf(label),
       element("span", { class: "number" }, whole(counts.get(label) ?? 0)),
-    );
-  });
+    ),
+  );
+  const others = many && otherClass(labels.filter((label) => !chips.includes(label)), press);
   const looks = [
     ["pale", "source"],
     ["full", "joined from the stream"],
     ["rimmed", "from an expert"],
     ["crossed", "vetoed"],
   ].map(([look, text]) => element("li", { class: `look ${look}` }, text));
-  fill(place, element("div", { class: "chips", role: "group", "aria-label": "Make a class stand out" }, buttons), element("ul", { class: "looks" }, looks));
+  fill(place, element("div", { class: "chips", role: "group", "aria-label": "Make a class stand out" }, buttons, others), element("ul", { class: "looks" }, looks));
 }
 
 function rowFinder(find) {

@@ -1,12 +1,13 @@
 // The view of questions: the few recent queries whose labels would settle whether to adapt.
 
 import * as api from "./api.js";
-import { classNames, mark, tag } from "./classes.js";
+import { classNames, mark, nameOf, otherClass, tag } from "./classes.js";
 import { atMostEvery, element, fill, moveByArrows, showError } from "./dom.js";
 import { picture } from "./pictures.js";
 import { mayChange, teach } from "./session.js";
 
 const REASON = "Answered in the list of questions";
+const MOST_BUTTONS = 8; // classes with a button each; with more, the two answers have buttons, and a list has the others
 
 /** Shows the view in a place of the page. */
 export function questionsView(place) {
@@ -18,7 +19,7 @@ export function questionsView(place) {
       "section",
       { class: "column" },
       element("h1", {}, "Questions"),
-      element("p", { class: "hint" }, "Here the bank answers otherwise than it would without what it has learned. A label helps most: it tells the guard which of the two answers to trust, and corrects the row that the query became."),
+      element("p", { class: "hint" }, "What the bank has learned changed its answers to these queries. Say what they really are: that tells the guard which answers to trust, and corrects the rows that these queries became."),
       error,
       list,
     ),
@@ -42,7 +43,7 @@ export function questionsView(place) {
       return;
     }
     fill(list, questions.map((question) => questionItem(question, done)));
-    for (const choices of list.querySelectorAll(".choices")) moveByArrows(choices, "button");
+    for (const choices of list.querySelectorAll(".choices")) moveByArrows(choices, "button, select");
   }
   function done(question) {
     answered.add(question.query);
@@ -53,7 +54,7 @@ export function questionsView(place) {
     if (focus) focus.focus();
     else refresh();
   }
-  const refreshSoon = atMostEvery(2000, refresh);
+  const refreshSoon = atMostEvery(10_000, refresh); // the server looks at hundreds of queries for it
   refresh();
   return {
     hear() {
@@ -90,6 +91,12 @@ function choicesOf(question, done, problem) {
       showError(problem, refusal);
     }
   }
-  const buttons = classNames().map((name, label) => element("button", { type: "button", onclick: () => say(label) }, mark(label), name));
-  return element("div", { class: "choices", role: "group", "aria-labelledby": `what-${question.query}` }, buttons);
+  const labels = [...classNames().keys()];
+  const either = [question.adapted_label, question.frozen_label];
+  const few = labels.length <= MOST_BUTTONS;
+  const buttons = (few ? labels : either).map((label) =>
+    element("button", { type: "button", onclick: () => say(label) }, mark(label), nameOf(label)),
+  );
+  const others = !few && otherClass(labels.filter((label) => !either.includes(label)), say);
+  return element("div", { class: "choices", role: "group", "aria-labelledby": `what-${question.query}` }, buttons, others);
 }

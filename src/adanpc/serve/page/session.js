@@ -35,7 +35,7 @@ export function mayChange() {
 export function announce(text, position) {
   if (!known.who && !askedWho) {
     askedWho = true;
-    notify("Changes are signed, and nobody knows who you are.", { name: "Say who", run: () => document.getElementById("who").click() });
+    notify("Nobody knows who made this change.", { name: "Say who", run: () => document.getElementById("who").click() });
   }
   notify(text, { name: "Undo", run: () => takeBack(position) });
 }

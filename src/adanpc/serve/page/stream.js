@@ -9,6 +9,8 @@ import { moment, percent, whole } from "./format.js";
 import { bank, mayChange } from "./session.js";
 
 const POINTS = 500;
+const MANY_CLASSES = 100; // with which as many points would be megabytes
+const SHARES = 12; // classes whose shares are written out
 const MARKED = 200; // changes by people that are marked in the chart
 const DRAWN = 60; // points; more would be stripes
 const WINDOW = 20; // queries, at least, of which shares are shown: those of two or three would jump
@@ -33,26 +35,31 @@ export function streamView(place) {
   );
   const chart = timelineChart(frame, (point) => drawReadout(readout, point));
 
+  let entries = []; // what people changed
+  let changed = true; // since they were asked for, which makes the server look through its log
   async function refresh() {
     drawSigns(signs, bank().signs);
     try {
-      const [{ points }, { entries }] = await Promise.all([
-        api.timeline(POINTS),
-        api.log({ limit: MARKED, kind: "expert" }),
-      ]);
+      const { points } = await api.timeline(bank().classes.length > MANY_CLASSES ? DRAWN : POINTS);
+      if (changed) {
+        changed = false;
+        entries = (await api.log({ limit: MARKED, kind: "expert" })).entries;
+      }
       error.hidden = true;
       chart.draw(joinedPoints(points), entries);
       if (!points.length) {
         fill(readout, element("p", { class: "empty" }, "Nothing has been asked yet. Send images or features, and the stream appears here."));
       }
     } catch (problem) {
+      changed = true;
       showError(error, problem);
     }
   }
   const refreshSoon = atMostEvery(2000, refresh);
   refresh();
   return {
-    hear() {
+    hear(kind) {
+      if (kind === "change") changed = true;
       refreshSoon();
     },
     leave() {
@@ -70,7 +77,7 @@ function joinedPoints(points) {
     const own = points.slice(end - size, last);
     const recent = points.slice(startOfWindow(points, end - size, last), last);
     result.push({
-      ...own.at(-1),
+      ...known(own.at(-1)),
       queries: queriesIn(own),
       confidence: mean(own, (point) => point.confidence),
       joined: mean(recent, (point) => point.joined),
@@ -78,6 +85,16 @@ function joinedPoints(points) {
     });
   }
   return result;
+}
+
+/** The point without an estimate that says nothing, as before the first hundred queries. */
+function known(point) {
+  return says(point) ? point : { ...point, estimate: null, low: null, high: null };
+}
+
+/** Whether an estimate of the accuracy leaves anything out. */
+function says(estimate) {
+  return estimate.high - estimate.low < 1;
 }
 
 /** Where a window begins that ends at a place and holds enough queries. */
@@ -101,10 +118,9 @@ function drawSigns(place, signs) {
     fill(place, element("p", { class: "hint" }, "This bank has no guard, so nothing is estimated without labels."));
     return;
   }
-  const given = signs.given;
   const facts = [
-    ["Estimated accuracy", percent(given?.estimate), given && `${percent(given.low)} to ${percent(given.high)}`],
-    ["Without adaptation", percent(signs.frozen?.estimate), signs.frozen && `${percent(signs.frozen.low)} to ${percent(signs.frozen.high)}`],
+    ["Estimated accuracy", ...estimateIn(signs.given)],
+    ["Without adaptation", ...estimateIn(signs.frozen)],
     ["Trust in adaptation", percent(signs.trust), "0 % is all frozen answers"],
     ["Neighbors agree", percent(signs.agreement), "0 % is chance"],
   ];
@@ -112,6 +128,12 @@ function drawSigns(place, signs) {
     element("div", {}, element("dt", {}, name), element("dd", {}, value, element("span", { class: "faint" }, detail ?? ""))),
   );
   fill(place, element("dl", { class: "tiles" }, tiles), element("p", { class: "words" }, signs.words));
+}
+
+/** An estimate and its interval in words. */
+function estimateIn(estimate) {
+  if (!says(estimate)) return ["–", "not enough queries yet"];
+  return [percent(estimate.estimate), `${percent(estimate.low)} to ${percent(estimate.high)}`];
 }
 
 function drawReadout(place, point) {
@@ -128,9 +150,16 @@ function drawReadout(place, point) {
   const shares = element(
     "ul",
     { class: "class-shares", "aria-label": "Class shares" },
-    (point.shares ?? []).map((share, label) => element("li", {}, tag(label), element("span", { class: "number" }, percent(share)))),
+    sharesIn(point).map(([label, share]) => element("li", {}, tag(label), element("span", { class: "number" }, percent(share)))),
   );
   const back = mayChange() && point.position < bank().position && point.position >= bank().log_start
     && element("button", { type: "button", onclick: () => openRollback(point.position) }, `Roll back to position ${whole(point.position)}…`);
   fill(place, element("div", { class: "heading" }, element("h2", {}, "At this point"), back), list, shares);
+}
+
+/** The shares of all classes, or of the largest if there are many. */
+function sharesIn(point) {
+  const shares = [...(point.shares ?? []).entries()];
+  if (shares.length <= SHARES) return shares;
+  return shares.sort(([, one], [, other]) => other - one).slice(0, SHARES).filter(([, share]) => share > 0);
 }

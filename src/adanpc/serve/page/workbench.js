@@ -215,9 +215,10 @@ export function workbench(place, id) {
 
 function headOf(given, now) {
   const facts = [fact("Confidence", percent(now.confidence))];
-  if (given.trust !== null) facts.push(fact("Trust in adaptation", percent(given.trust)));
-  if (given.novelty !== null) facts.push(fact("Novelty", percent(given.novelty)));
-  if (given.frozen) facts.push(fact("Without adaptation", ...frozenAnswer(given.frozen)));
+  if (percent(given.confidence) !== percent(now.confidence)) facts.push(fact("When it was asked", percent(given.confidence)));
+  if (now.trust !== null) facts.push(fact("Trust in adaptation", percent(now.trust)));
+  if (now.novelty !== null) facts.push(fact("Novelty", percent(now.novelty)));
+  if (now.frozen) facts.push(fact("Without adaptation", ...frozenAnswer(now.frozen)));
   facts.push(fact("Joined the bank", given.joined === null ? "no" : `as row ${given.joined}`));
   return [
     picture(given.picture, `The image of ${given.query}`, given.query, now.label),
