@@ -122,9 +122,8 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     def partial_fit(self, X: Any, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
         """Adds the labeled rows X (n, D), and returns the estimator; the first call must name all ``classes``.
 
-        With ``preset="safe"``, the transform is fitted to the rows of the first call, and those of each later call are
-        centered by their own mean, so each call should bring several rows of several classes. If rows come one by one,
-        use ``preset="paper"``.
+        With ``preset="safe"``, the transform is fitted to the rows of the first call and stays as it is. So the first
+        call should bring the rows of several classes, if there are any.
         """
         first = not self.__sklearn_is_fitted__()
         if first and classes is None:

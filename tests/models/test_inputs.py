@@ -350,6 +350,14 @@ def test_labels_must_be_class_numbers(labels: Any, message: str) -> None:
         adanpc.wrap(nn.Linear(2, 4), [(torch.randn(3, 2), labels)])
 
 
+def test_a_second_input_is_not_taken_for_labels() -> None:
+    batches = [(torch.randn(3, 2), torch.randn(3, 5), torch.arange(3))]
+    with pytest.raises(
+        LabelError, match=r"got shape \(3, 5\): if it is a second input .* give \(\(one, two\), labels\)"
+    ):
+        adanpc.wrap(nn.Linear(2, 4), batches)
+
+
 @pytest.mark.parametrize("batches", [[], [(torch.randn(0, 2), torch.zeros(0).long())]])
 def test_a_loader_without_samples_is_refused(batches: Any) -> None:
     with pytest.raises(LoaderError, match="is empty: a bank needs labeled source data"):

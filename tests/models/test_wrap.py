@@ -459,6 +459,14 @@ def test_features_that_are_not_finite_are_said_to_be(net: Net) -> None:
         adanpc.wrap(net, [(torch.full((6, 1, 8, 8), float("nan")), torch.arange(6) % 3)])
 
 
+@pytest.mark.parametrize("device", ["cuda:99", "meta"])
+def test_a_device_that_cannot_be_used_is_refused_before_the_model_runs(device: str) -> None:
+    model = Counting()
+    with pytest.raises(AdaNPCError, match=f"device must be one that torch can use here, .* got '{device}'"):
+        adanpc.wrap(model, [GOOD], device=device)
+    assert model.runs == 0
+
+
 def test_a_wrapped_model_says_what_its_guard_sees_and_asks_people() -> None:
     torch.manual_seed(0)
     centers = torch.eye(4)[:, :3] * 3 + 1

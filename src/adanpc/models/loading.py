@@ -141,9 +141,10 @@ def _parts(batch: Any) -> tuple[Any, Tensor, Tensor]:
         )
     if not isinstance(batch, Sequence) or len(batch) < 2:
         raise LoaderError(f"{wanted} {type(batch).__name__}: for a single batch pass [(inputs, labels)]")
-    labels = _labels(batch[1])
     if len(batch) == 2:
+        labels = _labels(batch[1])
         return batch[0], labels, torch.full_like(labels, UNKNOWN)
+    labels = _labels(batch[1], "if it is a second input of the model, give ((one, two), labels)")
     return batch[0], labels, _domains(batch[2], labels)
 
 
@@ -158,14 +159,18 @@ def _named_parts(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor, Tens
     raise LoaderError(f"the loader's batches need an entry {LABEL_NAMES[0]!r} with class numbers, got: {names}")
 
 
-def _labels(values: Any) -> Tensor:
-    """The labels as class numbers (B,); raises a LabelError that says how to get them."""
+def _labels(values: Any, remedy: str = "pass labels.argmax(1) if they are one-hot") -> Tensor:
+    """The labels as class numbers (B,); raises a LabelError that says how to get them.
+
+    Args:
+        values: the labels.
+        remedy: what to do if there are several numbers for each input.
+    """
     labels = _tensor("labels", values)
     wanted = "the loader's labels must be class numbers, one for each input"
     if labels.ndim == 0:
         raise LabelError(f"{wanted}, got a single one: give batches, such as those of a DataLoader with a batch_size")
     if labels.ndim > 1:
-        remedy = "pass labels.argmax(1) if they are one-hot"
         if labels.shape[1] == 1:
             remedy = "pass labels.flatten()"
         raise LabelError(f"{wanted}, got shape {tuple(labels.shape)}: {remedy}")
