@@ -609,7 +609,7 @@ def test_its_size_counts_rows_codes_and_what_makes_them(eager: None) -> None:
         "rows": 64 * 256,
         "beside rows": 64 * 17,
         "codes": made,
-        "a search": 64 * 8 + 64 * 4097 * 12,
+        "a search": 64 * 16 + 64 * 4097 * 12,
     }
     assert few.memory(20) == {"rows": 20 * 256, "beside rows": 20 * 17}
     assert few.memory(64) == fast.memory(64), "codes that are still to be made are counted"
