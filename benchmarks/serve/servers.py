@@ -105,11 +105,13 @@ def main() -> None:
     app = app_of(kind, Path(folder))
     opened = listening("127.0.0.1", 0)
     server: uvicorn.Server
+    rows = 0
     if kind == "echo":
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, proxy_headers=False, ws="none"))
     else:
         server = GracefulServer(app)
-    settle()  # alike for all
+        rows = len(app.state.service.bank.contents)
+    settle(rows)  # as a service does
 
     def wait_for_the_end() -> None:
         sys.stdin.read()

@@ -68,6 +68,13 @@ def test_a_body_of_wrong_values_is_not_an_error_for_each_of_them(kind: type[bodi
         assert caught.value.error_count() < 10
 
 
+@pytest.mark.parametrize(("route", "names"), [("predict", "features, request"), ("veto", "rows, why")])
+def test_too_many_fields_are_refused_with_those_that_there_are(url: str, route: str, names: str) -> None:
+    refused = requests.post(f"{url}/v1/{route}", json=UNKNOWN)
+    assert refused.status_code == 422
+    assert refused.json()["error"] == f"body: The fields are {names}, and no others"
+
+
 def test_json_that_is_none_is_refused_by_the_name_of_what_is_wrong(url: str) -> None:
     refused = requests.post(f"{url}/v1/predict", data=b'{"features": [', headers=JSON)
     assert refused.status_code == 422

@@ -94,7 +94,29 @@ def test_many_rows_give_the_same_bank_however_they_are_cut(few_at_once: None, do
         digests.add(parts.digest())
         assert len(parts.bank) == 700
     assert len(digests) == 1
-    assert parts.bank.contents.transform().per_class == 15, "as for all rows, not for those in the sample"
+
+
+@pytest.mark.parametrize("few_in_the_sample", [True, False])
+def test_as_many_rows_are_compared_as_the_smallest_class_has_in_all(
+    monkeypatch: pytest.MonkeyPatch, few_in_the_sample: bool
+) -> None:
+    sampled = 60 if few_in_the_sample else 600
+    monkeypatch.setattr(large_module, "AT_ONCE", sampled * DIM)
+    features, labels, places = drawn(700, 1)
+    parts = empty()
+    parts.learn_in_pieces(features.split(100), labels, domain=places)
+    assert parts.bank.contents.transform().per_class == 15
+
+
+def test_the_sample_says_how_many_rows_are_compared(few_at_once: None) -> None:
+    """Classes of many small clusters, so that all but the nearest rows of a class say nothing."""
+    generator = torch.Generator().manual_seed(0)
+    clusters = torch.arange(700) % 60
+    centers = torch.randn(60, DIM, generator=generator)
+    features = centers[clusters] + 0.5 * torch.randn(700, DIM, generator=generator)
+    parts = empty()
+    parts.learn_in_pieces(features.split(100), clusters % CLASSES, domain=-1)
+    assert parts.bank.contents.transform().per_class == 3
 
 
 @pytest.mark.parametrize("domains", [1, 3])

@@ -24,7 +24,7 @@ from adanpc.core.guard import ADVANTAGE, ERROR, LEAD, Stream, packed_length, wit
 from adanpc.core.safe import as_given, factors_of
 from adanpc.core.table import TableError
 from adanpc.core.transform import Parts, Transform, amplification, fit, strongest
-from adanpc.core.tryout import suitable_parts
+from adanpc.core.tryout import _root_suits, suitable_parts
 from adanpc.errors import AdaNPCError, ChangeError, EmptyBankError, LabelError
 from adanpc.index.products import ExactProducts
 from adanpc.store import BankFileError
@@ -855,6 +855,18 @@ class TestTransform:
         assert float(fitted(features, labels, domain, 4).power) == 0.5
         assert float(fit(features, labels, domain, 4, Parts()).power) == 1
 
+    def test_the_root_is_left_out_only_if_it_loses_on_all_rows_and_in_most_domains(self) -> None:
+        def marks(wrong: list[int]) -> list[Tensor]:
+            """Which answers are right in a large domain and two small ones, given how many are not."""
+            sizes = (1000, 200, 200)
+            return [torch.arange(size) >= count for size, count in zip(sizes, wrong, strict=True)]
+
+        without_root = marks([50, 20, 20])
+        assert _root_suits(marks([150, 20, 20]), without_root, 1400)  # the large domain alone loses
+        assert _root_suits(marks([0, 40, 40]), without_root, 1400)  # the small ones do, but all together gain
+        assert not _root_suits(marks([150, 40, 20]), without_root, 1400)
+        assert not _root_suits(marks([60, 40, 40]), without_root, 1400)
+
     def test_domains_that_share_no_class_tell_nothing_about_the_root(self) -> None:
         features, labels = samples(60, 0)
         assert suitable_parts(features, labels, labels, CLASSES).root
@@ -909,6 +921,17 @@ class TestTransform:
         for rows, expected in ((smallest, 7), (smallest[:-6], 3), (torch.arange(60), 15)):
             transform = fitted(features[rows], labels[rows], labels[rows] * 0, CLASSES)
             assert transform.per_class == expected
+
+    def test_fewer_rows_are_compared_where_the_nearest_say_more(self) -> None:
+        """Digits are of many shapes; round classes are told apart best by the mean of many rows."""
+        digits = load_digits()
+        features = torch.tensor(digits.data[:1000]).float()
+        labels = torch.tensor(digits.target[:1000])
+        for domains in (labels * 0, torch.arange(1000) % 2):
+            assert fitted(features, labels, domains, 10).per_class == 3
+        round_classes, of_three = samples(600, 0)
+        assert fitted(round_classes, of_three, of_three * 0, CLASSES).per_class == 15
+        assert fit(features, labels, labels * 0, 10, Parts()).per_class == 15
 
     def test_novelty_is_a_rank_among_source_rows(self) -> None:
         source, labels = samples(100, 0)

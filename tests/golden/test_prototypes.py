@@ -23,6 +23,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dmn-zs": ("dmn-zs", {}),
     "dmn-zs-small": ("dmn-zs", {"keep": 3}),
     "boost-adapter": ("boost-adapter", {"views": 20}),
+    "boost-adapter-published": ("boost-adapter-published", {"views": 20}),
 }
 
 

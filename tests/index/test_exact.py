@@ -65,6 +65,16 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
+def test_a_query_may_lie_scattered_in_memory(engine: str) -> None:
+    features = torch.randn(130, 8, generator=torch.Generator().manual_seed(1))
+    index = build(features, "float32")
+    queries = unit(features[:1])
+    scattered = queries.repeat(2, 1).T.contiguous().T[:1]
+    assert scattered.stride(1) == 2
+    for found, expected in zip(index.search(scattered, 5), index.search(queries, 5), strict=True):
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("batch", [1, 3, 9])
 @pytest.mark.parametrize("spread", [1.0, 1e-4])

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from adanpc import cli
@@ -25,6 +27,8 @@ from adanpc.lab.networks.encoders import OWN as OWN_ENCODERS
 from adanpc.lab.own import UntrustedCodeError
 from adanpc.lab.sweep.subjects import Frozen
 from adanpc.lab.tables.choice import note_choice
+from adanpc.lab.tables.corruptions import WEIGHTS
+from adanpc.lab.tables.ood import ROWS, rows_at
 from adanpc.lab.tables.scale import SCALES, Scale
 from adanpc.lab.train import find as find_algorithm
 from adanpc.lab.train.run import SPEC, Run, RunError
@@ -282,6 +286,65 @@ def test_methods_are_rows_of_tables_that_compare_methods(tmp_path: Path) -> None
     refused = command("table", "theory", "--method", "given.py:Uniform", *sizes)
     assert_one_sentence(refused, "theory does not compare methods of your own: omit --method")
     assert_one_sentence(command(*table, "--method", "given.py:Uniorm", *sizes), "did you mean 'Uniform'")
+
+
+def test_methods_are_rows_of_successive_tables_and_of_corrupted_images(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    (tmp_path / "CIFAR-10-C").mkdir()
+    np.save(tmp_path / "CIFAR-10-C" / "labels.npy", np.arange(50) % 10)
+    np.save(tmp_path / "CIFAR-10-C" / "fog.npy", rng.integers(0, 256, (50, 32, 32, 3)).astype(np.uint8))
+    (tmp_path / "weights").mkdir()
+    torch.save(build("cifar-resnet-56", 10).state_dict(), tmp_path / WEIGHTS)
+    out = tmp_path / "tables"
+    sizes = ["--scale", "least", "--steps", 1, "--images", 10, "--workers", 1, "--out", out, "--data-dir", tmp_path]
+    only = {"successive-rotated-mnist": "source", "cifar-10-c-5": "Linear"}
+    for name, row in only.items():
+        done = command("table", name, "--method", "given.py:Uniform", "--only", row, *sizes)
+        assert done.exit_code == 0, done.output
+        assert "Uniform" in (out / f"{name}.md").read_text()
+    chart = (out / "successive-rotated-mnist.csv").read_text()
+    assert "given.py" not in chart
+
+
+def test_a_report_does_not_run_an_algorithm_that_a_file_names(here: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tables"
+    note_choice(folder, "ood-rotated-mnist", replace(SCALES["least"], algorithms=("given.py:Plain",)), "")
+    assert_one_sentence(command("report", folder), "if you trust that algorithm, name it yourself as --algorithm")
+    assert not (here / "marker").exists()
+    done = command("report", folder, "--algorithm", "given.py:Plain")
+    assert done.exit_code == 0, done.output
+    assert (here / "marker").exists()
+
+
+def test_algorithms_are_rows_of_tables_that_compare_algorithms(tmp_path: Path) -> None:
+    out = tmp_path / "tables"
+    Path("given.py").write_text(CODE + "\n\nclass Votes(ALGORITHMS['knn']):\n    pass\n")
+    sizes = ["--scale", "least", "--steps", 1, "--images", 10, "--workers", 1, "--out", out]
+    table = ["table", "ood-rotated-mnist", "--data-dir", tmp_path, "--only", "ERM"]
+    done = command(*table, "--algorithm", "given.py:Votes", *sizes)
+    assert done.exit_code == 0, done.output
+    text = (out / "ood-rotated-mnist.md").read_text()
+    assert len(re.findall(r"\| Votes \|( [\d.*]+ \|){7}", text)) == 2, text  # one for each rule of selection
+    page = command("report", out)
+    assert page.exit_code == 0, page.output
+    assert "Votes" in (out / "report.html").read_text()
+    refused = command("table", "theory", "--algorithm", "given.py:Plain", *sizes)
+    assert_one_sentence(refused, "theory does not compare training algorithms of your own: omit --algorithm")
+    assert_one_sentence(command(*table, "--algorithm", "given.py:Plin", *sizes), "did you mean 'Plain'")
+
+
+def test_runs_of_an_own_algorithm_are_judged_by_what_answers() -> None:
+    Path("given.py").write_text(
+        CODE + "\n\nclass Votes(ALGORITHMS['knn']):\n    pass\n\n\nclass ERM(Plain):\n    pass\n"
+    )
+    scale = replace(SCALES["least"], algorithms=("given.py:Plain", "given.py:Votes", "given.py:ERM"))
+    own_rows = {row: answers for row, answers in rows_at(scale).items() if row not in ROWS}
+    assert own_rows == {
+        "Plain": ("given.py:Plain", "source"),
+        "Votes": ("given.py:Votes", "knn"),
+        "given.py:ERM": ("given.py:ERM", "source"),
+    }
+    assert rows_at(scale)["ERM"] == ROWS["ERM"]
 
 
 # Installed packages --------------------------------------------------------------------------------------------------

@@ -41,10 +41,10 @@ print(json.dumps({"limited": limited, "more": resident() - before}))
 """
 
 
-def grown(how: str, **variables: str) -> dict[str, Any]:
+def grown(how: str, program: str = PROGRAM, **variables: str) -> dict[str, Any]:
     """What the program says of itself."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    command = [sys.executable, "-c", PROGRAM, how]
+    command = [sys.executable, "-c", program, how]
     done = subprocess.run(command, env={**environment, **variables}, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -61,3 +61,29 @@ def test_freed_memory_goes_back_to_the_system() -> None:
 
 def test_the_variables_of_whoever_runs_the_process_count() -> None:
     assert not grown("limited", MALLOC_ARENA_MAX="4")["limited"]
+
+
+SEARCHES = """
+import json, sys
+import numpy
+from pathlib import Path
+from adanpc.serve.memory import give_freed_memory_back
+
+def faults():
+    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[7])
+
+limited = give_freed_memory_back(int(sys.argv[1]))
+numpy.ones(3_200_000, numpy.float32)
+before = faults()
+for _ in range(20):
+    numpy.ones(3_200_000, numpy.float32)  # 32 queries and 100,000 rows
+print(json.dumps({"limited": limited, "more": faults() - before}))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc of Linux is told what to keep")
+def test_blocks_of_a_search_of_many_rows_are_used_again() -> None:
+    many = grown("100000", program=SEARCHES)
+    if not many["limited"]:
+        pytest.skip("this is another C library than glibc")
+    assert many["more"] < grown("0", program=SEARCHES)["more"] / 2

@@ -24,10 +24,11 @@ ENCODERS = (
 METHODS = (
     "source", "knn", "adanpc", "adanpc-safe", "adanpc-published", "adanpc-bn", "adanpc-bn-published", "adanpc-tent",
     "adanpc-eta", "adanpc-reset", "adanpc-asr", "adanpc-petta", "t3a", "t3a-published", "tast", "lame", "zero-shot",
-    "tda", "tda-published", "boost-adapter", "dmn-zs", "oga", "oga-published", "stat-a", "neo", "bn-adapt", "tent",
-    "tent-clf", "tent-prebn", "pl-clf", "pl-full", "shot", "shot-im", "eta", "eata", "sar", "sar-published", "deyo",
-    "deyo-published", "tent-come", "eata-come", "sar-come", "rdumb", "asr", "rpl", "cotta", "roid", "roid-published",
-    "cmf", "note", "rotta", "petta", "ttaug", "memo", "ttt", "ttt-online",
+    "tda", "tda-published", "boost-adapter", "boost-adapter-published", "dmn-zs", "oga", "oga-published", "stat-a",
+    "neo", "bn-adapt", "tent", "tent-clf", "tent-prebn", "pl-clf", "pl-full", "shot", "shot-im", "eta", "eata",
+    "sar", "sar-published", "deyo", "deyo-published", "tent-come", "eata-come", "sar-come", "rdumb", "asr", "rpl",
+    "cotta", "roid", "roid-published", "cmf", "cmf-published", "note", "rotta", "petta", "ttaug", "memo", "ttt",
+    "ttt-online",
 )  # fmt: skip
 STREAMS = (
     "iid", "successive", "mixed", "recurring", "gradual", "label_shift", "correlated", "sorted", "one_class",

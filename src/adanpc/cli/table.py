@@ -60,6 +60,13 @@ def table(
             "repeated."
         ),
     ] = None,
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Your own training algorithms, as further rows of ood tables: module:Class or file.py:Class; may be "
+            "repeated."
+        ),
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps, overriding the scale.")] = None,
     images: Annotated[int | None, typer.Option(min=5, help="The most images per domain, overriding the scale.")] = None,
     trials: Annotated[
@@ -100,6 +107,7 @@ def table(
             budget=budget,
             only=only or (),
             methods=method or (),
+            algorithms=algorithm or (),
             encoder=encoder,
             steps=steps,
             images=images,
@@ -134,6 +142,9 @@ def report(
     method: Annotated[
         list[str] | None, typer.Option(help="Your own methods that tables have, as module:Class or file.py:Class.")
     ] = None,
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="Your own training algorithms that tables have, in the same way.")
+    ] = None,
 ) -> None:
     """Write one self-contained page with every table and figure that a folder holds."""
     with one_sentence():
@@ -141,11 +152,14 @@ def report(
         from adanpc.lab.networks import find_encoder
         from adanpc.lab.sweep.subjects import Workspace
         from adanpc.lab.tables.workflow import write_report
+        from adanpc.lab.train import find as find_algorithm
 
         if encoder:
             find_encoder(encoder)
         for name in method or ():
             find(name)
+        for name in algorithm or ():
+            find_algorithm(name)
         workspace = Workspace(data_dir or Path("data"), folder)
         path = write_report(workspace, where_made=data_dir is None)
         typer.echo(str(path))

@@ -110,7 +110,9 @@ def _measured(prepared: _Prepared, chosen: Tensor, features: Tensor, classes: in
         at_length_one = unit(some).double()
         foreign.see(at_length_one, source.labels[here], source.labels[here])
         answering.see(at_length_one, groups[here], source.labels[here])
-    voters = per_class(source.labels)
+    voters = prepared.transform.per_class
+    if voters == per_class(labels):  # no fewer were chosen than these rows have, and there are more of a class in all
+        voters = per_class(source.labels)
     calibration = calibration_of(
         rows[asked],
         labels[asked],

@@ -48,11 +48,12 @@ NEAREST = 10  # rows whose mean similarity says how near a query is
 
 
 class Parts(NamedTuple):
-    """Which parts of the transform are used."""
+    """Which parts of the transform are used, and how it is voted after it."""
 
     root: bool = False  # the square root
     damped: bool = False  # the directions in which samples of one class and domain differ
     amplified: bool = False  # the directions that tell classes apart
+    voters: int = PER_CLASS  # how many rows of each class are compared in a vote, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +86,7 @@ class Transform:
 
     @property
     def per_class(self) -> int:
-        """How many rows of each class are compared in a vote: no more than the smallest class of the source had."""
+        """How many rows of each class are compared in a vote: no more than the smallest class of the source has."""
         return int(self.voters)
 
     def novelty(self, similarity: float) -> float:
@@ -134,7 +135,7 @@ def fit(features: Tensor, labels: Tensor, domains: Tensor, classes: int, parts: 
         span=nothing,
         foreign=nothing[:, 0],
         calibration=begun.new_tensor(UNKNOWN),
-        voters=begun.new_tensor([per_class(labels)]),
+        voters=begun.new_tensor([min(parts.voters, per_class(labels))]),
     )
     if parts.damped:
         directions, damped = damping(begun, labels, domains, classes)

@@ -1,10 +1,13 @@
-"""Chooses the parts of the feature transform that suit a source, by trying each on source rows that are left out.
+"""Chooses what suits a source by trying it on source rows that are left out: the parts of the transform, and the vote.
 
 No part suits every source. The square root amplifies values near zero, which are noise in pixels of digits on a black
 background. Damping removes the directions in which a class varies most, which may be what tells it from others. A
 network that was trained for the task already separates its classes, and nothing need be amplified. As far as that can
 be known without the stream, the labels of the source show which parts help: some rows are learned, and the others are
 disturbed and used as queries.
+
+Nor does any number of rows suit every vote. Of handwritten digits, the three nearest rows of each class say more than
+the mean of fifteen; where classes are round clouds, all fifteen help. Left-out rows show that, too.
 
 The queries should differ from the learned rows as a stream may differ from the source. If there are several domains,
 each is left out in turn. A single domain is cut in two along the directions in which samples of a class differ most,
@@ -14,6 +17,7 @@ and its rows are disturbed more.
 from __future__ import annotations
 
 from math import sqrt
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -30,7 +34,7 @@ from adanpc.core.transform import (
     strongest,
 )
 from adanpc.core.types import Neighbors
-from adanpc.core.vote import vote
+from adanpc.core.vote import PER_CLASS, vote
 
 TRIED = 2000  # the most source rows that are used, as learned rows or as queries
 MOST_PROBLEMS = 4  # the most ways of leaving some of them out
@@ -43,6 +47,7 @@ NOISE_OF_ONE_DOMAIN = 1.0
 CLEARLY = 0.02  # the loss of accuracy at which the root is left out: two standard errors with TRIED rows
 ENOUGH = 1000  # rows from which on that loss is required; with fewer, a smaller loss is enough
 SURELY = 2  # the loss, in standard deviations, at which damping is left out
+COUNTS = (3, 5, 7, 10)  # how many rows of each class may be compared in a vote, instead of PER_CLASS
 
 
 def suitable_parts(features: Tensor, labels: Tensor, domains: Tensor, classes: int) -> Parts:
@@ -55,10 +60,16 @@ def suitable_parts(features: Tensor, labels: Tensor, domains: Tensor, classes: i
     with_root = problem.answered_right(Parts(root=True, damped=True))
     without_root = problem.answered_right(Parts(damped=True))
     root = _root_suits(with_root, without_root, len(problem.features))
-    damped = with_root if root else without_root
+    damped = without_root
+    if root:
+        damped = with_root
     undamped = problem.answered_right(Parts(root=root))
-    parts = Parts(root=root, damped=_lead(damped, undamped) >= -SURELY)
-    return parts._replace(amplified=_amplification_suits(features, labels, domains, classes, parts))
+    parts = Parts(root=root, damped=_lead(_together(damped), _together(undamped)) >= -SURELY)
+    transformed = fit(features, labels, domains, classes, parts)(features)
+    plain, amplified = _asked_of_others(centered(transformed, labels, domains), labels, domains, classes)
+    if _amplification_suits(plain, amplified, several_domains=len(domains.unique()) > 1):
+        return parts._replace(amplified=True, voters=_suitable_count(amplified))
+    return parts._replace(voters=_suitable_count(plain))
 
 
 class _Problem(NamedTuple):
@@ -71,9 +82,9 @@ class _Problem(NamedTuple):
     classes: int
     left_out: list[Tensor]  # (n,) bool each: one way of leaving rows out
 
-    def answered_right(self, parts: Parts) -> Tensor:
-        """Returns which queries are answered correctly with these parts, in a fixed order."""
-        marks = [self.labels.new_zeros(0, dtype=torch.bool)]
+    def answered_right(self, parts: Parts) -> list[Tensor]:
+        """Returns, for each way of leaving rows out, which queries (q,) are answered correctly with these parts."""
+        marks = []
         for asked in self.left_out:
             known = ~asked
             labels = self.labels[known]
@@ -83,9 +94,9 @@ class _Problem(NamedTuple):
             transform = fit(self.features[known], labels, self.domains[known], self.classes, parts)
             rows = centered(transform(self.features[known]), labels, self.domains[known])
             queries = transform.still(transform(self.disturbed[answerable]))
-            answers = _answers(queries, rows, labels, self.classes)
+            answers = _answers(_nearest(queries, rows, labels), self.classes, per_class(labels))
             marks.append(answers == self.labels[answerable])
-        return torch.cat(marks)
+        return marks
 
 
 def _problem(features: Tensor, labels: Tensor, domains: Tensor, classes: int) -> _Problem:
@@ -104,13 +115,31 @@ def _problem(features: Tensor, labels: Tensor, domains: Tensor, classes: int) ->
     return _Problem(features, disturbed, labels, domains, classes, _left_out(features, labels, domains))
 
 
-def _root_suits(with_root: Tensor, without_root: Tensor, rows: int) -> bool:
-    """Returns whether the root may be used, given which answers are right with and without it."""
-    if not len(with_root):
+def _root_suits(with_root: list[Tensor], without_root: list[Tensor], rows: int) -> bool:
+    """Returns whether the root may be used, given which answers are right with and without it.
+
+    Both have a tensor for each way of leaving rows out. The root is left out only if it loses on all rows together and
+    in most of these ways: otherwise one domain that is unlike all others would decide for them, if it has most rows.
+    """
+    if not with_root:
         return True  # there were no queries
-    lost = float(without_root.double().mean() - with_root.double().mean())
+    lost = []
+    for right, otherwise in zip(with_root, without_root, strict=True):
+        lost.append(_lost(right, otherwise))
+    least = min(median(lost), _lost(_together(with_root), _together(without_root)))
     # With few rows the evidence is weak, so hardly any loss is tolerated.
-    return lost <= CLEARLY * min(1.0, rows / ENOUGH)
+    return least <= CLEARLY * min(1.0, rows / ENOUGH)
+
+
+def _lost(right: Tensor, otherwise: Tensor) -> float:
+    """Returns how much lower one accuracy is than another, given which answers are right (m,)."""
+    return float(otherwise.double().mean() - right.double().mean())
+
+
+def _together(marks: list[Tensor]) -> Tensor:
+    """Returns all marks in one tensor (m,), also if there are none."""
+    none = torch.zeros(0, dtype=torch.bool)
+    return torch.cat([none, *(some.cpu() for some in marks)])
 
 
 def _lead(one: Tensor, other: Tensor) -> float:
@@ -123,42 +152,75 @@ def _lead(one: Tensor, other: Tensor) -> float:
     return (gained - lost) / max(sqrt(gained + lost), 1.0)
 
 
-def _amplification_suits(features: Tensor, labels: Tensor, domains: Tensor, classes: int, parts: Parts) -> bool:
-    """Returns whether amplification suits source features (n, D) that are transformed by these parts.
+class _Asked(NamedTuple):
+    """Left-out rows that were asked, and the rows that may answer them."""
 
-    Directions that tell classes apart in several domains probably do so elsewhere, so with several domains
-    amplification is used unless it clearly loses; with a single one, only if it clearly gains. Queries are not
-    disturbed: the question is not how robust the directions are, but whether they carry anything at all.
+    near: Neighbors
+    most: int  # rows of each class that can be compared
+    truth: Tensor  # (q,)
+    classes: int
+
+    def right(self, count: int) -> Tensor:
+        """Returns which answers are right (q,) if ``count`` rows of each class are compared, or as many as can be."""
+        return _answers(self.near, self.classes, min(count, self.most)) == self.truth
+
+
+def _asked_of_others(
+    offsets: Tensor, labels: Tensor, domains: Tensor, classes: int
+) -> tuple[list[_Asked], list[_Asked]]:
+    """Returns what is found near left-out rows among centered ones (n, D), without and with amplification.
+
+    These rows are not disturbed: the question is not how robust a choice is, but whether it helps at all.
     """
-    transformed = fit(features, labels, domains, classes, parts)(features)
-    offsets = centered(transformed, labels, domains)
-    plain, amplified = amplified_right(offsets, labels, domains, classes)
-    if torch.equal(plain, amplified):
-        return False  # there was nothing to compare, or nothing changes
-    lead = _lead(amplified, plain)
-    if len(domains.unique()) > 1:
-        return lead >= -1
-    return lead > 1
-
-
-def amplified_right(offsets: Tensor, labels: Tensor, domains: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Returns which left-out rows among centered ones (n, D) are answered correctly, without and with amplification."""
     generator = torch.Generator().manual_seed(0)
     asked = torch.zeros_like(labels, dtype=torch.bool)
     asked[torch.randperm(len(labels), generator=generator)[:TRIED].to(labels.device)] = True
-    nothing = labels.new_zeros(0, dtype=torch.bool)
-    plain = [nothing]
-    amplified = [nothing]
+    plain: list[_Asked] = []
+    amplified: list[_Asked] = []
     for group in _groups(domains):
         known = ~group
         queries = asked & group & torch.isin(labels, labels[known])
         if not queries.any():
             continue
         telling, added = amplification(offsets[known], labels[known])
-        for rows, marks in ((offsets, plain), (more_along(offsets, telling, added), amplified)):
-            answers = _answers(rows[queries].float(), rows[known].float(), labels[known], classes)
-            marks.append(answers == labels[queries])
-    return torch.cat(plain), torch.cat(amplified)
+        most = per_class(labels[known])
+        for rows, found in ((offsets, plain), (more_along(offsets, telling, added), amplified)):
+            near = _nearest(rows[queries].float(), rows[known].float(), labels[known])
+            found.append(_Asked(near, most, labels[queries], classes))
+    return plain, amplified
+
+
+def _right(asked: list[_Asked], count: int) -> Tensor:
+    """Returns which left-out rows (m,) are answered correctly if ``count`` rows of each class are compared."""
+    return _together([some.right(count) for some in asked])
+
+
+def _amplification_suits(plain: list[_Asked], amplified: list[_Asked], *, several_domains: bool) -> bool:
+    """Returns whether amplification suits a source, given what is found near left-out rows without and with it.
+
+    Directions that tell classes apart in several domains probably do so elsewhere, so with several domains
+    amplification is used unless it clearly loses; with a single one, only if it clearly gains.
+    """
+    without = _right(plain, PER_CLASS)
+    with_it = _right(amplified, PER_CLASS)
+    if torch.equal(without, with_it):
+        return False  # there was nothing to compare, or nothing changes
+    lead = _lead(with_it, without)
+    if several_domains:
+        return lead >= -1
+    return lead > 1
+
+
+def _suitable_count(asked: list[_Asked]) -> int:
+    """Returns how many rows of each class should be compared: PER_CLASS, unless left-out rows clearly favor fewer."""
+    best = PER_CLASS
+    most_right = usual = _right(asked, PER_CLASS)
+    for count in COUNTS:
+        right = _right(asked, count)
+        if _lead(right, usual) > 1 and right.sum() > most_right.sum():
+            best = count
+            most_right = right
+    return best
 
 
 def _groups(domains: Tensor) -> list[Tensor]:
@@ -200,10 +262,14 @@ def _residuals(features: Tensor, labels: Tensor) -> Tensor:
     return residuals
 
 
-def _answers(queries: Tensor, rows: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Returns the answers of rows (n, D) with these labels (n,) to queries (q, D)."""
+def _nearest(queries: Tensor, rows: Tensor, labels: Tensor) -> Neighbors:
+    """Returns the rows (n, D) with these labels (n,) that are nearest to queries (q, D)."""
     similarity = normalize(queries) @ normalize(rows).T
     nearest, places = similarity.topk(min(VOTERS, len(labels)), dim=1)
-    near = Neighbors(places, nearest, labels[places])
-    probs, _ = vote(near, classes, "classwise", per_class=per_class(labels))
+    return Neighbors(places, nearest, labels[places])
+
+
+def _answers(near: Neighbors, classes: int, count: int) -> Tensor:
+    """Returns the answers (q,) of the rows near queries if this many rows of each class are compared."""
+    probs, _ = vote(near, classes, "classwise", per_class=count)
     return probs.argmax(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
@@ -14,7 +14,6 @@ from adanpc.index import single
 from adanpc.index.grid import Array
 from adanpc.index.kernels import SIDE, Codes, Hunt, Queries, hunt_tiles
 from adanpc.index.protocol import Found
-from adanpc.index.sharing import run
 
 if TYPE_CHECKING:
     from adanpc.index.exact import ExactIndex
@@ -67,12 +66,18 @@ class Pass(NamedTuple):
         """Reads all blocks, or one tile in ``stride``, with the queries divided among threads."""
         sides = len(queries.nibbles)
         threads = min(torch.get_num_threads(), sides)
+        if threads == 1:
+            self._in_this_thread(queries, hunt, stride)
+            return
         size = -(-sides // threads)
-        works = []
-        for start in range(0, sides, size):
-            some_queries, their_hunt = _shared(queries, hunt, start, start + size)
-            works.append(partial(self._in_this_thread, some_queries, their_hunt, stride))
-        run(works, threads)
+        with ThreadPoolExecutor(threads) as pool:
+            works = [
+                pool.submit(self._in_this_thread, *_shared(queries, hunt, start, start + size), stride)
+                for start in range(0, sides, size)
+            ]
+        # An error in one of the threads is raised here.
+        for work in works:
+            work.result()
 
     def _in_this_thread(self, queries: Queries, hunt: Hunt, stride: int) -> None:
         """``_go_through`` in a single thread."""

@@ -338,6 +338,7 @@ def nearest_rows(
         crowd: the most candidates, at least k.
         slack: by how much the difference of two products may be off.
     """
+    query = numpy.ascontiguousarray(query)
     slots = numpy.empty(k, numpy.int64)
     ids = numpy.empty(k, numpy.int64)
     similarity = numpy.empty(k)

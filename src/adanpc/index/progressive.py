@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Sequence
 from copy import copy
-from functools import partial
 from threading import Lock, local
 from typing import NamedTuple
 
@@ -33,7 +32,6 @@ from adanpc.index.exact import ExactIndex
 from adanpc.index.grid import STORAGE, Array, Columns, decode
 from adanpc.index.kernels import LANES, HeadAndBits, Nibbles, bound_rows, chosen, reach_rows, scan_tiles
 from adanpc.index.protocol import AHEAD, FILE, Found, Kept, Wanted, one_after_another
-from adanpc.index.sharing import ranges, run
 from adanpc.index.unread import Unread
 
 logger = logging.getLogger("adanpc")
@@ -45,13 +43,12 @@ FIRST = 1024  # to find what the k-th nearest must reach, read four bits of at l
 SHARE = 400  # and of at least one row in this many
 SAMPLED = 16384  # sampled bounds, from which a bound that a given number of rows reach is estimated
 SPARE = 14  # rows scored beyond the wanted number to find what the k-th nearest must reach
-BOUNDS = 8  # bytes that a search writes for each slot
+BOUNDS = 16  # bytes that a search may write for each slot: two bounds, and the slot if both reach
 SEVERAL = 5  # at least this many queries share a pass over four bits of each row: fewer are faster one by one
 TOGETHER = 64  # at most this many queries share such a pass
 MANY = 8  # if more than one row in this many is wanted, every row is scored
 PART = "coder."  # prefix of the names under which the parts of the coder are kept
 EVERY_SLOT = numpy.zeros(0, bool)  # instead of a mask
-SHARED = 1 << 18  # from so many slots on, threads share a single query
 SPARSE = 2  # with this many slots per row or more, codes are not kept: making them again takes less room
 
 
@@ -488,13 +485,6 @@ def _reached(upper: Array, least: float, usable: Array | None) -> Array:
     return slots
 
 
-def _threads_for(slots: int) -> int:
-    """Returns how many threads share one query among so many slots: starting them takes a tenth of a millisecond."""
-    if slots < SHARED:
-        return 1
-    return torch.get_num_threads()
-
-
 class _Codes:
     """The codes of all rows that were ever added, shared by all versions of the index.
 
@@ -685,20 +675,14 @@ class _Codes:
         """
         tiles = -(-slots // LANES)
         base, upper = self._room(tiles * LANES)
+        path = chosen()
         size = self._tiles.block
         arrays = self._tiles.arrays()
-        threads = _threads_for(slots)
-        works = []
-        for part in ranges(tiles, size, threads):
-            block, offset = divmod(part.start, size)
-            codes = {name: parts[block][offset : offset + len(part)] for name, parts in arrays.items()}
-            rows = slice(part.start * LANES, part.stop * LANES)
-            works.append(
-                partial(
-                    scan_tiles, chosen(), codes, len(part), part.start, SPAN // LANES, query, base[rows], upper[rows]
-                )
-            )
-        run(works, threads)
+        for block, first in enumerate(range(0, tiles, size)):
+            some = min(size, tiles - first)
+            rows = slice(first * LANES, (first + some) * LANES)
+            codes = {name: parts[block] for name, parts in arrays.items()}
+            scan_tiles(path, codes, some, first, SPAN // LANES, query, base[rows], upper[rows])
         return base[:slots], upper[:slots]
 
     def bounds(self, query: Nibbles, slots: Array, base: Array) -> Array:
@@ -720,21 +704,17 @@ class _Codes:
 
         ``base`` and ``upper`` are what ``scan`` returned.
         """
+        path = chosen()
         size = self._rows.block
         arrays = self._rows.arrays()
         if usable is None:
             usable = EVERY_SLOT
-        threads = _threads_for(len(base))
-        works = []
-        for part in ranges(len(base), size, threads):
-            block, offset = divmod(part.start, size)
-            codes = {name: parts[block][offset : offset + len(part)] for name, parts in arrays.items()}
-            works.append(
-                partial(
-                    reach_rows, chosen(), codes, part.start, len(part), query, base, upper, usable, first_least, least
-                )
-            )
-        return numpy.concatenate(run(works, threads))
+        found = []
+        for block, first in enumerate(range(0, len(base), size)):
+            rows = min(size, len(base) - first)
+            codes = {name: parts[block] for name, parts in arrays.items()}
+            found.append(reach_rows(path, codes, first, rows, query, base, upper, usable, first_least, least))
+        return numpy.concatenate(found)
 
     def _room(self, slots: int) -> tuple[Array, Array]:
         """Returns two float32 arrays (slots,) that belong to this thread."""

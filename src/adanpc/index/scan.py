@@ -47,8 +47,8 @@ def _scan_for_few(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
         return _scan_for_many(blocks, queries, out)  # all other scans sum in 32 bits
     float32 = blocks[0].dtype == torch.float32
     coordinates = out.shape[0] * TILE * dim
-    path = chosen()
-    if path in MULTIPLYING and alone(coordinates, float32=float32):
+    path = multiplying_path(coordinates, float32=float32)
+    if path is not None:
         return kernel_scan(path, blocks, queries, out)
     if not float32 and numkong is not None:
         return numkong_scan(blocks, queries, out)
@@ -57,9 +57,16 @@ def _scan_for_few(blocks: list[Tensor], queries: Tensor, out: Tensor) -> Tensor:
     return _scan_for_many(blocks, queries, out)
 
 
-def alone(coordinates: int, *, float32: bool) -> bool:
-    """Returns whether this thread alone multiplies rows of so many coordinates as fast as all of torch's threads."""
-    return not float32 or torch.get_num_threads() == 1 or cached(coordinates)
+def multiplying_path(coordinates: int, *, float32: bool) -> str | None:
+    """Returns the kernels to multiply so many coordinates by a few queries in this thread; None if others are faster.
+
+    Beyond the cache, all of torch's threads together read float32 rows faster than one.
+    """
+    path = chosen()
+    alone = not float32 or torch.get_num_threads() == 1 or cached(coordinates)
+    if path in MULTIPLYING and alone:
+        return path
+    return None
 
 
 def cached(coordinates: int) -> bool:

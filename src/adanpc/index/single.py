@@ -13,7 +13,7 @@ from adanpc.index.blocks import TILE
 from adanpc.index.grid import Array, decode, fine_weight, hidden_from_both
 from adanpc.index.kernels import Rows, chosen, nearest_rows, score_rows
 from adanpc.index.protocol import Found, Wanted, one_after_another
-from adanpc.index.scan import COORDINATES, MULTIPLYING, alone, kernel_error, scan
+from adanpc.index.scan import COORDINATES, kernel_error, multiplying_path, scan
 
 if TYPE_CHECKING:
     from adanpc.index.exact import ExactIndex
@@ -61,9 +61,10 @@ def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclud
 
 def _nearest_by_kernel(index: ExactIndex, query: Array, k: int, group: int | None) -> Found | None:
     """Returns the k rows nearest to one query (D,) by a single call of a kernel; None if that is not possible here."""
-    path = chosen()
-    float32 = index.storage == "float32"
-    if path not in MULTIPLYING or index.storage == "int8" or not alone(index.padded * index.dim, float32=float32):
+    if index.storage == "int8":
+        return None
+    path = multiplying_path(index.padded * index.dim, float32=index.storage == "float32")
+    if path is None:
         return None
     code = index.group_code(group)
     groups = EVERY_ROW

@@ -9,6 +9,7 @@ import numpy as np
 from fastapi.exceptions import RequestValidationError
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from adanpc.core.changes import LARGEST_ID
 from adanpc.serve.errors import RequestError
@@ -40,7 +41,8 @@ class Body(BaseModel):
     def _check_count(cls, given: Any) -> Any:
         """Refuses an object with too many fields as a whole, since each unknown field would be an error of its own."""
         if isinstance(given, dict) and len(given) > len(cls.model_fields):
-            raise ValueError(f"the fields are {', '.join(cls.model_fields)}, and no others")
+            known = ", ".join(cls.model_fields)
+            raise PydanticCustomError("unknown_fields", "The fields are {known}, and no others", {"known": known})
         return given
 
 

@@ -134,9 +134,9 @@ class GracefulServer(Server):
         await self._app(scope, receive, send)
 
 
-def settle() -> None:
-    """Prepares the process to serve for long; to be called when everything has been loaded."""
-    give_freed_memory_back()
+def settle(rows: int = 0) -> None:
+    """Prepares the process to serve a bank of so many rows for long; to be called when everything has been loaded."""
+    give_freed_memory_back(rows)
     gc.collect()
     gc.freeze()  # objects that are here now will stay, and looking through them would delay answers
 
@@ -165,7 +165,7 @@ def run(app: FastAPI, opened: socket.socket) -> None:
     # uvicorn installs its own handlers, and calls these once it has shut down.
     before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
     server = GracefulServer(app)
-    settle()
+    settle(len(app.state.service.bank.contents))
     try:
         server.run([opened])
     finally:

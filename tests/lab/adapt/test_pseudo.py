@@ -20,7 +20,7 @@ from adanpc.lab.adapt.adapter import Adapter, Source, descend
 from adanpc.lab.adapt.pseudo import SHOT, SHOTIM, PLClf, PLFull, information_maximization, pseudo_label_loss
 from adanpc.lab.networks.source import SourceModel
 from adanpc.testing import ADAPTER_CHECKS, check_adapter
-from adanpc.testing.adapters import check_learns
+from adanpc.testing.adapters import check_moves
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 LEARNERS: tuple[type[Any], ...] = (PLClf, PLFull, SHOT, SHOTIM)
@@ -226,5 +226,5 @@ def test_the_contract_holds_with_other_settings(kind: type[Any]) -> None:
 @pytest.mark.parametrize("threshold", [0.0, 1.0])
 def test_the_contract_holds_with_all_rows_and_with_none(kind: type[Any], threshold: float) -> None:
     for check in ADAPTER_CHECKS:
-        if check is not check_learns or threshold < 1:  # above 1 there is nothing to learn from
+        if check is not check_moves or threshold < 1:  # above 1 there is nothing to learn from
             check(kind, threshold=threshold)

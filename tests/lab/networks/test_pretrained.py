@@ -19,6 +19,7 @@ from sklearn.datasets import load_sample_image
 
 from adanpc.errors import AdaNPCError
 from adanpc.lab.networks import Preprocessing, SourceModel, WeightsError, build
+from adanpc.lab.networks.pretrained import with_part_of_head
 from adanpc.lab.networks.vision import vision
 
 TINY = ("test_resnet.r160_in1k", "test_vit.r160_in1k", "test_efficientnet.r160_in1k")  # timm's smallest
@@ -120,6 +121,20 @@ def test_efficientnet_lite_knows_a_palace_without_a_network(number: int) -> None
         logits = model(model.preprocessing(photo)[None])
     assert int(logits.argmax()) == PALACE
     assert model.preprocessing.mean == (0.5, 0.5, 0.5)
+
+
+def test_a_part_of_the_published_head_answers_for_a_part_of_imagenet() -> None:
+    classes = ("n07745940", "n01440764", "n02123045")  # strawberry, tench, tabby: 949, 0, 281
+    whole = build("efficientnet-lite0", 1000, pretrained=True).eval()
+    part = with_part_of_head(whole, classes)
+    images = torch.rand(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.allclose(part(images), whole(images)[:, [949, 0, 281]], atol=1e-5)
+    assert part.classes == 3
+    with pytest.raises(AdaNPCError, match="only the 1,000 classes of ImageNet-1k have a published head, got n00000000"):
+        with_part_of_head(whole, ("n00000000",))
+    with pytest.raises(AdaNPCError, match="got a head for 3 classes"):
+        with_part_of_head(part, classes)
 
 
 def test_a_head_of_another_width_is_fresh_on_the_same_encoder() -> None:

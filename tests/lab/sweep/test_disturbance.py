@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from adanpc.core import Neighbors, Prediction
+from adanpc import core
+from adanpc.core import MemoryBank, Neighbors, Origin, Prediction
 from adanpc.lab.adapt import ADAPTERS
 from adanpc.lab.adapt.bank import AdaNPC
 from adanpc.lab.sweep.disturbance import ATTACKS, Watch, attacked, harmful, intrude, noise, without_class
@@ -42,7 +43,7 @@ def test_a_method_that_learns_nothing_is_not_changed_by_foreigners(
     right = ADAPTERS["source"](toy_source()).step(stream[0]).argmax(1) == stream[1]
     assert record["without"] == record["beside"] == pytest.approx(100 * right.float().mean().item())
     assert record["changed"] == 0
-    assert (record["foreign"], record["voters"], record["influential"]) == (12, None, None)
+    assert (record["foreign"], record["voters"], record["influential"], record["decisive"]) == (12, None, None, None)
     assert record["novelty"] is None
 
 
@@ -50,7 +51,7 @@ def test_foreign_rows_are_counted_and_so_are_those_that_vote(stream: tuple[Tenso
     everyone = AdaNPC(toy_source(), min_confidence=0.0)
     record = intrude(everyone, *stream, foreign, seed=0)
     assert record["voters"] == 12
-    assert 0 <= record["influential"] <= 12
+    assert 0 <= record["decisive"] <= record["influential"] <= 12
     same = AdaNPC(toy_source(), min_confidence=0.0)
     as_native = intrude(same, *stream, stream[0][:12], seed=0)  # copies of queries are near to queries
     assert as_native["voters"] == 12
@@ -72,6 +73,19 @@ def test_a_foreign_row_has_a_part_only_if_its_weight_is_not_zero() -> None:
     watch.see(answer([[7, 8], [8, 0]], [[0.0, 1.0], [1.0, 0.0]], [9, -1]), torch.tensor([False, True]))
     assert watch.voters == {7, 8}
     assert watch.influential == {8}
+
+
+def test_a_foreign_row_decides_if_the_answer_would_have_been_another_without_it() -> None:
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.2], [0.2, 1.0]])
+    classifier = core.AdaNPC(MemoryBank(2, 2), k=1)
+    classifier.learn(rows[:2], torch.tensor([0, 1]))
+    classifier.learn(rows[2:], torch.tensor([1, 1]), origin=Origin.EXPERT)
+    watch = Watch(voters={2, 3})
+    watch.foresee(classifier, torch.tensor([[0.0, 1.0]]))
+    assert watch.decisive == set()
+    watch.foresee(classifier, torch.tensor([[1.0, 0.3], [0.3, 1.0], [1.0, -1.0]]))
+    assert watch.decisive == {2}, "without row 3, the answer would be the same"
+    assert classifier.position == 2
 
 
 def test_novelty_is_compared_pair_by_pair() -> None:

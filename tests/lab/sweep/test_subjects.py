@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from adanpc.lab.adapt.prototypes import head_rows
@@ -140,6 +141,20 @@ def test_without_the_source_the_rows_of_the_head_are_known(workspace: Workspace,
     record = adapt(scene, "adanpc", Iid(seed=0), 5)
     assert record["prototypes"] is True
     assert subject.missing(workspace) == []
+
+
+def test_classes_of_imagenet_that_are_here_have_their_own_rows_of_the_published_head(tmp_path: Path) -> None:
+    classes = ("n01440764", "n02123045", "n07745940")
+    for name in classes:
+        folder = tmp_path / "ImageNet" / "val" / name
+        folder.mkdir(parents=True)
+        for number in range(2):
+            Image.new("RGB", (32, 32), (number, 2, 3)).save(folder / f"{number}.jpg")
+    subject = Frozen("imagenet-c", ("fog-5",), "efficientnet-lite0", head="own", known=("imagenet", "train"))
+    scene = subject.scene(Workspace(tmp_path, tmp_path / "out"), Extent(images=3, recalled=1))
+    published = build("efficientnet-lite0", 1000, pretrained=True)
+    assert torch.equal(scene.source.features, head_rows(published)[[0, 281, 949]])
+    assert not scene.source.model.training
 
 
 def test_domains_that_a_copy_of_the_data_lacks_are_named(workspace: Workspace, tmp_path: Path) -> None:

@@ -278,6 +278,32 @@ def test_without_training_images_the_rows_of_the_head_are_the_bank(workspace: Wo
     assert shown == ["Linear", "AdaNPC"]
 
 
+def test_corrupted_images_without_clean_ones_are_enough(workspace: Workspace, tmp_path: Path) -> None:
+    folder = tmp_path / "CIFAR-10-C"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    np.save(folder / "labels.npy", np.arange(50) % 10)
+    np.save(folder / "fog.npy", rng.integers(0, 256, (50, 32, 32, 3)).astype(np.uint8))
+    shutil.copytree(workspace.data_dir / "weights", tmp_path / "weights")
+    scale = replace(LEAST, only=("linear", "adanpc", "eata"))
+    exhibit = made("cifar-10-c-5", Workspace(tmp_path, tmp_path / "out"), scale)
+    sheet = exhibit.parts[0]
+    assert isinstance(sheet, Sheet)
+    numbers = {}
+    for corruption, cells in sheet.rows:
+        numbers[corruption] = [cell.ours is not None for cell in cells]
+    assert sum(numbers["fog"]) == 2
+    assert not any(map(any, (row for corruption, row in numbers.items() if corruption != "fog")))
+    notes = " ".join(exhibit.notes)
+    assert "There are no training images of CIFAR-10 here" in notes
+    assert "cifar-10 is not in the data's folder" in notes
+    assert "Refused: EATA looks at source images" in notes
+    # Once clean images are here, these records would be of other banks.
+    shutil.copytree(workspace.data_dir / "CIFAR-10", tmp_path / "CIFAR-10")
+    with pytest.raises(AdaNPCError, match="has records on cifar-10 with 0 images, but there are 60 now"):
+        make("cifar-10-c-5", scale="least", images=10, data_dir=tmp_path, out=tmp_path / "out")
+
+
 def test_data_sets_that_are_here_are_shown_and_the_others_named(tmp_path: Path) -> None:
     digits = Workspace(tmp_path, tmp_path / "out")
     exhibit = made("adaptation", digits, replace(LEAST, only=("source", "adanpc")))
@@ -325,6 +351,30 @@ def test_successive_tables_show_what_means_hide(workspace: Workspace) -> None:
         for label, cells in hidden.items():
             assert cells[0].ours == arrived[label][-1].ours
             assert all(cell.ours is not None and 0 <= cell.ours.mean <= 100 for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "encoder"),
+    [
+        ("frozen-pacs", "efficientnet-lite0", "efficientnet-lite0"),
+        ("loss-rotated-mnist", "erm", ""),
+        ("ood-rotated-mnist", "ERM", ""),
+    ],
+)
+def test_tables_of_averages_show_what_these_hide(name: str, only: str, encoder: str, workspace: Workspace) -> None:
+    exhibit = made(name, workspace, replace(LEAST, only=(only,), images=7 if encoder else 10, encoder=encoder))
+    first, *_, last = [part for part in exhibit.parts if isinstance(part, Sheet)]
+    assert last.title.endswith("what the mean hides")
+    means = {label: cells[-1].ours for label, cells in first.rows}
+    if name == "frozen-pacs":
+        ((_, averages),) = first.rows
+        means = {f"{encoder}, {heading}": cell.ours for heading, cell in zip(first.columns, averages, strict=True)}
+    means = {label: mean for label, mean in means.items() if mean is not None}
+    assert len(means) >= 1
+    for label, mean in means.items():
+        accuracy, *others = dict(last.rows)[label]
+        assert accuracy.ours == mean
+        assert all(cell.ours is not None and 0 <= cell.ours.mean <= 100 for cell in others)
 
 
 def test_refused_methods_say_so(workspace: Workspace) -> None:
@@ -424,6 +474,12 @@ def test_data_that_are_not_here(workspace: Workspace, tmp_path: Path) -> None:
     absent = workflow.absent_data(TABLES["ood"], there)
     tasks = {task.id for task in choice.available(TABLES["ood"], LEAST, there, absent)}
     assert f"{len(tasks)} of {len(tasks)} tasks have no record yet." in exhibit.notes  # each once, on what is here
+
+
+def test_a_table_of_which_nothing_can_be_made_says_what_is_missing(workspace: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(workspace.data_dir / "CIFAR-10" / "train", tmp_path / "CIFAR-10" / "train")
+    with pytest.raises(AdaNPCError, match="cifar-10-c is not at"):
+        make("cifar-10-c-5", scale="least", images=10, data_dir=tmp_path, out=tmp_path / "out")
 
 
 def test_records_on_other_data_are_not_taken_for_these(workspace: Workspace, tmp_path: Path) -> None:
@@ -560,6 +616,7 @@ def test_what_a_method_costs_decides_how_many_images_it_meets() -> None:
     images = {method: methods.limited(method, scale).images for method in ADAPTERS}
     assert {method: count for method, count in images.items() if count != 200} == {
         "boost-adapter": 25,
+        "boost-adapter-published": 25,
         "cotta": 50,
         "ttaug": 50,
         "memo": 10,

@@ -60,16 +60,22 @@ class Cache:
             self.labels.append(label)
             self.entropies.append(row_entropy)
         else:
-            highest = max(self.entropies[place] for place in places)
-            if row_entropy >= highest:
+            place = self._displaced(places, row_entropy)
+            if place is None:
                 return
-            # Of several rows with the highest entropy the latest goes. The new row takes its place in the room, and
-            # comes last in the order of arrival.
-            place = next(place for place in reversed(places) if self.entropies[place] == highest)
+            # The new row takes its place in the room, and comes last in the order of arrival.
             places.remove(place)
             places.append(place)
             self.entropies[place] = row_entropy
         self.room[places[-1]] = row
+
+    def _displaced(self, places: Sequence[int], row_entropy: float) -> int | None:
+        """Returns which of the rows of a full class a new one displaces; None if the new one is not kept."""
+        highest = max(self.entropies[place] for place in places)
+        if row_entropy >= highest:
+            return None
+        # Of several rows with the highest entropy the latest goes.
+        return next(place for place in reversed(places) if self.entropies[place] == highest)
 
     def counts(self) -> Tensor:
         """Returns the number of rows of each class (C,)."""
@@ -100,6 +106,14 @@ class Cache:
         self.places = [list(class_places) for class_places in state["places"]]
 
 
+class LatestCache(Cache):
+    """The latest rows of each class, whatever their entropy."""
+
+    def _displaced(self, places: Sequence[int], row_entropy: float) -> int | None:
+        """Returns the row that arrived first."""
+        return places[0]
+
+
 class TDA(ZeroShot):
     """Corrects the logits of class prototypes with two caches of features from the stream.
 
@@ -124,6 +138,7 @@ class TDA(ZeroShot):
 
     # The range of the published values, which were searched for each data set.
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight": (1.0, 2.0, 4.0), "sharpness": (5.0, 7.0, 8.0)}
+    negative_kind: ClassVar[type[Cache]] = Cache
 
     def __init__(
         self, source: Source, *, prototypes: str = "head", weight: float = 2.0, sharpness: float = 5.0
@@ -136,8 +151,7 @@ class TDA(ZeroShot):
         self.sharpness = sharpness
         self.positive = Cache(self.model.dim, classes, keep=3)
         # A row is a feature, followed by one number for each class: 1 if the feature speaks against it, else 0.
-        self.negative = Cache(self.model.dim + classes, classes, keep=2)
-        self.largest_entropy = log(classes)
+        self.negative = self.negative_kind(self.model.dim + classes, classes, keep=2)
 
     def extra(self) -> dict[str, Any]:
         """Returns both caches."""
@@ -159,11 +173,15 @@ class TDA(ZeroShot):
             answers.append(own_logits + self.positive_logits(row, self.positive) - self.negative_logits(row))
         return torch.stack(answers).softmax(1)
 
+    def largest_entropy(self) -> float:
+        """Returns what entropies are divided by to decide whether a feature enters the negative cache."""
+        return log(self.model.classes)
+
     def keep(self, row: Tensor, logits: Tensor, row_entropy: float) -> None:
         """Offers a unit row (D,), given its logits (C,) and their entropy, to both caches."""
         label = int(logits.argmax())
         self.positive.add(row, label, row_entropy)
-        relative_entropy = row_entropy / self.largest_entropy
+        relative_entropy = row_entropy / self.largest_entropy()
         if 0.2 < relative_entropy < 0.5:
             probs = logits.softmax(0)
             denies = (probs > 0.03) & (probs < 1)
@@ -195,11 +213,9 @@ class TDAPublished(TDA):
         Karmanov et al. 2024: see ``TDA``.
     """
 
-    def __init__(
-        self, source: Source, *, prototypes: str = "head", weight: float = 2.0, sharpness: float = 5.0
-    ) -> None:
-        super().__init__(source, prototypes=prototypes, weight=weight, sharpness=sharpness)
-        self.largest_entropy = log2(self.model.classes)
+    def largest_entropy(self) -> float:
+        """Returns the logarithm of the number of classes to base 2."""
+        return log2(self.model.classes)
 
 
 class BoostAdapter(TDA):
@@ -215,9 +231,8 @@ class BoostAdapter(TDA):
     Differs from the published code:
         The room for views is the same for all data; in the published code it is between 0 and 3, depending on the
         data set. The query is the image itself, as in the published code for corrupted images and small data sets;
-        for others that code uses the mean of the most confident views. The negative cache keeps features of low
-        entropy, as in TDA; in the published code it keeps the latest ones. Views are made from inputs that have
-        already been cropped and normalized.
+        for others that code uses the mean of the most confident views. The negative cache is that of TDA; see
+        ``BoostAdapterPublished``. Views are made from inputs that have already been cropped and normalized.
 
     Args:
         prototypes, weight, sharpness: see ``TDA``.
@@ -269,6 +284,28 @@ class BoostAdapter(TDA):
         if self.mirror:
             parts = flip(parts)
         return torch.cat([image, parts])
+
+
+class BoostAdapterPublished(BoostAdapter):
+    """BoostAdapter with the negative cache of its public code, which keeps the latest features of each class.
+
+    The entropy that decides what enters it is that of ``TDAPublished``.
+
+    Paper:
+        Zhang et al. 2024: see ``BoostAdapter``.
+
+    Differs from the published code:
+        In the same ways as BoostAdapter, apart from the negative cache.
+
+    Args:
+        prototypes, weight, sharpness, views, room, mirror: see ``BoostAdapter``.
+    """
+
+    negative_kind: ClassVar[type[Cache]] = LatestCache
+
+    def largest_entropy(self) -> float:
+        """Returns the logarithm of the number of classes to base 2."""
+        return log2(self.model.classes)
 
 
 class DMN(ZeroShot):

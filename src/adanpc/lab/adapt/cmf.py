@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from adanpc.lab.adapt.adapter import Source
-from adanpc.lab.adapt.roid import ROID
+from adanpc.lab.adapt.roid import ROID, corrected_by_logits
 from adanpc.lab.adapt.teacher import approach
 
 NOISE = 0.005  # noise that a step adds to the hidden weights of a model with REFERENCE trained weights
@@ -26,7 +26,7 @@ class CMF(ROID):
         Lee and Chang, Continual Momentum Filtering on Parameter Space for Online Test-Time Adaptation, ICLR 2024.
 
     Differs from the published code:
-        In the same ways as ROID. A reset also forgets the variance of the filter.
+        In the same ways as ROID; see ``CMFPublished`` for the prior. A reset also forgets the variance of the filter.
 
     Args:
         lr, momentum, trend_momentum, temperature: see ``ROID``; the momentum is that of the trained weights.
@@ -75,3 +75,21 @@ class CMF(ROID):
         self.variance *= stays
         approach(self.hidden, self.trained, 1 - stays)
         approach(self.trained, self.hidden, 1 - self.momentum)
+
+
+class CMFPublished(CMF):
+    """CMF, but the prior multiplies logits, as in the public code.
+
+    Paper:
+        Lee and Chang, Continual Momentum Filtering on Parameter Space for Online Test-Time Adaptation, ICLR 2024.
+
+    Differs from the published code:
+        In the same ways as CMF, apart from the prior.
+
+    Args:
+        lr, momentum, trend_momentum, temperature, return_rate: see ``CMF``.
+    """
+
+    def corrected(self, logits: Tensor) -> Tensor:
+        """Returns the answers (B, C), corrected by a prior on logits."""
+        return corrected_by_logits(logits)

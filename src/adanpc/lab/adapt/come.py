@@ -32,8 +32,8 @@ class TentCOME(Tent):
         Zhang et al., COME: Test-time Adaption by Conservatively Minimizing Entropy, ICLR 2025.
 
     Differs from the published code:
-        The mass for not knowing is the number of classes; in the published code it is always 1000. Otherwise in the
-        same ways as Tent.
+        The mass for not knowing is the number of classes; in the published code it is always 1000, which is the same
+        for ImageNet. Otherwise in the same ways as Tent.
 
     Args:
         See ``Tent``.

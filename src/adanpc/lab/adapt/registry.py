@@ -5,8 +5,8 @@ from __future__ import annotations
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.adapter import Adapter
 from adanpc.lab.adapt.bank import AdaNPC, AdaNPCPublished, AdaNPCSafe
-from adanpc.lab.adapt.caches import DMN, TDA, BoostAdapter, TDAPublished
-from adanpc.lab.adapt.cmf import CMF
+from adanpc.lab.adapt.caches import DMN, TDA, BoostAdapter, BoostAdapterPublished, TDAPublished
+from adanpc.lab.adapt.cmf import CMF, CMFPublished
 from adanpc.lab.adapt.combined import AdaNPCETA, AdaNPCTent
 from adanpc.lab.adapt.come import EATACOME, SARCOME, TentCOME
 from adanpc.lab.adapt.filtered import EATA, ETA
@@ -54,6 +54,7 @@ ADAPTERS: dict[str, type[Adapter]] = {
     "tda": TDA,
     "tda-published": TDAPublished,
     "boost-adapter": BoostAdapter,
+    "boost-adapter-published": BoostAdapterPublished,
     "dmn-zs": DMN,
     "oga": OGA,
     "oga-published": OGAPublished,
@@ -83,6 +84,7 @@ ADAPTERS: dict[str, type[Adapter]] = {
     "roid": ROID,
     "roid-published": ROIDPublished,
     "cmf": CMF,
+    "cmf-published": CMFPublished,
     "note": NOTE,
     "rotta": RoTTA,
     "petta": PeTTA,

@@ -116,8 +116,8 @@ class ROIDPublished(ROID):
     """
 
     def corrected(self, logits: Tensor) -> Tensor:
-        """Returns the softmax of the logits (B, C), each times the smoothed share of its class in the batch."""
-        return (logits * smoothed_prior(logits.softmax(1))).softmax(1)
+        """Returns the answers (B, C), corrected by a prior on logits."""
+        return corrected_by_logits(logits)
 
 
 def diversity_weights(logits: Tensor, trend: Tensor, temperature: float) -> Tensor:
@@ -152,6 +152,11 @@ def prior_corrected(probs: Tensor) -> Tensor:
     """Returns answers (B, C) times the smoothed share of each class in the batch, normalized to sum to 1."""
     corrected = probs * smoothed_prior(probs)
     return corrected / corrected.sum(1, keepdim=True)
+
+
+def corrected_by_logits(logits: Tensor) -> Tensor:
+    """Returns the softmax of logits (B, C), each times the smoothed share of its class in the batch."""
+    return (logits * smoothed_prior(logits.softmax(1))).softmax(1)
 
 
 def smoothed_prior(probs: Tensor) -> Tensor:

@@ -26,6 +26,12 @@ class DataError(UnavailableError):
     code = "bad-data"
 
 
+class AbsentError(DataError):
+    """A data set of which there is nothing at all."""
+
+    code = "absent-data"
+
+
 class Images(Protocol):
     """Images that are read when they are needed; ``images[i]`` is (C, H, W), uint8, or float in [0, 1].
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adanpc.lab.data.cifar import cifar10
 from adanpc.lab.data.cifar_c import cifar10_c
-from adanpc.lab.data.domain import DataError, DataSet
+from adanpc.lab.data.domain import AbsentError, DataError, DataSet
 from adanpc.lab.data.folders import DOMAIN_NET, OFFICE_HOME, PACS, TERRA_INCOGNITA, VLCS, Layout, any_folder, published
 from adanpc.lab.data.imagenet import imagenet, imagenet_c
 from adanpc.lab.data.images import UNREADABLE, unreadable, without
@@ -130,7 +130,7 @@ def read(name: str, root: str | Path, *, seed: int = 0, missing_ok: bool = False
     reader = _reader(name)
     data = reader.read(Path(root), seed)
     if data is None:
-        raise DataError(f"{name} is not at {str(root)!r}: {reader.remedy}")
+        raise AbsentError(f"{name} is not at {str(root)!r}: {reader.remedy}")
     if not isinstance(data, DataSet):
         raise DataError(f"{name} must return a DataSet, got a {type(data).__name__}")
     if not missing_ok:

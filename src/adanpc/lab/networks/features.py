@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -16,13 +18,15 @@ from adanpc.lab.data.domain import Domain
 from adanpc.lab.data.loading import chunks
 from adanpc.lab.networks.sealed import SealError, read_sealed, write_sealed
 from adanpc.lab.networks.source import SourceModel
-from adanpc.models.recipe import fingerprint
+from adanpc.models.recipe import describe, fingerprint
 from adanpc.progress import track
 
 FORMAT = "adanpc-features"
 VERSION = 1
 BATCH = 64  # images encoded at once; it matters for speed only
 PIECE = 64 * BATCH  # images whose features are kept in one file while a bank is built; whole batches, for equal bits
+
+LIBRARIES = ("adanpc", "timm", "torch", "torchvision")  # the code of their modules is not read: layers describe them
 
 logger = logging.getLogger("adanpc")
 
@@ -93,9 +97,30 @@ def _origin(model: SourceModel, domain: Domain) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
-        "model": fingerprint(nn.ModuleList([model.encoder, model.norm])),  # the head does not affect features
+        "model": _identity(nn.ModuleList([model.encoder, model.norm])),  # the head does not affect features
         "domain": domain.digest(),
     }
+
+
+def _identity(model: nn.Module) -> str:
+    """A hash of all that decides what a model computes, as far as this can be known: weights, layers, and own code."""
+    parts = [fingerprint(model), describe(model)]
+    for file in sorted(_own_files(model)):
+        parts.append(hashlib.sha256(file.read_bytes()).hexdigest())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _own_files(model: nn.Module) -> set[Path]:
+    """The files of the classes of a model's modules, without those of the libraries that it is made of."""
+    files = set()
+    for kind in {type(module) for module in model.modules()}:
+        if kind.__module__.partition(".")[0] in LIBRARIES:
+            continue
+        try:
+            files.add(Path(inspect.getfile(kind)))
+        except (TypeError, OSError):
+            continue  # typed at a prompt, so there is no file
+    return {file for file in files if file.is_file()}
 
 
 def _read(path: Path, origin: Mapping[str, Any]) -> Tensor:

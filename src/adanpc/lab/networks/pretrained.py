@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from adanpc.errors import AdaNPCError
 from adanpc.lab.networks.preprocessing import Preprocessing
+from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.networks.vision import vision
 from adanpc.lab.networks.weights import State, WeightsError, brief, read
 from adanpc.require import did_you_mean
@@ -56,6 +58,33 @@ def lite_encoder(number: int, classes: int, channels: int, pretrained: bool, sta
     if pretrained:
         state = _wheel_state(number, name)
     return timm_encoder(name, classes, channels, False, state)
+
+
+def with_part_of_head(model: SourceModel, classes: Sequence[str]) -> SourceModel:
+    """Returns a published model for all classes of ImageNet-1k with only the rows of its head for some of them.
+
+    Args:
+        model: its logits are those of the 1,000 classes, in the usual order.
+        classes: their WordNet ids, in the order in which the result has them.
+    """
+    places = {name: place for place, name in enumerate(_imagenet_classes())}
+    unknown = [name for name in classes if name not in places]
+    if unknown or model.classes != len(places):
+        named = ", ".join(unknown[:3]) or f"a head for {model.classes} classes"
+        raise AdaNPCError(f"only the {len(places):,} classes of ImageNet-1k have a published head, got {named}")
+    rows = torch.tensor([places[name] for name in classes])
+    whole = cast(nn.Linear, model.head)
+    head = nn.Linear(model.dim, len(classes))
+    with torch.no_grad():
+        head.weight.copy_(whole.weight[rows])
+        head.bias.copy_(whole.bias[rows])
+    return SourceModel(model.encoder, model.dim, len(classes), head=head, preprocessing=model.preprocessing)
+
+
+def _imagenet_classes() -> list[str]:
+    """Returns the WordNet ids of ImageNet-1k in the usual order."""
+    names: list[str] = vision().data.ImageNetInfo("imagenet-1k").label_names()
+    return names
 
 
 def _wheel_state(number: int, name: str) -> State:

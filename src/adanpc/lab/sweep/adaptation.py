@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def adapt(
 
     * ``domains``: the accuracy on each domain. Each answer is scored as it was given, before later samples arrived.
     * ``source``: the accuracy on held-out source images before the stream and after each domain, averaged over source
-      domains. The method answers these images but does not learn from them.
+      domains. The method answers these images but does not learn from them. NaN if no source image is here.
     * ``worst_tenth`` and ``calibration_error``: see the functions of the same names in ``quality``.
     * ``ood_auroc``: how well confidence, after the stream, separates held-out target images from the same images with
       their patches shuffled. None if no target images are held out.
@@ -60,18 +61,11 @@ def adapt(
     torch.manual_seed(seed_of(seed, method, size))
     before = recall(adapter, recalled, size)
     trace = answer_stream(adapter, targets, stream, size, method, lambda: recall(adapter, recalled, size))
-    accuracy = {}
-    for domain, marks in zip(targets, trace.right, strict=True):
-        if marks:
-            accuracy[domain.name] = 100 * sum(marks) / len(marks)
-    times = torch.tensor(trace.times)
+    accuracy = _accuracy_by_domain(targets, trace)
     probs = torch.cat(trace.probs)
     labels = torch.cat([labels_of(targets, arrival) for arrival in trace.arrivals])
     right = probs.argmax(1) == labels
-    # A method that sees images runs the encoder itself, so its own time already includes it.
-    encoder_time = 0.0
-    if adapter.sees != "images":
-        encoder_time = _encoder_ms(scene, size)
+    times = torch.tensor(trace.times)
     return {
         "method": method,
         "settings": settings,
@@ -86,12 +80,21 @@ def adapt(
         "frozen": _frozen_accuracy(trace, labels),
         "source": {"before": before, "after": trace.recalled, "images": sum(map(len, recalled))},
         "ms": {"p50": times.quantile(0.5).item(), "p99": times.quantile(0.99).item()},
-        "encoder_ms": encoder_time,
+        "encoder_ms": _encoder_ms(scene, adapter, size),
         "extra_bytes": extra_bytes(adapter),
         "samples": len(trace.times),
         "prototypes": scene.source.prototypes,
         "scores": _scores(scene, adapter, trace, size),
     }
+
+
+def _accuracy_by_domain(targets: Sequence[Domain], trace: Trace) -> dict[str, float]:
+    """The accuracy on each domain in percent; a domain without answers has none."""
+    accuracy = {}
+    for domain, marks in zip(targets, trace.right, strict=True):
+        if marks:
+            accuracy[domain.name] = 100 * sum(marks) / len(marks)
+    return accuracy
 
 
 def _ood_auroc(scene: Scene, adapter: Adapter, size: int, met: int) -> float | None:
@@ -232,7 +235,12 @@ def _answer_batch(adapter: Adapter, targets: Sequence[Domain], arrival: Arrival,
 
 
 def recall(adapter: Adapter, domains: Sequence[Domain], size: int) -> float:
-    """The mean accuracy over domains, in percent. The method learns nothing: every batch meets the same state."""
+    """The mean accuracy over domains, in percent; NaN if there are none.
+
+    The method learns nothing: every batch meets the same state.
+    """
+    if not domains:
+        return nan
     return sum(_accuracy(adapter, domain, size) for domain in domains) / len(domains)
 
 
@@ -257,8 +265,10 @@ def agreement(scene: Scene, trace: Trace) -> float:
     return 100 * torch.cat(same).float().mean().item()
 
 
-def _encoder_ms(scene: Scene, size: int) -> float:
-    """The value of ``encoder_ms``, measured once per scene."""
+def _encoder_ms(scene: Scene, adapter: Adapter, size: int) -> float:
+    """The value of ``encoder_ms``, measured once per scene; 0 if the time of the method already includes it."""
+    if adapter.sees == "images":
+        return 0.0
     if size not in scene.times:
         scene.times[size] = encoder_ms(scene, size)
     return scene.times[size]
@@ -268,7 +278,7 @@ def encoder_ms(scene: Scene, size: int) -> float:
     """Milliseconds per sample that the encoder takes in batches of this size: the median of a few batches."""
     times = []
     model = scene.source.model
-    domain = scene.recalled[0]
+    domain = scene.targets[0]
     batches = torch.arange(len(domain)).split(size)
     with torch.no_grad():
         for rows in batches[:TIMED]:

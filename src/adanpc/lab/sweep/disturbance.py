@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from adanpc.core import Prediction
+from adanpc.core import AdaNPC, Prediction
 from adanpc.core.guard import FOREIGN
 from adanpc.lab.adapt import Adapter, Source, find
 from adanpc.lab.data.domain import Domain, some
@@ -207,6 +207,8 @@ def intrude(adapter: Adapter, native: Tensor, labels: Tensor, foreign: Tensor, s
     * ``changed``: the percentage of native answers that differ between the two.
     * ``voters``: how many foreign queries joined the bank. None without a bank.
     * ``influential``: how many of those took part in the vote on a later native query. None without a bank.
+    * ``decisive``: how many of those decided such a vote, so that without that row alone the answer would have been
+      another. None if the method does not answer by a classifier of the library.
     * ``novelty``: how well the novelty scores of the method separate foreign from native queries (``auroc``), and the
       percentage of each that is called foreign (``foreign``, ``native``). None if the method has no such scores.
 
@@ -230,9 +232,12 @@ def intrude(adapter: Adapter, native: Tensor, labels: Tensor, foreign: Tensor, s
     answers = _answers(adapter, arriving, is_foreign, watch)[~is_foreign]
     voters: int | None = None
     influential: int | None = None
+    decisive: int | None = None
     if adapter.latest is not None:
         voters = len(watch.voters)
         influential = len(watch.influential)
+    if _classifier_of(adapter) is not None:
+        decisive = len(watch.decisive)
     return {
         "without": _percent(alone == labels),
         "beside": _percent(answers == labels),
@@ -240,6 +245,7 @@ def intrude(adapter: Adapter, native: Tensor, labels: Tensor, foreign: Tensor, s
         "foreign": len(foreign),
         "voters": voters,
         "influential": influential,
+        "decisive": decisive,
         "novelty": watch.separation(is_foreign),
     }
 
@@ -250,7 +256,19 @@ class Watch:
 
     voters: set[int] = field(default_factory=set)  # ids of foreign rows in the bank
     influential: set[int] = field(default_factory=set)  # those of them that have voted on a native query
+    decisive: set[int] = field(default_factory=set)  # those without which an answer to one would have been another
     novelty: list[Tensor] = field(default_factory=list)  # (B,) scores of each batch
+
+    def foresee(self, classifier: AdaNPC, native: Tensor) -> None:
+        """Takes each foreign row away that votes on native queries (n, D), which have not been learned from yet."""
+        answer = classifier.predict(native)
+        ids = answer.neighbors.ids
+        foreign = torch.tensor(sorted(self.voters), dtype=torch.int64, device=ids.device)
+        queries, places = (torch.isin(ids, foreign) & (answer.weights != 0)).nonzero(as_tuple=True)
+        rows = ids[queries, places]
+        without = classifier.predict(native[queries], exclude=rows[:, None])
+        decided = without.labels != answer.labels[queries]
+        self.decisive.update(rows[decided].tolist())
 
     def see(self, answer: Prediction, is_foreign: Tensor) -> None:
         """Records the effects of one batch, given its answer and which of its queries (B,) are foreign."""
@@ -275,11 +293,22 @@ class Watch:
         }
 
 
+def _classifier_of(adapter: Adapter) -> AdaNPC | None:
+    """The classifier of the library by which a method answers, if it does."""
+    classifier = getattr(adapter, "classifier", None)
+    if isinstance(classifier, AdaNPC):
+        return classifier
+    return None
+
+
 def _answers(adapter: Adapter, queries: Tensor, is_foreign: Tensor | None = None, watch: Watch | None = None) -> Tensor:
     """The labels (n,) that a method gives to queries (n, D) as they arrive; it learns from them as it goes."""
     answers = []
+    classifier = _classifier_of(adapter)
     for start in range(0, len(queries), BATCH):
         part = slice(start, start + BATCH)
+        if watch is not None and is_foreign is not None and classifier is not None:
+            watch.foresee(classifier, queries[part][~is_foreign[part]])
         answers.append(adapter.step(queries[part]).argmax(1).cpu())
         if watch is not None and is_foreign is not None and adapter.latest is not None:
             watch.see(adapter.latest, is_foreign[part])

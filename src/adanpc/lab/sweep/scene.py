@@ -36,7 +36,7 @@ class Scene:
     Args:
         source: what adapters are built from.
         targets: four fifths of each target domain, with the model's transform.
-        recalled: held-out images of each source domain.
+        recalled: held-out images of each source domain; none if no source image is here.
         held: the other fifth of each target, by which settings are selected; may be empty.
         cache: a folder for features, or None.
         times: milliseconds per sample of the encoder, by batch size, as far as measured.
@@ -154,7 +154,7 @@ class Builder:
     def _recalled(self, count: int | None) -> tuple[Domain, ...]:
         """Held-out images of each source domain, about ``count`` in all; None takes all."""
         each: int | None = None
-        if count is not None:
+        if count is not None and self.sources:
             each = math.ceil(count / len(self.sources))
         return tuple(some(part.small, each, self.seed) for part in self.sources)
 

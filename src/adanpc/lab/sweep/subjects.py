@@ -15,10 +15,12 @@ from torch.nn.functional import cross_entropy
 
 from adanpc.files import held
 from adanpc.lab.data import read
-from adanpc.lab.data.domain import DataSet, Domain
+from adanpc.lab.data.domain import AbsentError, DataSet, Domain
+from adanpc.lab.data.imagenet import CLASSES as IMAGENET_CLASSES
 from adanpc.lab.networks import build, find_encoder
 from adanpc.lab.networks.encoders import is_own_encoder
 from adanpc.lab.networks.features import features
+from adanpc.lab.networks.pretrained import with_part_of_head
 from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.seeds import seed_of
 from adanpc.lab.sweep.scene import Builder, Scene, parts_of, prototypes_of, scene_of, source_of
@@ -52,11 +54,14 @@ class Workspace:
         return _data(name, self.data_dir, seed)
 
     def sizes(self, name: str, seed: int) -> dict[str, int]:
-        """The number of images in each domain of a data set."""
-        return dict(_sizes(name, self.data_dir, seed))
+        """The number of images in each domain of a data set; empty if it is not here."""
+        try:
+            return dict(_sizes(name, self.data_dir, seed))
+        except AbsentError:
+            return {}
 
     def count(self, name: str) -> int:
-        """How many images a data set has."""
+        """How many images a data set has; 0 if it is not here."""
         return sum(self.sizes(name, 0).values())
 
 
@@ -128,8 +133,12 @@ class Trained:
         return {"spec": self.spec.complete().document(), "which": self.which}
 
     def reads(self) -> tuple[str, ...]:
-        """The names of the data sets that are needed."""
+        """The names of the data sets that are used."""
         return (self.spec.data,)
+
+    def needs(self) -> tuple[str, ...]:
+        """The names of the data sets that it cannot do without."""
+        return self.reads()
 
     def missing(self, workspace: Workspace) -> list[str]:
         """Nothing: training reads a data set completely or refuses it."""
@@ -181,11 +190,12 @@ class Frozen:
         targets: the domains to adapt to; the other domains are the source.
         encoder: the name of an encoder, see ``adanpc.lab.networks.build``.
         weights: "pretrained" for those that come with the encoder, or a file in the folder of the data.
-        head: ``own`` keeps the published head; ``untrained`` draws one at random; ``linear`` and ``mlp`` are fitted.
+        head: ``own`` keeps the published head, or its rows for those classes of ImageNet that are here; ``untrained``
+            draws one at random; ``linear`` and ``mlp`` are fitted.
         share: the share of the source that is available.
         known: the name and the domain of the data set that holds the source, if it is not ``data``. If that data set is
-            here without the domain, the weight rows of the head replace it, and the rest of that data set serves as the
-            held-out source images.
+            not here, or without the domain, the weight rows of the head replace it, and the rest of that data set, if
+            there is any, serves as the held-out source images.
         seed: seeds the splits and the head.
     """
 
@@ -209,10 +219,16 @@ class Frozen:
         return asdict(self)
 
     def reads(self) -> tuple[str, ...]:
-        """The names of the data sets that are needed."""
+        """The names of the data sets that are used."""
         if self.known is None:
             return (self.data,)
         return (self.data, self.known[0])
+
+    def needs(self) -> tuple[str, ...]:
+        """The names of the data sets that it cannot do without."""
+        if self.head == "own":
+            return (self.data,)  # the rows of the head can stand in for the source
+        return self.reads()
 
     def reading(self) -> Reading:
         """What decides the cost."""
@@ -244,24 +260,37 @@ class Frozen:
     def _model(self, workspace: Workspace, data: DataSet) -> SourceModel:
         """The encoder with the head that was chosen, not yet fitted."""
         weights = None if self.weights == "pretrained" else workspace.data_dir / self.weights
+        classes = len(data.classes)
+        in_part = self._has_part_of_imagenet(data)
+        if in_part:
+            classes = IMAGENET_CLASSES
         model = build(
             self.encoder,
-            len(data.classes),
+            classes,
             channels=len(data.domains[0].images[0]),
             pretrained=weights is None,
             weights=weights,
         ).eval()
+        if in_part:
+            model = with_part_of_head(model, data.classes).eval()
         if self.head == "mlp":
             model.head = nn.Sequential(nn.Linear(model.dim, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, model.classes))
         elif self.head != "own":
             model.head = nn.Linear(model.dim, model.classes)
         return model
 
+    def _has_part_of_imagenet(self, data: DataSet) -> bool:
+        """Whether the published head is for more classes than the data has, so that only a part of it is needed."""
+        is_published = self.head == "own" and self.weights == "pretrained" and not is_own_encoder(self.encoder)
+        return is_published and self.data in ("imagenet", "imagenet-c") and len(data.classes) < IMAGENET_CLASSES
+
     def _sources(self, workspace: Workspace, data: DataSet) -> list[Domain]:
         """The source domains: one of another data set, or all that are not targets."""
         if self.known is None:
             return [domain for domain in data.domains if domain.name not in self.targets]
         name, domain = self.known
+        if not workspace.sizes(name, self.seed):
+            return []
         other = workspace.data(name, self.seed)
         if self._head_stands_in(workspace):
             return list(other.domains)

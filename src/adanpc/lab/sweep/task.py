@@ -51,6 +51,10 @@ class Task(ABC):
         """The names of the data sets that the task reads."""
         return ()
 
+    def needs(self) -> tuple[str, ...]:
+        """The names of those of them that the task cannot do without."""
+        return self.data()
+
     def missing(self, workspace: Workspace) -> list[str]:
         """The domains that the task needs but that are missing here, each with its data set."""
         return []
@@ -140,6 +144,10 @@ class Adapt(Task):
     def data(self) -> tuple[str, ...]:
         """The data sets of the subject."""
         return self.subject.reads()
+
+    def needs(self) -> tuple[str, ...]:
+        """Those that the subject cannot do without."""
+        return self.subject.needs()
 
     def missing(self, workspace: Workspace) -> list[str]:
         """The domains that the subject needs but that are missing here."""

@@ -31,6 +31,7 @@ from adanpc.lab.sweep.sweep import remaining_seconds
 from adanpc.lab.sweep.task import Task
 from adanpc.lab.tables.scale import SCALES, Scale, length, seconds
 from adanpc.lab.tables.table import Table
+from adanpc.lab.train.registry import find as find_algorithm
 
 CHOICES = "tables.json"
 CHECK = named(  # what the file must look like
@@ -47,7 +48,7 @@ CHECK = named(  # what the file must look like
                 encoder=text,
                 only=listed(text),
             ),
-            where_present(methods=listed(text)),  # files of earlier versions do not have it
+            where_present(methods=listed(text), algorithms=listed(text)),  # files of earlier versions do not have them
         ),
     )
 )
@@ -135,6 +136,14 @@ def check_methods(table: Table, methods: Sequence[str]) -> None:
         raise AdaNPCError(f"{table.name} does not compare methods of your own: omit `method`")
     for name in methods:
         find(name)
+
+
+def check_algorithms(table: Table, algorithms: Sequence[str]) -> None:
+    """Refuses unknown training algorithms, and any if the table does not compare them; imports a user's own classes."""
+    if algorithms and not table.takes_algorithms:
+        raise AdaNPCError(f"{table.name} does not compare training algorithms of your own: omit `algorithm`")
+    for name in algorithms:
+        find_algorithm(name)
 
 
 def _ids(table: Table, encoder: str) -> list[str]:
@@ -226,7 +235,8 @@ def _scale(path: Path, document: Mapping[str, Any]) -> Scale:
         raise RecordsError(f"{path} is damaged (a scale has no {', '.join(unknown)}): {REMEDY}")
     arguments = dict(document)
     arguments["only"] = tuple(document["only"])
-    arguments["methods"] = tuple(document.get("methods", ()))
+    for own in ("methods", "algorithms"):
+        arguments[own] = tuple(document.get(own, ()))
     return Scale(**arguments)
 
 

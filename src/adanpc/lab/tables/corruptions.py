@@ -13,7 +13,7 @@ from adanpc.lab.show.exhibit import Cell, Chart, Sheet, Value, line, value
 from adanpc.lab.sweep.subjects import Extent, Frozen
 from adanpc.lab.sweep.task import Adapt, Task
 from adanpc.lab.tables.scale import Scale
-from adanpc.lab.tables.table import HIDDEN_NOTE, Parts, Results, Table, averages, hidden
+from adanpc.lab.tables.table import HIDDEN_NOTE, Parts, Results, Table, averages, hidden, own_label
 
 
 class Row(NamedTuple):
@@ -107,15 +107,21 @@ def error_cell(results: Results, tasks: Sequence[Adapt]) -> Cell:
     return Cell(value(errors), text=results.reason(tasks[0]))
 
 
+def own_rows(scale: Scale, others: Sequence[Row]) -> list[Row]:
+    """A row for each of the user's own methods, beside other rows."""
+    labels = {row.label for row in others}
+    return [Row(own_label(method, labels), method) for method in scale.methods]
+
+
 def cifar_plan(severity: int, scale: Scale) -> list[Task]:
     """Every method on all fifteen corruptions."""
+    requested = [row for row in CIFAR_ROWS if scale.wants(row.label)]
     # Methods come last, because all of them share a scene, and only the latest scene is kept.
     return [
         task_for(CIFAR, row, corruption, severity, scale, seed)
         for corruption in CORRUPTIONS
         for seed in range(scale.seeds)
-        for row in CIFAR_ROWS
-        if scale.wants(row.label)
+        for row in (*requested, *own_rows(scale, CIFAR_ROWS))
     ]
 
 
@@ -136,19 +142,20 @@ def _mean_error(results: Results, row: Row, severity: int) -> Value | None:
 def cifar(severity: int, results: Results) -> tuple[Parts, list[str]]:
     """The errors by corruption and their mean, as a sheet and a chart."""
     scale = results.scale
+    compared = (*CIFAR_ROWS, *own_rows(scale, CIFAR_ROWS))
     rows = []
     for corruption in CORRUPTIONS:
         cells = []
-        for row in CIFAR_ROWS:
+        for row in compared:
             tasks = [task_for(CIFAR, row, corruption, severity, scale, seed) for seed in range(scale.seeds)]
             cells.append(error_cell(results, tasks))
         rows.append((corruption, tuple(cells)))
-    means = [_mean_error(results, row, severity) for row in CIFAR_ROWS]
+    means = [_mean_error(results, row, severity) for row in compared]
     rows.append(("mean", tuple(Cell(mean) for mean in means)))
-    headings = tuple(row.label for row in CIFAR_ROWS)
+    headings = tuple(row.label for row in compared)
     name = f"CIFAR-10-C at severity {severity}"
     sheet = Sheet(name, headings, tuple(rows), "error in %", "")
-    beside = hidden(results, name, {row.label: _by_seed(scale, row, severity) for row in CIFAR_ROWS})
+    beside = hidden(results, name, {row.label: _by_seed(scale, row, severity) for row in compared})
     bars = line("mean error", headings, means)
     chart = Chart(f"{name}, mean of fifteen corruptions", "method", "error in %", (bars,), "bar")
     note = "The paper prints no numbers for its CIFAR-10-C figures, and uses Wide ResNets 40-2 and 28-10."
@@ -170,6 +177,7 @@ TABLES = [
             ("cifar-10", "cifar-10-c"),
             uses=("seeds", "images"),
             rows=tuple(row.label for row in CIFAR_ROWS),
+            takes_methods=True,
         )
         for severity in (5, 1)
     ),

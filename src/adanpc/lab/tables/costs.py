@@ -13,7 +13,7 @@ from adanpc.lab.sweep.task import Task
 from adanpc.lab.sweep.timing import Timing
 from adanpc.lab.tables.methods import settings
 from adanpc.lab.tables.scale import Scale
-from adanpc.lab.tables.table import BENCHMARKS, Parts, Results, Table, benchmarks_in, printed, remarks
+from adanpc.lab.tables.table import BENCHMARKS, Parts, Results, Row, Table, benchmarks_in, printed, remarks
 
 TIMED = tuple(benchmark.data for benchmark in benchmarks_in("inference-time"))
 IMAGES = {32: 64, 1: 8}  # in a round, by batch size
@@ -59,16 +59,27 @@ def times(results: Results) -> tuple[Parts, list[str]]:
     headings = tuple(BENCHMARKS[data].title for data in TIMED)
     sheets = []
     for batch, quantities in SHOWN.items():
-        methods = {data: _methods(results, data, batch) for data in TIMED}
+        measured = {data: _methods(results, data, batch) for data in TIMED}
         for quantity in quantities:
-            rows = []
-            for method in ADAPTERS:
-                cells = tuple(_cell(methods[data], data, method, quantity) for data in TIMED)
-                if any(cell.ours for cell in cells):
-                    rows.append((method, cells))
+            rows = _rows(measured, quantity)
             title = f"{quantity.title}, batches of {batch}"
-            sheets.append(Sheet(title, headings, tuple(rows), quantity.unit, "low", quantity.decimals))
+            sheets.append(Sheet(title, headings, rows, quantity.unit, "low", quantity.decimals))
     return tuple(sheets), remarks("inference-time")
+
+
+def _rows(measured: Mapping[str, Mapping[str, Any]], quantity: Quantity) -> tuple[Row, ...]:
+    """A row for each method that was measured on a data set: the quantity on all of them.
+
+    Args:
+        measured: for each data set, what was measured for each method.
+        quantity: what to show.
+    """
+    rows = []
+    for method in ADAPTERS:
+        cells = tuple(_cell(measured[data], data, method, quantity) for data in TIMED)
+        if any(cell.ours for cell in cells):
+            rows.append((method, cells))
+    return tuple(rows)
 
 
 def _methods(results: Results, data: str, batch: int) -> Mapping[str, Any]:

@@ -6,11 +6,21 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from adanpc.lab.show.exhibit import Cell, Chart, Sheet, Value, line
+from adanpc.lab.show.exhibit import Cell, Chart, Sheet, line
 from adanpc.lab.sweep.subjects import Extent, Frozen
 from adanpc.lab.sweep.task import Adapt, Task
 from adanpc.lab.tables.scale import Scale
-from adanpc.lab.tables.table import BENCHMARKS, Benchmark, Parts, Results, Row, Table, averages
+from adanpc.lab.tables.table import (
+    BENCHMARKS,
+    HIDDEN_NOTE,
+    Benchmark,
+    Parts,
+    Results,
+    Row,
+    Table,
+    averages,
+    hidden,
+)
 
 Head = Literal["own", "untrained", "linear", "mlp"]
 
@@ -68,16 +78,16 @@ def task_for(benchmark: Benchmark, scale: Scale, question: Question, target: str
     return Adapt(subject, answerer.method, settings=answerer.settings, extent=extent, seed=seed)
 
 
-def over_targets(results: Results, benchmark: Benchmark, question: Question) -> tuple[list[Value | None], Value | None]:
-    """The accuracy on each target, and the mean over targets; each over seeds."""
+def by_seed(benchmark: Benchmark, scale: Scale, question: Question) -> list[list[Adapt]]:
+    """For each seed, the tasks of one way to answer on every target."""
     tasks = []
-    for seed in range(results.scale.seeds):
-        tasks.append([task_for(benchmark, results.scale, question, target, seed) for target in benchmark.domains])
-    return averages(results, tasks)
+    for seed in range(scale.seeds):
+        tasks.append([task_for(benchmark, scale, question, target, seed) for target in benchmark.domains])
+    return tasks
 
 
 def _mean(results: Results, benchmark: Benchmark, question: Question) -> Cell:
-    _, mean = over_targets(results, benchmark, question)
+    _, mean = averages(results, by_seed(benchmark, results.scale, question))
     return Cell(mean)
 
 
@@ -99,23 +109,28 @@ def encoders_plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
 
 
 def encoders(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
-    """A sheet of averages over targets, and one with each target, for the encoders that were run."""
+    """For the encoders that were run, sheets of averages over targets, of each target, and of what averages hide."""
     means: list[Row] = []
     details: list[Row] = []
+    by_label = {}
     for encoder in ENCODERS:
         row = []
         for name, answerer in ANSWERERS.items():
-            each, mean = over_targets(results, benchmark, Question(encoder, answerer))
+            label = f"{encoder}, {name}"
+            tasks = by_seed(benchmark, results.scale, Question(encoder, answerer))
+            by_label[label] = tasks
+            each, mean = averages(results, tasks)
             row.append(Cell(mean))
             if mean:
-                details.append((f"{encoder}, {name}", tuple(Cell(ours) for ours in (*each, mean))))
+                details.append((label, tuple(Cell(ours) for ours in (*each, mean))))
         if any(cell.ours for cell in row):
             means.append((encoder, tuple(row)))
     title = f"{benchmark.title} without fine-tuning"
     return (
         Sheet(f"{title}: average over targets", tuple(ANSWERERS), tuple(means), best=""),
         Sheet(f"{title}: each target", (*benchmark.domains, "average"), tuple(details)),
-    ), [NOTE]
+        hidden(results, title, by_label),
+    ), [NOTE, HIDDEN_NOTE]
 
 
 def _vote_of(scale: Scale, name: str, k: int) -> Question:

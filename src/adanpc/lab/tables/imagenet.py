@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from adanpc.lab.adapt import ADAPTERS
+from adanpc.lab.adapt import ADAPTERS, find
 from adanpc.lab.data.corrupted import title
 from adanpc.lab.data.corruptions import CORRUPTIONS
 from adanpc.lab.show.exhibit import Cell, Sheet
 from adanpc.lab.sweep.task import Adapt, Task
-from adanpc.lab.tables.corruptions import REFRESHED, Corrupted, Row, bank_notes, error_cell, extent_of, task_on
+from adanpc.lab.tables.corruptions import (
+    REFRESHED,
+    Corrupted,
+    Row,
+    bank_notes,
+    error_cell,
+    extent_of,
+    own_rows,
+    task_on,
+)
 from adanpc.lab.tables.methods import PASSES, affordable
 from adanpc.lab.tables.scale import Scale
 from adanpc.lab.tables.table import HIDDEN_NOTE, Parts, Results, Table, averages, hidden, printed, remarks
@@ -87,7 +96,7 @@ def task_for(row: Row, corruption: str, scale: Scale, seed: int) -> Adapt:
 
 def _effort(row: Row) -> tuple[bool, int]:
     """A sort key from quick to slow: methods that see features come first, then those with few views of an image."""
-    method = ADAPTERS[row.method]
+    method = find(row.method)
     return method.sees == "images", method.passes
 
 
@@ -97,6 +106,7 @@ def plan(scale: Scale) -> list[Task]:
     for half in ONE_BY_ONE.values():
         rows += half
     wanted = [row for row in rows if row.method and scale.wants(row.label)]
+    wanted += own_rows(scale, rows)
     wanted.sort(key=_effort)
     corruptions = sorted(CORRUPTIONS, key=lambda corruption: corruption not in BLURS.values())
     tasks: list[Task] = []
@@ -113,7 +123,7 @@ def show(results: Results) -> tuple[Parts, list[str]]:
     for group, rows in ONE_BY_ONE.items():
         sheets.append(_blurs(results, "imagenet-c-batch-1", group, rows, f"one by one, {group}"))
     shown = {
-        "batches of 32": [*ROWS, *OTHERS],
+        "batches of 32": [*ROWS, *OTHERS, *own_rows(results.scale, [*ROWS, *OTHERS])],
         "one by one": _each_once([*ONE_BY_ONE.values(), OTHERS_ONE_BY_ONE]),
     }
     for about, methods in shown.items():
@@ -189,5 +199,6 @@ TABLES = [
         ("imagenet", "imagenet-c"),
         uses=("seeds", "images"),
         rows=tuple(dict.fromkeys(row.label for row in (*ROWS, *OTHERS) if row.method)),
+        takes_methods=True,
     ),
 ]

@@ -59,6 +59,10 @@ RECALLED = 300  # source images
 FOREIGN: tuple[Foreign, ...] = ("noise", "digits", "unknown class")
 GROUPS = (*ENCODERS, "rotated-mnist", *(f"cifar-10-c-{severity}" for severity in SEVERITIES), "foreign", "attacks")
 ALLOWED = 0.5  # points that a cell may be below the frozen vote
+FOREIGN_IN_WORDS = (
+    "foreign that joined the bank; that voted: had any part in the answer to a later query; "
+    "that decided: without that row alone, such an answer would have been another."
+)
 
 
 class Place(NamedTuple):
@@ -365,6 +369,7 @@ def _foreign(results: Results) -> Sheet:
         "native answers changed",
         "foreign that joined",
         "foreign that voted",
+        "foreign that decided",
         "AUROC of novelty",
         "foreign called so",
         "native called foreign",
@@ -394,7 +399,7 @@ def _on_every_target(results: Results, task_for: Callable[..., Task]) -> list[Re
 
 
 def _share_of_foreign(record: Record, what: str) -> float | None:
-    count = record[what]
+    count = record.get(what)  # records of an earlier version may be without it
     if count is None or not record["foreign"]:  # of a small target, an unknown class may have no images
         return None
     return 100 * float(count) / float(record["foreign"])
@@ -411,6 +416,7 @@ _FOREIGN_MEASURES: tuple[Measure, ...] = (
     lambda record: record["changed"],
     lambda record: _share_of_foreign(record, "voters"),
     lambda record: _share_of_foreign(record, "influential"),
+    lambda record: _share_of_foreign(record, "decisive"),
     lambda record: _novelty(record, "auroc"),
     lambda record: _novelty(record, "foreign"),
     lambda record: _novelty(record, "native"),
@@ -449,6 +455,7 @@ def _notes(results: Results, found: Sequence[Place]) -> list[str]:
     notes = [
         "frozen vote: 25 neighbors on raw features. transform: the preset safe with nothing learned from the stream.",
         "reset, ASR and PeTTA: the paper's rule with a way back to the source, see docs/methods.md.",
+        FOREIGN_IN_WORDS,
     ]
     accuracy = VIEWS[0]
     for column in (SAFE, "safe, mixed", TRANSFORM):

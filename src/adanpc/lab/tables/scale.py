@@ -29,6 +29,7 @@ class Scale:
         encoder: an encoder to use for photos instead of the paper's.
         only: the rows to make; empty means all.
         methods: a user's own methods, or those of installed packages, as further rows of tables that compare methods.
+        algorithms: the same for training algorithms, in tables that compare these.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Scale:
     encoder: str = ""
     only: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = ()
 
     def spec(self, data: str, targets: tuple[str, ...], algorithm: str, seed: int = 0, trial: int = 0) -> Spec:
         """The training of one trial at this scale; for photos, BatchNorm statistics are frozen, as in DomainBed."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from adanpc.lab.adapt import ADAPTERS
+from adanpc.lab.adapt import ADAPTERS, find
 from adanpc.lab.show.exhibit import Cell, Chart, Sheet, Value, line, value
 from adanpc.lab.sweep.subjects import ALL, Extent, Trained
 from adanpc.lab.sweep.task import Adapt, Task
@@ -22,6 +22,7 @@ from adanpc.lab.tables.table import (
     Row,
     Table,
     hidden,
+    own_label,
     printed,
     remarks,
 )
@@ -43,34 +44,40 @@ class Setup(NamedTuple):
 def task_for(benchmark: Benchmark, scale: Scale, setup: Setup, seed: int) -> Adapt:
     """The task of a method on all domains but the first, on which its model is trained."""
     algorithm = "erm"
-    if ADAPTERS[setup.method].needs_rotation_head:
+    if find(setup.method).needs_rotation_head:
         algorithm = "rotation"
     subject = Trained(scale.spec(benchmark.data, benchmark.domains[1:], algorithm, seed))
     own = settings(setup.method, benchmark.data)
     return Adapt(subject, setup.method, setup.batch, "successive", own, setup.extent, seed)
 
 
+def methods_of(scale: Scale) -> tuple[str, ...]:
+    """All methods of the library, and the user's own."""
+    return (*ADAPTERS, *scale.methods)
+
+
 def _on_some_images(method: str, batch: int, scale: Scale) -> Setup:
     return Setup(method, batch, limited(method, scale))
 
 
-def _on_all_images() -> list[Setup]:
+def _on_all_images(scale: Scale) -> list[Setup]:
     """The methods that see features, which are fast enough to answer every image."""
-    return [Setup(name, ALL_IMAGES_BATCH, ALL) for name, method in ADAPTERS.items() if method.sees == "features"]
+    return [Setup(name, ALL_IMAGES_BATCH, ALL) for name in methods_of(scale) if find(name).sees == "features"]
 
 
 def _batches(method: str) -> tuple[int, ...]:
     """The batch sizes that make a difference to a method."""
-    if ADAPTERS[method].one_by_one:  # it answers one by one in any case
+    if find(method).one_by_one:  # it answers one by one in any case
         return BATCHES[:1]
     return BATCHES
 
 
 def plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
     """Every method on some images, one by one, in pairs and in batches; methods that see features also on all."""
-    setups = [_on_some_images(method, batch, scale) for method in ADAPTERS for batch in _batches(method)]
-    setups += _on_all_images()
-    requested = [setup for setup in setups if scale.wants(setup.method)]
+    methods = methods_of(scale)
+    setups = [_on_some_images(method, batch, scale) for method in methods for batch in _batches(method)]
+    setups += _on_all_images(scale)
+    requested = [setup for setup in setups if setup.method in scale.methods or scale.wants(setup.method)]
     tasks: list[Task] = []
     for seed in range(scale.seeds):
         tasks += [task_for(benchmark, scale, setup, seed) for setup in requested]
@@ -81,16 +88,16 @@ def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
     """Sheets and charts of the accuracy on each domain as it arrives, and on the source after each."""
     scale = results.scale
     title = f"all images, batches of {ALL_IMAGES_BATCH}, methods that see features"
-    on_all = _sheets(benchmark, results, _on_all_images(), title)
+    on_all = _sheets(benchmark, results, _on_all_images(scale), title)
     charts = [chart for chart in map(_chart, on_all) if chart is not None]
-    parts = [_hidden(benchmark, results, _on_all_images(), title)]
-    fast = [method for method in ADAPTERS if not is_slow(method)]
+    parts = [_hidden(benchmark, results, _on_all_images(scale), title)]
+    fast = [method for method in methods_of(scale) if not is_slow(method)]
     for batch in BATCHES:
         setups = [_on_some_images(method, batch, scale) for method in fast]
         about = f"{how_many('source', scale)}, batches of {batch}"
         parts += _sheets(benchmark, results, setups, about)
         parts.append(_hidden(benchmark, results, setups, about))
-    slow = [method for method in ADAPTERS if is_slow(method)]
+    slow = [method for method in methods_of(scale) if is_slow(method)]
     setups = [_on_some_images(method, batch, scale) for method in slow for batch in _batches(method)]
     about = "methods that look at many copies of each image"
     parts += _sheets(benchmark, results, setups, about)
@@ -110,11 +117,6 @@ def _hidden(benchmark: Benchmark, results: Results, setups: Sequence[Setup], tit
 def _sheets(benchmark: Benchmark, results: Results, setups: Sequence[Setup], title: str) -> tuple[Sheet, Sheet]:
     """One sheet of the accuracy on each domain, and one of the accuracy on the source; a row per setup."""
     first, *others = benchmark.domains
-    table = f"reval-{benchmark.data}"
-    columns = ("before", *others)
-    paper_columns = columns
-    if table in paper.tables():
-        paper_columns = paper.columns(table)[:-1]  # the last is an average
     on_arrival: list[Row] = []
     on_source: list[Row] = []
     for setup in setups:
@@ -123,22 +125,36 @@ def _sheets(benchmark: Benchmark, results: Results, setups: Sequence[Setup], tit
         reason = results.reason(tasks[0])
         label = _label(setup, results.scale)
         if records:
-            theirs = [printed(table, "all", ADAPTERS[setup.method].in_paper, column) for column in paper_columns]
             on_arrival.append((label, tuple(Cell(ours) for ours in _arrival_values(records, others))))
+            theirs = _printed_on_source(benchmark, setup.method)
             on_source.append((label, tuple(map(Cell, _source_values(records, others), theirs))))
         elif reason:
             on_arrival.append((label, tuple(Cell(text=reason) for _ in (*others, "average"))))
     return (
         Sheet(f"Accuracy on each domain as it arrives: {title}", (*others, "average"), tuple(on_arrival)),
-        Sheet(f"Accuracy on held-out images of {first} after each domain: {title}", columns, tuple(on_source)),
+        Sheet(
+            f"Accuracy on held-out images of {first} after each domain: {title}", ("before", *others), tuple(on_source)
+        ),
     )
+
+
+def _printed_on_source(benchmark: Benchmark, method: str) -> list[Value | None]:
+    """The paper's accuracies on the source, before the stream and after each domain; None where it prints none."""
+    table = f"reval-{benchmark.data}"
+    columns = ("before", *benchmark.domains[1:])
+    if table in paper.tables():
+        columns = paper.columns(table)[:-1]  # the last is an average
+    return [printed(table, "all", find(method).in_paper, column) for column in columns]
 
 
 def _label(setup: Setup, scale: Scale) -> str:
     """The label of a row: the method and, for slow ones, whose numbers of images differ, that number."""
+    label = setup.method
+    if label not in ADAPTERS:
+        label = own_label(label, ADAPTERS)
     if is_slow(setup.method):
-        return f"{setup.method}, {how_many(setup.method, scale)}, batches of {setup.batch}"
-    return setup.method
+        return f"{label}, {how_many(setup.method, scale)}, batches of {setup.batch}"
+    return label
 
 
 def _arrival_values(records: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Value | None]:
@@ -163,11 +179,11 @@ def _over_records(numbers: Sequence[dict[str, Any]], name: str) -> Value | None:
 
 
 def _chart(sheet: Sheet) -> Chart | None:
-    """A line chart of the sheet, with the methods of the paper and a few more; None if there are none."""
+    """A line chart of the sheet, with the methods of the paper, a few more, and the user's own; None without any."""
     columns = tuple(column for column in sheet.columns if column != "average")
     series = []
     for label, cells in sheet.rows:
-        if label in IN_CHARTS or ADAPTERS[label].in_paper:
+        if label in IN_CHARTS or label not in ADAPTERS or ADAPTERS[label].in_paper:
             series.append(line(label, columns, [cell.ours for cell in cells[: len(columns)]]))
     return Chart(sheet.title, "domain", sheet.unit, tuple(series)) if series else None
 
@@ -183,6 +199,7 @@ TABLES = [
         partial(show, BENCHMARKS[data]),
         (data,),
         rows=tuple(ADAPTERS),
+        takes_methods=True,
     )
     for data in DATA
 ]

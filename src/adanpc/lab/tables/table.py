@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 from typing import Any, NamedTuple
 
 from adanpc.lab.data.digits import ANGLES
 from adanpc.lab.data.folders import DOMAIN_NET, PACS, TERRA_INCOGNITA, VLCS, Layout
-from adanpc.lab.show.exhibit import Cell, Chart, Exhibit, Gallery, Sheet, Value, value
+from adanpc.lab.own import split_name
+from adanpc.lab.show.exhibit import Cell, Chart, Exhibit, Gallery, Series, Sheet, Value, value
 from adanpc.lab.sweep.records import Records
 from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.task import Task
@@ -127,6 +128,7 @@ class Table:
         uses: the sizes of a scale that matter to this table.
         rows: the rows that can be made alone; empty if the table is always made as a whole.
         takes_methods: whether a user's own methods can be further rows.
+        takes_algorithms: whether a user's own training algorithms can be.
     """
 
     name: str
@@ -140,11 +142,12 @@ class Table:
     uses: tuple[str, ...] = ("steps", "batch", "seeds", "images")
     rows: tuple[str, ...] = ()
     takes_methods: bool = False
+    takes_algorithms: bool = False
 
     def on_present_data(self, scale: Scale, absent: Sequence[str]) -> list[Task]:
-        """The tasks at a scale that read none of the absent data sets."""
+        """The tasks at a scale that need none of the absent data sets."""
         tasks = self.plan(scale)
-        return [task for task in tasks if set(absent).isdisjoint(task.data())]
+        return [task for task in tasks if set(absent).isdisjoint(task.needs())]
 
     def exhibit(self, results: Results) -> Exhibit:
         """Everything that the records show so far."""
@@ -164,6 +167,18 @@ class Table:
 
     def _cautions(self, results: Results) -> list[str]:
         """Notes on the data, on what is missing or damaged, and on what was refused."""
+        tasks = {task.id: task for task in self.on_present_data(results.scale, results.absent)}
+        pending = [task for task in tasks.values() if task not in results.records]
+        notes = self._notes_on_data(results, pending)
+        if pending:
+            notes.append(f"{len(pending)} of {len(tasks)} tasks have no record yet.")
+        damaged = results.records.damaged
+        if damaged:
+            notes.append(f"{damaged} lines of {results.records.path.name} are damaged and skipped.")
+        return notes + _refusals(results, tasks.values())
+
+    def _notes_on_data(self, results: Results, pending: Sequence[Task]) -> list[str]:
+        """Cautions about the data sets, and which sets and domains are missing; ``pending`` tasks have no record."""
         notes = []
         for name in self.data:
             if name not in results.absent:
@@ -172,17 +187,10 @@ class Table:
                     notes.append(f"{name}: {notice}")
         for name in results.absent:
             notes.append(f"{name} is not in the data's folder, or not all of it, so nothing is run on it.")
-        tasks = {task.id: task for task in self.on_present_data(results.scale, results.absent)}
-        pending = [task for task in tasks.values() if task not in results.records]
         not_here = results.not_here(pending)
         if not_here:
             notes.append(f"Not in the data's folder, so nothing is run on it: {', '.join(not_here)}.")
-        if pending:
-            notes.append(f"{len(pending)} of {len(tasks)} tasks have no record yet.")
-        damaged = results.records.damaged
-        if damaged:
-            notes.append(f"{damaged} lines of {results.records.path.name} are damaged and skipped.")
-        return notes + _refusals(results, tasks.values())
+        return notes
 
 
 def _without_empty(parts: Parts) -> Parts:
@@ -190,19 +198,26 @@ def _without_empty(parts: Parts) -> Parts:
     kept: list[Sheet | Chart | Gallery] = []
     for part in parts:
         if isinstance(part, Sheet):
-            rows = []
-            for label, cells in part.rows:
-                if any(cell.ours or cell.text for cell in cells):
-                    rows.append((label, cells))
-            if rows:
-                kept.append(replace(part, rows=tuple(rows)))
+            part = replace(part, rows=_rows_with_numbers(part))
+            if part.rows:
+                kept.append(part)
         elif isinstance(part, Chart):
-            series = tuple(line for line in part.series if not all(isnan(y) for y in line.y))
-            if series:
-                kept.append(replace(part, series=series))
+            part = replace(part, series=_lines_with_numbers(part))
+            if part.series:
+                kept.append(part)
         else:
             kept.append(part)
     return tuple(kept)
+
+
+def _rows_with_numbers(sheet: Sheet) -> tuple[Row, ...]:
+    """The rows of a sheet in which a cell has a number of ours, or a text."""
+    return tuple(row for row in sheet.rows if any(cell.ours or cell.text for cell in row[1]))
+
+
+def _lines_with_numbers(chart: Chart) -> tuple[Series, ...]:
+    """The lines of a chart that have a point."""
+    return tuple(line for line in chart.series if not all(isnan(y) for y in line.y))
 
 
 def _refusals(results: Results, tasks: Iterable[Task]) -> list[str]:
@@ -213,6 +228,12 @@ def _refusals(results: Results, tasks: Iterable[Task]) -> list[str]:
         if record is not None and "error" in record:
             reasons[record["error"]] = None
     return [f"Refused: {reason}" for reason in reasons]
+
+
+def own_label(name: str, taken: Collection[str]) -> str:
+    """What the row of a class of the user's own is called: by the class alone, unless another row has that label."""
+    _, label = split_name(name)
+    return name if label in taken else label
 
 
 def printed(table: str, group: str, row: str, column: str) -> Value | None:
@@ -241,14 +262,17 @@ def averages(results: Results, tasks: Sequence[Sequence[Task]]) -> tuple[list[Va
         results: the records.
         tasks: for each seed, one task per target.
     """
-    accuracies = [[_average(results.of(task)) for task in seed] for seed in tasks]
+    accuracies = [[number_in(results.of(task), "average") for task in seed] for seed in tasks]
     each = [over_seeds(target) for target in zip(*accuracies, strict=True)]
     mean = over_seeds([mean_of(seed) for seed in accuracies])
     return each, mean
 
 
-def _average(record: Mapping[str, Any] | None) -> float | None:
-    return None if record is None else float(record["average"])
+def number_in(record: Mapping[str, Any] | None, field: str) -> float | None:
+    """A number in a record; None if there is no record, or if it lacks the number, as in earlier versions."""
+    if record is None or record.get(field) is None:
+        return None
+    return float(record[field])
 
 
 def mean_of(numbers: Sequence[float | None]) -> float | None:
@@ -286,24 +310,23 @@ def hidden(results: Results, title: str, rows: Mapping[str, Sequence[Sequence[Ta
         title: the title of the sheet.
         rows: for each label and each seed, one task per target.
     """
-    shown = []
+    records = {}
     for label, tasks in rows.items():
+        records[label] = [[results.of(task) for task in of_seed] for of_seed in tasks]
+    return hidden_in(title, records)
+
+
+def hidden_in(title: str, rows: Mapping[str, Sequence[Sequence[Mapping[str, Any] | None]]]) -> Sheet:
+    """The sheet of ``hidden``, given for each label and each seed one record per target, None where there is none."""
+    shown = []
+    for label, records in rows.items():
         line = []
         for field in HIDDEN.values():
-            means = []
-            for of_seed in tasks:
-                means.append(mean_of([_field(results.of(task), field) for task in of_seed]))
+            means = [mean_of([number_in(record, field) for record in of_seed]) for of_seed in records]
             line.append(Cell(over_seeds(means)))
         if any(cell.ours for cell in line):
             shown.append((label, tuple(line)))
     return Sheet(f"{title}: what the mean hides", tuple(HIDDEN), tuple(shown), "%", "")
-
-
-def _field(record: Mapping[str, Any] | None, field: str) -> float | None:
-    """A number in a record; None if it is missing, as in records of earlier versions."""
-    if record is None or record.get(field) is None:
-        return None
-    return float(record[field])
 
 
 def cells(ours: Mapping[str, Value | None], theirs: Mapping[str, Value | None]) -> tuple[Cell, ...]:

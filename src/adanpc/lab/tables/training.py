@@ -14,12 +14,14 @@ from adanpc.lab.tables import paper
 from adanpc.lab.tables.scale import Scale
 from adanpc.lab.tables.table import (
     BENCHMARKS,
+    HIDDEN_NOTE,
     Benchmark,
     Parts,
     Results,
     Table,
     averages,
     cells,
+    hidden,
     over_seeds,
     printed,
     remarks,
@@ -107,20 +109,23 @@ def plan(benchmark: Benchmark, rows: Sequence[Row], scale: Scale) -> list[Task]:
 
 
 def show(name: str, benchmark: Benchmark, rows: Sequence[Row], results: Results) -> tuple[Parts, list[str]]:
-    """A sheet of rows by targets."""
+    """A sheet of rows by targets, and one of what their means hide."""
     scale = results.scale
     headings = paper.columns(name)
     shown = []
+    by_row = {}
     for row in rows:
         tasks = []
         for seed in range(scale.seeds):
             tasks.append([task_for(benchmark, scale, row, target, seed) for target in benchmark.domains])
+        by_row[row.label] = tasks
         each, mean = averages(results, tasks)
         ours = dict(zip(headings, [*each, mean], strict=True))
         theirs = {heading: printed(name, row.group, row.printed, heading) for heading in headings}
         if any(ours.values()) or not scale.only:
             shown.append((row.label, cells(ours, theirs)))
-    return (Sheet(benchmark.title, headings, tuple(shown)),), remarks(name)
+    sheet = Sheet(benchmark.title, headings, tuple(shown))
+    return (sheet, hidden(results, benchmark.title, by_row)), [*remarks(name), HIDDEN_NOTE]
 
 
 def curve_steps(scale: Scale) -> list[int]:

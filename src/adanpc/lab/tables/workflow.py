@@ -25,6 +25,7 @@ from adanpc.lab.tables.choice import (
     MadeFrom,
     Request,
     available,
+    check_algorithms,
     check_methods,
     check_rows,
     choices,
@@ -36,6 +37,7 @@ from adanpc.lab.tables.registry import TABLES, table_of
 from adanpc.lab.tables.scale import Scale
 from adanpc.lab.tables.table import Results, Table
 from adanpc.lab.train.process_group import known_device
+from adanpc.lab.train.registry import UntrustedAlgorithmError, known
 
 SMALLEST = {"steps": 1, "images": 5, "trials": 1, "seeds": 1}  # 5 images, because one in five is held out
 
@@ -49,6 +51,7 @@ def make(
     budget: str = "",
     only: Sequence[str] = (),
     methods: Sequence[str] = (),
+    algorithms: Sequence[str] = (),
     encoder: str = "",
     steps: int | None = None,
     images: int | None = None,
@@ -73,6 +76,7 @@ def make(
         budget: instead of a scale, a time such as 30m or 2h: the largest scale that fits is used.
         only: the rows to make; by default all.
         methods: your own methods, as further rows of a table that compares methods; their code is executed.
+        algorithms: your own training algorithms, as further rows of a table that compares these, in the same way.
         encoder: an encoder to use for photos instead of the paper's.
         steps: training steps, instead of the scale's.
         images: the most images of each domain, instead of the scale's.
@@ -89,6 +93,7 @@ def make(
         find_encoder(encoder)
     check_rows(table, only, encoder)
     check_methods(table, methods)
+    check_algorithms(table, algorithms)
     sizes = _checked_sizes(steps=steps, images=images, trials=trials, seeds=seeds)
     if encoder:
         sizes["encoder"] = encoder
@@ -96,6 +101,8 @@ def make(
         sizes["only"] = tuple(only)
     if methods:
         sizes["methods"] = tuple(methods)
+    if algorithms:
+        sizes["algorithms"] = tuple(algorithms)
     request = Request(budget, scale, sizes)
     request.check()
     workspace = Workspace(Path(data_dir), Path(out), known_device(device))
@@ -104,8 +111,9 @@ def make(
         processes = 1
         ray = ""
     absent = absent_data(table, workspace)
-    if table.data and len(absent) == len(table.data):
-        workspace.data(table.data[0], 0)  # raises the error that says where the data is published
+    if not available(table, request.sized("least"), workspace, absent):
+        for data in absent:
+            workspace.data(data, 0)  # raises the error that says where the data is published
     estimate = choose(table, request, workspace, processes, absent)
     notify(describe(table, estimate, budget, processes))
     consent(estimate)
@@ -175,7 +183,7 @@ def exhibits(workspace: Workspace, *, where_made: bool = False) -> list[Exhibit]
 
 
 def _check_trusted(choice: Choice, folder: Path) -> None:
-    """Refuses an encoder or method that only a file names and that is not part of adanpc: planning would execute it."""
+    """Refuses code that only a file names and that is not part of adanpc: planning would execute it."""
     try:
         check_named(choice.scale.encoder)
     except UntrustedCodeError:
@@ -183,6 +191,11 @@ def _check_trusted(choice: Choice, folder: Path) -> None:
     for method in choice.scale.methods:
         if not is_named(method):
             raise _untrusted(folder, "method", method)
+    for algorithm in choice.scale.algorithms:
+        try:
+            known(algorithm)
+        except UntrustedAlgorithmError:
+            raise _untrusted(folder, "algorithm", algorithm) from None
 
 
 def _untrusted(folder: Path, what: str, name: str) -> AdaNPCError:

@@ -203,8 +203,8 @@ class Trainer:
         """Evaluates, writes a record, and saves the model if it is the best so far on held-out source data."""
         means = {name: value for name, value in self.sums.items() if name != "steps"}
         vote = self.algorithm.source_vote(self._source_samples)
-        small_parts = {name: parts.small for name, parts in self.parts.items()}
-        held_out, held_out_by_head = self._accuracies(small_parts, vote)
+        held_out_parts = {name: parts.small for name, parts in self.parts.items()}
+        held_out, held_out_by_head = self._accuracies(held_out_parts, vote)
         source = [value for name, value in held_out.items() if name not in self.spec.targets]
         source_accuracy = sum(source) / len(source)
         self.progress_note = f", accuracy on held-out source {source_accuracy:.1f} %"
@@ -218,11 +218,7 @@ class Trainer:
         if vote is not None:
             entry["held_out_by_head"] = held_out_by_head
         if self.algorithm.step == self.spec.steps:
-            large_parts = {name: self.parts[name].large for name in self.spec.targets}
-            target, target_by_head = self._accuracies(large_parts, vote)
-            entry["target"] = target
-            if vote is not None:
-                entry["target_by_head"] = target_by_head
+            entry.update(self._on_targets(vote))
         self.run.record(entry)
         if source_accuracy > self.best_accuracy:
             self.run.save(BEST, {"algorithm": self.algorithm.checkpoint()})
@@ -230,6 +226,14 @@ class Trainer:
         self.sums = {}  # if training is saved from here on, this evaluation will not be repeated
         if board is not None:
             self._show(board, means, held_out)
+
+    def _on_targets(self, vote: AdaNPC | None) -> dict[str, dict[str, float]]:
+        """Returns what only the last record has: the accuracies on the larger part of each target."""
+        rest = {name: self.parts[name].large for name in self.spec.targets}
+        target, target_by_head = self._accuracies(rest, vote)
+        if vote is None:
+            return {"target": target}
+        return {"target": target, "target_by_head": target_by_head}
 
     def _accuracies(
         self, domains: Mapping[str, Domain], vote: AdaNPC | None

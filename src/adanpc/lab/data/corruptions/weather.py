@@ -109,7 +109,8 @@ def _relief(wet: NDArray[np.bool_]) -> Array:
     if not outline.any():
         return np.zeros(wet.shape)
     distance = np.minimum(distance_transform_edt(~outline), FARTHEST)
-    levels = np.floor(uniform_filter(distance, 3, mode="mirror") + 1e-6).astype(int)
+    means = uniform_filter(distance, 3, mode="mirror")
+    levels = np.floor(means + 1e-6).astype(int)  # a rounding error must not cost a whole level
     lit = np.clip(correlate(_equalize(levels), LIGHT, mode="mirror"), 0, 255)
     relief: Array = np.rint(uniform_filter(lit, 3, mode="mirror"))
     return relief
