@@ -37,9 +37,9 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes of few rows already, in several blocks and spans."""
-    monkeypatch.setattr(progressive, "LEAST", 24)
-    monkeypatch.setattr(progressive, "MANY", 1)
-    monkeypatch.setattr(progressive, "FIRST", 8)
+    monkeypatch.setattr(progressive, "ROWS_FOR_CODES", 24)
+    monkeypatch.setattr(progressive, "ROWS_PER_WANTED", 1)
+    monkeypatch.setattr(progressive, "LEAST_REREAD", 8)
     monkeypatch.setattr(progressive, "SPAN", 32)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
 
@@ -205,7 +205,7 @@ def test_an_audit_leaves_hidden_slots_alone_because_they_may_get_other_rows_mean
 
 
 def test_more_neighbors_than_a_search_by_codes_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progressive, "MANY", 8)
+    monkeypatch.setattr(progressive, "ROWS_PER_WANTED", 8)
     original = classifier()
     save(original, tmp_path / "bank")
     opened = load(tmp_path / "bank", lazy_rows=True)

@@ -353,8 +353,8 @@ def blocks(language: str) -> list[str]:
 
 
 def test_a_bank_with_codes_comes_back_in_mid_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progressive, "LEAST", 16)
-    monkeypatch.setattr(progressive, "MANY", 1)
+    monkeypatch.setattr(progressive, "ROWS_FOR_CODES", 16)
+    monkeypatch.setattr(progressive, "ROWS_PER_WANTED", 1)
     classifier = in_mid_stream("progressive", soft=True, centering="stream")
     without_codes = AdaNPC.load(in_mid_stream("progressive", soft=True, centering="stream").state())
     save(classifier, tmp_path / "bank")

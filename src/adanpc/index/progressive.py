@@ -18,8 +18,8 @@ from adanpc.errors import AdaNPCError
 from adanpc.index import hunt, single
 from adanpc.index.blocks import Blocks, Kind
 from adanpc.index.codes import (
+    FITTED_ROWS,
     HEAD,
-    SAMPLE,
     WIDEST,
     Coded,
     Coder,
@@ -28,6 +28,7 @@ from adanpc.index.codes import (
     padded_length,
     shapes_of_parts,
 )
+from adanpc.index.counting import ceil_div
 from adanpc.index.exact import ExactIndex
 from adanpc.index.grid import STORAGE, Array, Columns, decode
 from adanpc.index.kernels import LANES, HeadAndBits, Nibbles, bound_rows, chosen, reach_rows, scan_tiles
@@ -36,20 +37,22 @@ from adanpc.index.unread import Unread
 
 logger = logging.getLogger("adanpc")
 
-LEAST = 16384  # codes are made once there are this many rows: reading fewer rows is faster than bounding them
+ROWS_FOR_CODES = 16384  # codes are made once there are this many rows: reading fewer rows is faster than bounding them
 SPAN = 4096  # slots whose tails share a center
-ENCODED = 512  # rows encoded at once
-FIRST = 1024  # to find what the k-th nearest must reach, read four bits of at least this many rows with the top bounds
-SHARE = 400  # and of at least one row in this many
-SAMPLED = 16384  # sampled bounds, from which a bound that a given number of rows reach is estimated
-SPARE = 14  # rows scored beyond the wanted number to find what the k-th nearest must reach
-BOUNDS = 16  # bytes that a search may write for each slot: two bounds, and the slot if both reach
-SEVERAL = 5  # at least this many queries share a pass over four bits of each row: fewer are faster one by one
-TOGETHER = 64  # at most this many queries share such a pass
-MANY = 8  # if more than one row in this many is wanted, every row is scored
-PART = "coder."  # prefix of the names under which the parts of the coder are kept
+ENCODED_AT_ONCE = 512  # rows encoded at once
+# To find what the k-th nearest must reach, four bits are read of the rows with the highest bounds:
+LEAST_REREAD = 1024  # of at least this many rows,
+REREAD_PER_WANTED = 4  # of at least this many for each wanted one,
+REREAD_ONE_IN = 400  # and of at least one row in this many
+SAMPLED_BOUNDS = 16384  # sampled bounds, from which a bound that a given number of rows reach is estimated
+SPARE_SCORED = 14  # rows scored beyond the wanted number to find what the k-th nearest must reach
+SEARCH_BYTES_PER_SLOT = 16  # bytes that a search may write for each slot: two bounds, and the slot if both reach
+LEAST_TOGETHER = 5  # at least this many queries share a pass over four bits of each row: fewer are faster one by one
+MOST_TOGETHER = 64  # at most this many queries share such a pass
+ROWS_PER_WANTED = 8  # with fewer rows than this for each wanted one, every row is scored
+CODER_PREFIX = "coder."  # prefix of the names under which the parts of the coder are kept
 EVERY_SLOT = numpy.zeros(0, bool)  # instead of a mask
-SPARSE = 2  # with this many slots per row or more, codes are not kept: making them again takes less room
+SPARSE_SLOTS_PER_ROW = 2  # with this many slots per row or more, codes are not kept: making them again takes less room
 
 
 class ProgressiveIndex:
@@ -147,7 +150,7 @@ class ProgressiveIndex:
             ahead = parts.get(AHEAD, 0) + self._codes.bytes_ahead(slots)
             if ahead:
                 parts[AHEAD] = ahead
-            parts["a search"] = slots * BOUNDS + hunt.bytes_of_candidates(slots) * TOGETHER
+            parts["a search"] = slots * SEARCH_BYTES_PER_SLOT + hunt.bytes_of_candidates(slots) * MOST_TOGETHER
         return parts
 
     def encode(self, rows: Tensor) -> Columns:
@@ -194,7 +197,7 @@ class ProgressiveIndex:
         coder = self._codes.coder
         if coder is None or self.storage != "progressive":
             return {}
-        if not len(slots) or int(slots.max()) >= SPARSE * len(slots):
+        if not len(slots) or int(slots.max()) >= SPARSE_SLOTS_PER_ROW * len(slots):
             return {}
         return self._codes.kept(coder, slots)
 
@@ -251,8 +254,8 @@ class ProgressiveIndex:
         if coder is None or not len(queries):
             return self._exact.search_groups(queries, wanted, exclude=exclude)
         parts = []
-        for start in range(0, len(queries), TOGETHER):
-            part = slice(start, start + TOGETHER)
+        for start in range(0, len(queries), MOST_TOGETHER):
+            part = slice(start, start + MOST_TOGETHER)
             excluded = None
             if exclude is not None:
                 excluded = exclude[part].numpy()
@@ -264,7 +267,7 @@ class ProgressiveIndex:
     ) -> list[Found]:
         """``search_groups`` for at most ``TOGETHER`` queries (B, D)."""
         precise = queries.astype(numpy.float64)
-        if len(queries) < SEVERAL or chosen() == "numpy":
+        if len(queries) < LEAST_TOGETHER or chosen() == "numpy":
             ones = []
             for number, query in enumerate(precise):
                 ones.append(self._one_by_one(coder, query, wanted, _excluded_from(exclude, number)))
@@ -285,13 +288,13 @@ class ProgressiveIndex:
         """``search_groups`` for several queries (B, D) float64, by one pass as far as that settles them."""
         answers = self._from_one_pass(coder, queries, wanted, exclude)
         for number, query in enumerate(queries):
-            open_questions = [place for place, answer in enumerate(answers) if not answer.certain[number]]
+            open_questions = [pair for pair, answer in enumerate(answers) if not answer.certain[number]]
             if not open_questions:
                 continue
-            asked = [wanted[place] for place in open_questions]
+            asked = [wanted[pair] for pair in open_questions]
             ones = self._one_by_one(coder, query, asked, _excluded_from(exclude, number))
-            for place, one in zip(open_questions, ones, strict=True):
-                for column, value in zip(answers[place].found, one, strict=True):
+            for pair, one in zip(open_questions, ones, strict=True):
+                for column, value in zip(answers[pair].found, one, strict=True):
                     column[number] = value[0]
         return [answer.found for answer in answers]
 
@@ -306,20 +309,21 @@ class ProgressiveIndex:
         if exclude is not None:
             spare = exclude.shape[1]
         answers: list[_Answers] = []
-        searches: dict[int, hunt.Search] = {}
-        for number, (k, group) in enumerate(wanted):
+        searches: dict[int, hunt.Search] = {}  # by the position of the pair in ``wanted``
+        for pair, (k, group) in enumerate(wanted):
             answers.append(_nothing_certain(len(queries), min(k, self.slots)))
-            if (k + spare) * MANY <= self._exact.count_of(group) and not self.certified:
-                searches[number] = hunt.Search(min(k, self.slots), self._exact.group_code(group), spare)
+            if (k + spare) * ROWS_PER_WANTED <= self._exact.count_of(group) and not self.certified:
+                searches[pair] = hunt.Search(min(k, self.slots), self._exact.group_code(group), spare)
         if not searches:
             return answers
         prepared = coder.prepare_many(queries, self._codes.centers(self.slots), self._codes.longest)
         one_pass = hunt.Pass(chosen(), self._codes.blocks(self.slots), SPAN // LANES, self._exact.groups, self.slots)
         hunted = one_pass.candidates(prepared, list(searches.values()))
-        for place, (number, search) in enumerate(searches.items()):
+        for number, (pair, search) in enumerate(searches.items()):
             if self._unread is not None:
-                self._bring(hunt.candidates_of(hunted, place))
-            answers[number] = _Answers(*hunt.nearest(self._exact, queries, hunted, place, search, exclude))
+                self._bring(hunt.candidates_of(hunted, number))
+            found, certain = hunt.nearest(self._exact, queries, hunted, number, search, exclude)
+            answers[pair] = _Answers(found, certain)
         return answers
 
     def _nearest(self, bounds: _Bounds, query: Array, k: int, group: int | None, excluded: Array) -> Found:
@@ -329,7 +333,7 @@ class ProgressiveIndex:
         if usable is not None:
             count = int(numpy.count_nonzero(usable))
         wanted = k + len(excluded)
-        if wanted * MANY > count:
+        if wanted * ROWS_PER_WANTED > count:
             everyone = _places(usable, count)
             self._bring(everyone)
             return single.ranked(self._exact, query, everyone, k, excluded)
@@ -354,9 +358,10 @@ class ProgressiveIndex:
 
     def _reach(self, bounds: _Bounds, query: Array, usable: Array | None, wanted: int) -> float:
         """Returns a similarity that at least ``wanted`` rows reach, from exact scores of the rows that seem nearest."""
-        near = bounds.highest(max(FIRST, 4 * wanted, self.slots // SHARE), usable)
+        reread = max(LEAST_REREAD, REREAD_PER_WANTED * wanted, self.slots // REREAD_ONE_IN)
+        near = bounds.highest(reread, usable)
         tighter = bounds.of_rows(near)
-        some = wanted + SPARE
+        some = wanted + SPARE_SCORED
         if len(near) > some:
             near = near[numpy.argpartition(tighter, -some)[-some:]]
         self._bring(near)
@@ -442,18 +447,19 @@ class _Bounds:
 
     def highest(self, count: int, usable: Array | None) -> Array:
         """Returns about ``count`` slots with the highest bounds, in rising order: at least half as many if possible."""
-        step = max(1, len(self._upper) // SAMPLED)
+        step = max(1, len(self._upper) // SAMPLED_BOUNDS)
         sample = self._upper[::step]
         if usable is not None:
             sample = sample[usable[::step]]
-        rank = -(-count // step)
+        rank_in_sample = ceil_div(count, step)
         slots = single.NOBODY
+        # The value to reach comes from a sample. If too few rows reach it, a lower one is tried.
         while 2 * len(slots) < count:
-            if rank >= len(sample):
+            if rank_in_sample >= len(sample):
                 return _places(usable, len(self._upper))
-            least = numpy.partition(sample, -rank)[-rank]
+            least = numpy.partition(sample, -rank_in_sample)[-rank_in_sample]
             slots = _reached(self._upper, least, usable)
-            rank *= 2
+            rank_in_sample *= 2
         return slots
 
     def of_rows(self, slots: Array) -> Array:
@@ -516,23 +522,23 @@ class _Codes:
 
     def nbytes(self, slots: int) -> int:
         """Returns the bytes of the codes of this many slots and of the coder; 0 as long as there are too few rows."""
-        if self.coder is None and (slots < LEAST or self._dim > WIDEST):
+        if self.coder is None and (slots < ROWS_FOR_CODES or self._dim > WIDEST):
             return 0
-        tiles = -(-slots // LANES)
-        centers = (-(-slots // SPAN) + 1) * self._sum.nbytes  # and the sum that yields the next one
+        tiles = ceil_div(slots, LANES)
+        centers = (ceil_div(slots, SPAN) + 1) * self._sum.nbytes  # and the sum that yields the next one
         codes = tiles * self._tiles.slot_bytes + slots * self._rows.slot_bytes
         return codes + centers + bytes_of_coder(self._dim)
 
     def bytes_ahead(self, slots: int) -> int:
         """Returns the most bytes that are requested for codes of later rows when this many slots are in use."""
-        return self._tiles.bytes_ahead(-(-slots // LANES)) + self._rows.bytes_ahead(slots)
+        return self._tiles.bytes_ahead(ceil_div(slots, LANES)) + self._rows.bytes_ahead(slots)
 
     def add(self, exact: ExactIndex, slots: Array) -> None:
         """Encodes the rows in these slots (n,), or all rows as soon as there are enough."""
         self._slots = max(self._slots, exact.slots)
         if self.coder is not None:
             self._write(self.coder, exact, slots)
-        elif exact.count >= LEAST and self._dim <= WIDEST:
+        elif exact.count >= ROWS_FOR_CODES and self._dim <= WIDEST:
             coder = self._fitted(exact)
             self._write(coder, exact, numpy.arange(self._slots))
             self.coder = coder  # from now on, searches read codes
@@ -540,7 +546,7 @@ class _Codes:
     def _fitted(self, exact: ExactIndex) -> Coder:
         """Returns a coder fitted to these rows, whose mean tail will be the first center."""
         visible = exact.visible
-        places = torch.linspace(0, len(visible) - 1, min(SAMPLE, len(visible)), dtype=torch.float64).long()
+        places = torch.linspace(0, len(visible) - 1, min(FITTED_ROWS, len(visible)), dtype=torch.float64).long()
         sample = exact.rows(visible[places]).numpy().astype(numpy.float64)
         coder = Coder.fitted(sample)
         _, tails = coder.split(sample)
@@ -559,9 +565,9 @@ class _Codes:
         self._rows.reserve(last + 1)
         for span in range(int(slots[0]) // SPAN, last // SPAN + 1):
             start, end = numpy.searchsorted(slots, [span * SPAN, (span + 1) * SPAN])
-            for piece in range(start, end, ENCODED):
+            for piece in range(start, end, ENCODED_AT_ONCE):
                 self._open(span)
-                self._encode(coder, exact, slots[piece : min(piece + ENCODED, end)], span)
+                self._encode(coder, exact, slots[piece : min(piece + ENCODED_AT_ONCE, end)], span)
 
     def _open(self, span: int) -> None:
         """Sets the centers of all spans up to this one, for good: each is the mean tail of the previous span."""
@@ -621,7 +627,7 @@ class _Codes:
         All other slots are zero: their rows were deleted, and must not be disclosed, or were never written.
         """
         used = int(slots.max()) + 1
-        tiles = -(-used // LANES)
+        tiles = ceil_div(used, LANES)
         unused = numpy.ones(tiles * LANES, bool)
         unused[slots.numpy()] = False
         places = unused.nonzero()[0]
@@ -640,7 +646,7 @@ class _Codes:
         columns["sum"] = torch.from_numpy(self._sum[None].copy())
         columns["numbers"] = torch.tensor([[self.longest, self._summed]], dtype=torch.float64)
         for name, part in coder.parts.items():
-            columns[PART + name] = torch.from_numpy(part.copy())
+            columns[CODER_PREFIX + name] = torch.from_numpy(part.copy())
         return columns
 
     def restore(self, columns: Columns, slots: int) -> None:
@@ -657,15 +663,15 @@ class _Codes:
         self.longest = longest
         self._summed = int(summed)
         self._slots = slots
-        self.coder = Coder({name: columns[PART + name].numpy() for name in shapes_of_parts(self._dim)})
+        self.coder = Coder({name: columns[CODER_PREFIX + name].numpy() for name in shapes_of_parts(self._dim)})
 
     def centers(self, slots: int) -> Array:
         """Returns the centers (spans, padded) of the first ``slots`` slots."""
-        return self._centers[: -(-slots // SPAN)]
+        return self._centers[: ceil_div(slots, SPAN)]
 
     def blocks(self, slots: int) -> list[hunt.Block]:
         """Returns the codes of the first ``slots`` slots, block by block."""
-        tiles = -(-slots // LANES)
+        tiles = ceil_div(slots, LANES)
         return list(hunt.blocks_of(self._tiles.arrays(), self._rows.arrays(), self._tiles.block, tiles))
 
     def scan(self, query: HeadAndBits, slots: int) -> tuple[Array, Array]:
@@ -673,7 +679,7 @@ class _Codes:
 
         This thread's next scan overwrites them.
         """
-        tiles = -(-slots // LANES)
+        tiles = ceil_div(slots, LANES)
         base, upper = self._room(tiles * LANES)
         path = chosen()
         size = self._tiles.block
