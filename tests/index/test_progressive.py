@@ -28,6 +28,7 @@ from adanpc.index import (
     index_for,
     kernels,
     progressive,
+    row_codes,
     single,
     unit,
 )
@@ -44,12 +45,12 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progressive, "ROWS_FOR_CODES", 24)
+    monkeypatch.setattr(row_codes, "ROWS_FOR_CODES", 24)
     monkeypatch.setattr(progressive, "ROWS_PER_WANTED", 1)
     monkeypatch.setattr(progressive, "LEAST_REREAD", 8)
-    monkeypatch.setattr(progressive, "SPAN", 32)
+    monkeypatch.setattr(row_codes, "SPAN", 32)
     monkeypatch.setattr(progressive, "SAMPLED_BOUNDS", 32)
-    monkeypatch.setattr(progressive, "ENCODED_AT_ONCE", 24)
+    monkeypatch.setattr(row_codes, "ENCODED_AT_ONCE", 24)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
 
 
@@ -172,7 +173,7 @@ def test_whatever_happens_the_answers_are_those_of_exact_search(data: st.DataObj
 @pytest.mark.parametrize("dim", [128, 640, 1100])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_in_many_dimensions(dim: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progressive, "ROWS_FOR_CODES", 900)
+    monkeypatch.setattr(row_codes, "ROWS_FOR_CODES", 900)
     monkeypatch.setattr(progressive, "LEAST_REREAD", 64)
     generator = torch.Generator().manual_seed(dim)
     rows = drawn_rows(kind, 2000, dim, generator)
@@ -512,7 +513,7 @@ def test_rows_of_zeros_have_codes(eager: None) -> None:
 
 
 def test_longer_rows_than_codes_are_made_of_are_all_read(monkeypatch: pytest.MonkeyPatch, eager: None) -> None:
-    monkeypatch.setattr(progressive, "WIDEST", 7)
+    monkeypatch.setattr(row_codes, "WIDEST", 7)
     fast, plain = both(8, drawn_rows("clustered", 40, 8, torch.Generator().manual_seed(2)))
     assert not fast.coded
     assert same(fast.search(torch.eye(8), 5), plain.search(torch.eye(8), 5))

@@ -64,7 +64,7 @@ class Blocks:
         self.block = block or tiles * TILE  # slots in a full block
         self.columns: dict[str, list[Tensor]] = {name: [] for name in kinds}
         self._supplied = 0  # slots whose memory was requested ahead of use
-        self._supply_when_over = 0  # memory ahead of use is requested once more slots are in use; 0: at the next chance
+        self._supply_when_over = 0  # memory for more is requested once more slots than this are in use; 0: at once
         self._known_arrays: tuple[dict[str, list[Tensor]], dict[str, list[Any]]] = ({}, {})  # columns and their arrays
 
     @property
