@@ -20,7 +20,7 @@ from adanpc.index.kernels import LONGEST_SQUARES, chosen, have_direction, unit_r
 
 GRID = 2.0**24
 WHOLE = 2.0**20  # coordinates are rounded to whole numbers up to this one, whose squares are summed without rounding
-ROUNDED_UP = 1.0001  # factor by which a computed bound stays a bound in spite of its own rounding
+ROUNDED_UP = 1.0001  # factor by which a bound stays one in spite of its own rounding; files hold such bounds
 PIECE = 1 << 16  # numbers computed at once, few enough to stay in the cache
 STORAGE = {
     "float32": torch.float32,
