@@ -12,7 +12,7 @@ from adanpc.core import AdaNPC, Admission, MemoryBank, Veto, everyone, nobody
 from adanpc.core.centering import MODES
 from adanpc.core.eviction import POLICIES
 from adanpc.core.vote import RULES
-from adanpc.index import STORAGE, ProgressiveIndex, progressive
+from adanpc.index import STORAGE, ProgressiveIndex, progressive, row_codes
 from adanpc.testing import check_replay
 
 ADMISSIONS = {
@@ -57,9 +57,9 @@ def test_the_safe_preset_replays(bank: dict[str, Any], options: dict[str, Any]) 
 
 @pytest.mark.parametrize("number", range(0, len(MODELS), 7))
 def test_a_bank_that_searches_by_codes_replays(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progressive, "LEAST", 16)
-    monkeypatch.setattr(progressive, "MANY", 1)
-    monkeypatch.setattr(progressive, "FIRST", 4)
+    monkeypatch.setattr(row_codes, "ROWS_FOR_CODES", 16)
+    monkeypatch.setattr(progressive, "ROWS_PER_WANTED", 1)
+    monkeypatch.setattr(progressive, "LEAST_REREAD", 4)
     bank = {**BANKS[number % len(BANKS)], "storage": "progressive"}
     settings = {**MODELS[number], "admission": ADMISSIONS[MODELS[number]["admission"]]}
     made = []

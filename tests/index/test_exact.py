@@ -267,8 +267,8 @@ def test_many_blocks_and_small_chunks_change_nothing(storage: str, monkeypatch: 
     features, queries = torch.randn(1000, 16), unit(torch.randn(20, 16))
     whole = build(features, storage)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 64 * whole.blocks.slot_bytes * 2)
-    monkeypatch.setattr(exact, "SCORES", 9000)  # bounds of eight queries
-    monkeypatch.setattr(exact, "WORDS", 50)
+    monkeypatch.setattr(exact, "BOUNDS_AT_ONCE", 9000)  # bounds of eight queries
+    monkeypatch.setattr(exact, "HASHED_AT_ONCE", 50)
     monkeypatch.setattr(batch, "COORDINATES", 500)
     cut = ExactIndex(16, storage, CPU)
     for start in range(0, 1000, 7):  # grow a little at a time

@@ -124,7 +124,7 @@ def test_products_are_kept_only_where_they_save_work(monkeypatch: pytest.MonkeyP
     assert isinstance(index.products(vectors(32)), products.ExactProducts)
     assert index.products(vectors(33)) is None  # more than a third of the coordinates
     assert ExactIndex(DIM).products(vectors(20)) is None  # no rows
-    monkeypatch.setattr(exact, "SCORES", 20 * index.padded - 1)
+    monkeypatch.setattr(exact, "BOUNDS_AT_ONCE", 20 * index.padded - 1)
     assert index.products(vectors(20)) is None  # too much memory
 
 

@@ -28,6 +28,7 @@ from adanpc.index import (
     index_for,
     kernels,
     progressive,
+    row_codes,
     single,
     unit,
 )
@@ -44,12 +45,12 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progressive, "LEAST", 24)
-    monkeypatch.setattr(progressive, "MANY", 1)
-    monkeypatch.setattr(progressive, "FIRST", 8)
-    monkeypatch.setattr(progressive, "SPAN", 32)
-    monkeypatch.setattr(progressive, "SAMPLED", 32)
-    monkeypatch.setattr(progressive, "ENCODED", 24)
+    monkeypatch.setattr(row_codes, "ROWS_FOR_CODES", 24)
+    monkeypatch.setattr(progressive, "ROWS_PER_WANTED", 1)
+    monkeypatch.setattr(progressive, "LEAST_REREAD", 8)
+    monkeypatch.setattr(row_codes, "SPAN", 32)
+    monkeypatch.setattr(progressive, "SAMPLED_BOUNDS", 32)
+    monkeypatch.setattr(row_codes, "ENCODED_AT_ONCE", 24)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
 
 
@@ -141,8 +142,8 @@ def test_whatever_happens_the_answers_are_those_of_exact_search(data: st.DataObj
     with pytest.MonkeyPatch.context() as monkeypatch:
         make_eager(monkeypatch)
         monkeypatch.setenv(kernels.VARIABLE, data.draw(st.sampled_from(kernels.paths())))
-        monkeypatch.setattr(progressive, "SEVERAL", data.draw(st.sampled_from([1, 8])))
-        monkeypatch.setattr(progressive, "TOGETHER", data.draw(st.sampled_from([2, 64])))
+        monkeypatch.setattr(progressive, "LEAST_TOGETHER", data.draw(st.sampled_from([1, 8])))
+        monkeypatch.setattr(progressive, "MOST_TOGETHER", data.draw(st.sampled_from([2, 64])))
         generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
         dim = data.draw(st.sampled_from([1, 3, 70, 130]))
         life = Life(dim, certified=data.draw(st.booleans()))
@@ -172,8 +173,8 @@ def test_whatever_happens_the_answers_are_those_of_exact_search(data: st.DataObj
 @pytest.mark.parametrize("dim", [128, 640, 1100])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_in_many_dimensions(dim: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progressive, "LEAST", 900)
-    monkeypatch.setattr(progressive, "FIRST", 64)
+    monkeypatch.setattr(row_codes, "ROWS_FOR_CODES", 900)
+    monkeypatch.setattr(progressive, "LEAST_REREAD", 64)
     generator = torch.Generator().manual_seed(dim)
     rows = drawn_rows(kind, 2000, dim, generator)
     fast, plain = both(dim, rows)
@@ -204,7 +205,7 @@ def test_most_rows_are_never_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
     rows = spread_rows(20000, 512, 1)
     fast, plain = both(512, rows)
-    few = progressive.SEVERAL - 1  # one by one
+    few = progressive.LEAST_TOGETHER - 1  # one by one
     queries = spread_rows(few, 512, 2)
     expected = plain.search(queries, 50)
     monkeypatch.setattr(single, "exact", counting)
@@ -247,7 +248,7 @@ def test_queries_that_share_a_pass_look_at_few_rows_and_are_certain(path: str, m
 def test_what_a_pass_cannot_be_certain_of_is_searched_again(
     flaw: str, eager: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progressive, "SEVERAL", 1)
+    monkeypatch.setattr(progressive, "LEAST_TOGETHER", 1)
     rows = drawn_rows("clustered", 300, 70, torch.Generator().manual_seed(3))
     if flaw == "a guess that is too high":
         monkeypatch.setattr(hunt, "CAUTION", -50.0)
@@ -310,7 +311,7 @@ def test_queries_share_a_pass_over_rows_of_other_storages(
 
 @pytest.mark.skipif(not COMPILED, reason="there are no kernels")
 def test_many_equal_rows_are_not_all_scored_for_a_batch(eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progressive, "SEVERAL", 1)
+    monkeypatch.setattr(progressive, "LEAST_TOGETHER", 1)
     monkeypatch.setattr(hunt, "CROWD", 0)
     rows = drawn_rows("copies", 300, 70, torch.Generator().manual_seed(5))
     fast, plain = both(70, rows)
@@ -512,7 +513,7 @@ def test_rows_of_zeros_have_codes(eager: None) -> None:
 
 
 def test_longer_rows_than_codes_are_made_of_are_all_read(monkeypatch: pytest.MonkeyPatch, eager: None) -> None:
-    monkeypatch.setattr(progressive, "WIDEST", 7)
+    monkeypatch.setattr(row_codes, "WIDEST", 7)
     fast, plain = both(8, drawn_rows("clustered", 40, 8, torch.Generator().manual_seed(2)))
     assert not fast.coded
     assert same(fast.search(torch.eye(8), 5), plain.search(torch.eye(8), 5))

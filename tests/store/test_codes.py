@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from adanpc.core import AdaNPC, Admission, Delete, MemoryBank, Veto
-from adanpc.index import ExactIndex, ProgressiveIndex, blocks, codes, progressive, unit
+from adanpc.index import ExactIndex, ProgressiveIndex, blocks, codes, progressive, row_codes, unit
 from adanpc.index.grid import Array
 from adanpc.index.protocol import Kept
 from adanpc.index.unread import scattered_memory
@@ -37,10 +37,10 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes of few rows already, in several blocks and spans."""
-    monkeypatch.setattr(progressive, "LEAST", 24)
-    monkeypatch.setattr(progressive, "MANY", 1)
-    monkeypatch.setattr(progressive, "FIRST", 8)
-    monkeypatch.setattr(progressive, "SPAN", 32)
+    monkeypatch.setattr(row_codes, "ROWS_FOR_CODES", 24)
+    monkeypatch.setattr(progressive, "ROWS_PER_WANTED", 1)
+    monkeypatch.setattr(progressive, "LEAST_REREAD", 8)
+    monkeypatch.setattr(row_codes, "SPAN", 32)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
 
 
@@ -205,7 +205,7 @@ def test_an_audit_leaves_hidden_slots_alone_because_they_may_get_other_rows_mean
 
 
 def test_more_neighbors_than_a_search_by_codes_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progressive, "MANY", 8)
+    monkeypatch.setattr(progressive, "ROWS_PER_WANTED", 8)
     original = classifier()
     save(original, tmp_path / "bank")
     opened = load(tmp_path / "bank", lazy_rows=True)
@@ -482,7 +482,7 @@ def test_a_file_that_is_replaced_while_it_is_open(tmp_path: Path) -> None:
 
 def test_files_of_format_6_load_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an account whose secret is beside it, and of any other."""
-    monkeypatch.setattr(progressive, "SPAN", 4096)
+    monkeypatch.setattr(row_codes, "SPAN", 4096)
     expected = load_file(GOLDEN / "format-6-answers.safetensors")
     path = GOLDEN / "format-6-progressive.safetensors"
     known = tmp_path / "adanpc" / "key"
@@ -504,7 +504,7 @@ def test_files_of_format_6_load_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_files_of_format_6_with_a_stream_load_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they know of it is completed, however they are opened."""
-    monkeypatch.setattr(progressive, "SPAN", 4096)
+    monkeypatch.setattr(row_codes, "SPAN", 4096)
     expected = load_file(GOLDEN / "format-6-safe-answers.safetensors")
     path = GOLDEN / "format-6-safe.safetensors"
     known = tmp_path / "adanpc" / "key"

@@ -46,7 +46,7 @@ from adanpc.core.centering import Statistics
 from adanpc.core.codec import canonical, decode, encode
 from adanpc.core.safe import SafeSettings
 from adanpc.errors import AdaNPCError
-from adanpc.index import ProgressiveIndex, progressive
+from adanpc.index import ProgressiveIndex, progressive, row_codes
 from adanpc.models import RecipeError, Wrapped
 from adanpc.store import BankFileError, load, save
 from adanpc.store import file as file_module
@@ -353,8 +353,8 @@ def blocks(language: str) -> list[str]:
 
 
 def test_a_bank_with_codes_comes_back_in_mid_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progressive, "LEAST", 16)
-    monkeypatch.setattr(progressive, "MANY", 1)
+    monkeypatch.setattr(row_codes, "ROWS_FOR_CODES", 16)
+    monkeypatch.setattr(progressive, "ROWS_PER_WANTED", 1)
     classifier = in_mid_stream("progressive", soft=True, centering="stream")
     without_codes = AdaNPC.load(in_mid_stream("progressive", soft=True, centering="stream").state())
     save(classifier, tmp_path / "bank")

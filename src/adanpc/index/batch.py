@@ -15,6 +15,7 @@ from adanpc.index.grid import fine_weight, hidden_from_both, to_main_memory
 from adanpc.index.protocol import Found, Wanted
 from adanpc.index.scan import COORDINATES, scan
 
+SPARE_CANDIDATES = 16  # scored beyond those that are needed
 LONG = 1 << 13  # from this many coordinates in a query's candidates, NumPy scores them faster, query by query
 
 if TYPE_CHECKING:
@@ -67,10 +68,11 @@ def nearest_by(
     upper, slack = _bounds(index, products, errors)
     found = []
     for k, group in wanted:
-        excluded = 0 if exclude is None else exclude.shape[1]
-        width = k + excluded + 16
+        width = k + SPARE_CANDIDATES
+        if exclude is not None:
+            width += exclude.shape[1]
         if index.storage == "int8":
-            width += k + 16  # bounds of int8 rows are looser, so more candidates are needed
+            width += k + SPARE_CANDIDATES  # bounds of int8 rows are looser, so more candidates are needed
         bounds = _shown(index, upper, slack, group, width)
         found.append(_nearest_by(index, queries, bounds, k, width, exclude))
     return found
@@ -83,32 +85,58 @@ def _nearest_by(
     k: int,
     width: int,
     exclude: Tensor | None,
-    *,
-    finer: bool = False,
 ) -> Found:
-    """Returns the k nearest rows by the ``width`` highest bounds.
-
-    ``finer`` means that the bounds already use both bytes of int8 rows, so that they cannot be tightened further.
-    """
-    every = len(bounds.tiles) * TILE
-    width = min(width, every)
-    found, others = _best_of(index, queries, bounds, exclude, k, width)
-    if width == every:
-        return found  # there are no others
-    unsettled = (others + bounds.slack >= found.similarity[:, -1]) & ~others.isneginf()
-    if index.storage == "int8" and not finer and unsettled.any():
-        some = unsettled.nonzero()[:, 0]
-        finer_bounds = _finer(index, queries, bounds, some)
-        excluded_there = None if exclude is None else exclude[some]
-        settled = _nearest_by(index, queries[some], finer_bounds, k, width, excluded_there, finer=True)
-        for column, values in zip(found, settled, strict=True):
-            column[some] = values
-        return found
-    for query in unsettled.nonzero()[:, 0].tolist():
-        wide = _best_of_all(index, queries, bounds, exclude, found, query)
-        for column, value in zip(found, wide, strict=True):
-            column[query] = value[0]
+    """Returns the k nearest rows: by the ``width`` highest bounds where these settle it, otherwise by more work."""
+    found, unsettled = _by_highest(index, queries, bounds, k, width, exclude)
+    if index.storage == "int8" and len(unsettled):
+        _settle_by_both_bytes(index, queries, bounds, k, width, exclude, found, unsettled)
+    else:
+        _settle_by_scores(index, queries, bounds, exclude, found, unsettled)
     return found
+
+
+def _by_highest(
+    index: ExactIndex, queries: Tensor, bounds: Bounds, k: int, width: int, exclude: Tensor | None
+) -> tuple[Found, Tensor]:
+    """Returns the k best of ``width`` rows with the highest bounds, and the queries (n,) that they do not settle."""
+    every = len(bounds.tiles) * TILE
+    found, others = _best_of(index, queries, bounds, exclude, k, min(width, every))
+    if width >= every:
+        return found, torch.empty(0, dtype=torch.int64)  # there are no others
+    unsettled = (others + bounds.slack >= found.similarity[:, -1]) & ~others.isneginf()
+    return found, unsettled.nonzero()[:, 0]
+
+
+def _settle_by_both_bytes(
+    index: ExactIndex,
+    queries: Tensor,
+    bounds: Bounds,
+    k: int,
+    width: int,
+    exclude: Tensor | None,
+    found: Found,
+    unsettled: Tensor,
+) -> None:
+    """Replaces the results of some queries (n,) by those that bounds from both bytes of int8 rows lead to."""
+    some = queries[unsettled]
+    finer = _finer_bounds(index, queries, bounds, unsettled)
+    excluded = None
+    if exclude is not None:
+        excluded = exclude[unsettled]
+    settled, left = _by_highest(index, some, finer, k, width, excluded)
+    _settle_by_scores(index, some, finer, excluded, settled, left)
+    for column, values in zip(found, settled, strict=True):
+        column[unsettled] = values
+
+
+def _settle_by_scores(
+    index: ExactIndex, queries: Tensor, bounds: Bounds, exclude: Tensor | None, found: Found, unsettled: Tensor
+) -> None:
+    """Replaces the results of some queries (n,) by the best of all rows whose bound reaches the k-th similarity."""
+    for query in unsettled.tolist():
+        settled = _best_of_all(index, queries, bounds, exclude, found, query)
+        for column, value in zip(found, settled, strict=True):
+            column[query] = value[0]
 
 
 def _best_of_all(
@@ -138,7 +166,8 @@ def _best_of(
         unusable |= (ids[:, :, None] == exclude[:, None]).any(2)
     exact.masked_fill_(unusable, -torch.inf)
     by_id = ids.argsort(1)
-    order = by_id.gather(1, exact.gather(1, by_id).argsort(dim=1, descending=True, stable=True)[:, :k])
+    best_first = exact.gather(1, by_id).argsort(dim=1, descending=True, stable=True)  # so ties go to the lowest id
+    order = by_id.gather(1, best_first[:, :k])
     best = exact.gather(1, order)
     nobody = best.isneginf()
     slots = near.gather(1, order).masked_fill(nobody, -1)
@@ -179,7 +208,7 @@ def _column(index: ExactIndex, name: str) -> Tensor:
     return torch.cat(index.blocks.used(name, index.padded)).view(-1, 1, TILE)
 
 
-def _finer(index: ExactIndex, queries: Tensor, bounds: Bounds, some: Tensor) -> Bounds:
+def _finer_bounds(index: ExactIndex, queries: Tensor, bounds: Bounds, some: Tensor) -> Bounds:
     """Returns upper bounds from both bytes of int8 rows for some queries (b,), given those from one byte for all.
 
     Where one coordinate of a row dominates, the first byte says little about all the others.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from adanpc.errors import AdaNPCError
 from adanpc.index.ahead import supply
+from adanpc.index.counting import ceil_div, rounded_up
 from adanpc.index.grid import Array, Columns, array_if_on_cpu, to_main_memory
 
 TILE = 64  # slots are allocated in whole tiles, because a scan reads the rows of a tile together
@@ -63,7 +64,7 @@ class Blocks:
         self.block = block or tiles * TILE  # slots in a full block
         self.columns: dict[str, list[Tensor]] = {name: [] for name in kinds}
         self._supplied = 0  # slots whose memory was requested ahead of use
-        self._supply_beyond = 0  # once more slots than this are in use, memory for more is requested
+        self._supply_when_over = 0  # memory for more is requested once more slots than this are in use; 0: at once
         self._known_arrays: tuple[dict[str, list[Tensor]], dict[str, list[Any]]] = ({}, {})  # columns and their arrays
 
     @property
@@ -75,14 +76,14 @@ class Blocks:
         """Makes room for at least this many slots, the first of which are in use."""
         if slots > self.room:
             self._grow(slots)
-        if slots > self._supply_beyond:
+        if slots > self._supply_when_over:
             self._supply(slots)
 
     def _grow(self, slots: int) -> None:
         """Adds blocks until there is room for this many slots."""
-        self._supply_beyond = 0
+        self._supply_when_over = 0
         if not self.room:
-            self._supply_beyond = slots  # rows added all at once may be all there are: wait until there are more
+            self._supply_when_over = slots  # rows added all at once may be all there are: wait until there are more
         while self.room < slots:
             # A single assignment: if memory runs out or Ctrl-C comes before it, the old columns are still intact.
             self.columns = self._extended(slots)
@@ -92,7 +93,7 @@ class Blocks:
         ahead_of_use = min(slots, AHEAD_BYTES // self.slot_bytes)
         start = max(slots, self._supplied)
         stop = slots + ahead_of_use
-        self._supply_beyond = slots + ahead_of_use // 2
+        self._supply_when_over = slots + ahead_of_use // 2
         if self.device.type != "cpu" or self.room < self.block:
             return  # a block that still doubles is too small to matter
         if stop > self.room and not self.folders:
@@ -148,7 +149,7 @@ class Blocks:
 
     def _first_block(self, slots: int) -> int:
         """Returns the size of a first block for this many slots: at least twice the present size, or a full block."""
-        wanted = max(2 * self.room, -(-slots // TILE) * TILE)
+        wanted = max(2 * self.room, rounded_up(slots, TILE))
         if wanted * self.slot_bytes > SMALL_BYTES:
             return self.block
         return min(wanted, self.block)
@@ -172,7 +173,7 @@ class Blocks:
         """
         count = len(next(iter(columns.values())))
         self.columns = {name: self._adopted(name, columns[name], count) for name in self.kinds}
-        self._supply_beyond = count  # as for other rows that are added all at once
+        self._supply_when_over = count  # as for other rows that are added all at once
 
     def _adopted(self, name: str, column: Tensor, count: int) -> list[Tensor]:
         """Returns a column (count, …) as whole blocks."""
@@ -180,7 +181,7 @@ class Blocks:
         parts = [column[number * self.block :][: self.block] for number in range(whole)]
         rest = column[whole * self.block :]
         if len(rest):
-            last = _with_room(rest, self.block)
+            last = _extended_in_place(rest, self.block)
             if last is None:
                 last = self._memory(name, self.block)
                 array_if_on_cpu(last)[: len(rest)] = rest.numpy()
@@ -217,7 +218,7 @@ class Blocks:
     def _write_run(self, first: int, count: int, values: Mapping[str, Any]) -> None:
         """``write`` for consecutive slots, such as those of an append, without intermediate copies."""
         stop = first + count
-        for block in range(first // self.block, -(-stop // self.block)):
+        for block in range(first // self.block, ceil_div(stop, self.block)):
             offset = block * self.block
             start_here = max(first, offset)
             stop_here = min(stop, offset + self.block)
@@ -286,7 +287,7 @@ class Blocks:
             yield number, positions, offset[positions]
 
 
-def _with_room(column: Tensor, slots: int) -> Tensor | None:
+def _extended_in_place(column: Tensor, slots: int) -> Tensor | None:
     """Returns a column (n, …) extended to this many slots into the memory behind it; None if that is too small."""
     wanted = (column.storage_offset() + slots * column.stride(0)) * column.itemsize
     if column.untyped_storage().nbytes() < wanted:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy
 
-from adanpc.index.grid import Array
+from adanpc.index.counting import rounded_up
+from adanpc.index.grid import ROUNDED_UP, Array
 from adanpc.index.kernels import (
     PLANES,
     Frame,
@@ -32,30 +33,35 @@ from adanpc.index.kernels import (
 RULE = 1  # version of the codes; must change whenever codes of the same rows would differ or have another meaning
 HEAD = 64  # directions of a head
 BIT_STEPS = 7  # steps on either side of zero for a query's coordinate that is multiplied by a single bit of a row
-SHORT = 1024  # signs that are read of every row: all of a shorter tail, half of a longer one but no fewer than these
-DENSE = 256  # up to this many coordinates, the rotation is drawn from all rotations
+LEAST_SIGNS = 1024  # signs read of every row: all of a shorter tail, half of a longer one but no fewer than these
+LONGEST_DENSE = 256  # up to this many coordinates, the rotation is drawn from all rotations
 WIDEST = 1 << 14  # the longest rows for which codes are made
 NIBBLE_STEP = 0.335  # step of four bits, in standard deviations of a coordinate: the least error for a normal one
 SIGMAS = 6.0
 SLACK = 2.0**-18  # allowance for the float32 arithmetic of bounds
 USEFUL = 0.1  # the least cosine between a tail and its code for which the code is used
-SAMPLE = 4096  # rows to which directions are fitted
-ROUNDS = 4  # rounds of the iteration that finds the directions
+FITTED_ROWS = 4096  # rows to which directions are fitted
+FIT_ITERATIONS = 4  # of the iteration that finds the directions
 NOTHING = numpy.zeros(0)
-SINGLES = 128  # up to this many rows, as a service appends at once, a kernel encodes them, since it wakes no threads
-SPLIT = 64  # up to this many rows, a kernel splits them: it is no faster than BLAS, but it wakes no threads
-ROUND = 64  # coordinates that a small rotation mixes
+LARGEST_BYTE = 127  # the largest magnitude of a row's coordinate in one byte, and of a query's
+MOST_UNITS = 32000  # the largest magnitude of a query's coordinate in 16 bits
+MIDDLE = 7.5  # of the levels 0 … 15 of four bits
+TINY = 1e-30  # instead of zero in a denominator
+LENGTHENED = 1 + 1e-9  # factor by which a computed length in float64 is never below the true one
+MOST_ENCODED_BY_KERNEL = 128  # rows, as a service appends at once; unlike BLAS, a kernel wakes no threads
+MOST_SPLIT_BY_KERNEL = 64  # rows; a kernel is no faster than BLAS at this, but it wakes no threads
+MIXED_TOGETHER = 64  # coordinates that a small rotation mixes
 
 
 def padded_length(dim: int) -> int:
     """Returns the length of a turned tail for rows of this length, padded because kernels read whole vectors."""
-    return -(-dim // 128) * 128
+    return rounded_up(dim, 128)
 
 
 def number_of_signs(dim: int) -> int:
     """Returns how many signs of its turned tail are read for every row."""
     padded = padded_length(dim)
-    return min(padded, max(SHORT, padded // 64 * 32))
+    return min(padded, max(LEAST_SIGNS, padded // 64 * 32))
 
 
 def bytes_of_coder(dim: int) -> int:
@@ -114,7 +120,7 @@ class Coder:
     def split(self, rows: Array) -> tuple[Array, Array]:
         """Returns the heads (n, HEAD) of rows (n, D) and their turned tails (n, padded), all float64."""
         path = chosen()
-        if path != "numpy" and len(rows) <= SPLIT:
+        if path != "numpy" and len(rows) <= MOST_SPLIT_BY_KERNEL:
             return split_rows(path, rows, self._frame, self.padded)
         return self._split(rows)
 
@@ -128,25 +134,34 @@ class Coder:
     def encode(self, rows: Array, center: Array) -> Coded:
         """Returns the codes of rows (n, D) float64, after subtracting ``center`` (padded,) from their turned tails."""
         path = chosen()
-        if path == "numpy" or len(rows) > SINGLES:
+        if path == "numpy" or len(rows) > MOST_ENCODED_BY_KERNEL:
             return self._encoded(rows, center)
         made, tails = encode_rows(path, rows, self._frame, center, self.signs, NIBBLE_STEP, USEFUL)
-        return Coded(*made[:5], longest=_longest(made.lengths), tails=tails)
+        return Coded(
+            head=made.head,
+            bits=made.bits,
+            weights=made.weights,
+            nibbles=made.nibbles,
+            factors=made.factors,
+            longest=_longest(made.lengths),
+            tails=tails,
+        )
 
     def _encoded(self, rows: Array, center: Array) -> Coded:
         """``encode`` in NumPy."""
         heads, tails = self._split(rows)
-        scale = numpy.maximum(numpy.abs(heads / self.scales).max(1) / 127, 1e-30).astype(numpy.float32)
+        largest = numpy.abs(heads / self.scales).max(1)
+        scale = numpy.maximum(largest / LARGEST_BYTE, TINY).astype(numpy.float32)
         head = numpy.rint(heads / (scale[:, None] * self.scales)).astype(numpy.int8)
         centered = tails - center
         square = numpy.vecdot(centered, centered)
         signed = centered[:, : self.signs]
         bits = numpy.packbits(signed > 0, axis=1, bitorder="little").view(numpy.uint32)
         weights = _weights(square, numpy.abs(signed).sum(1), float(self.signs), self.padded)
-        step = NIBBLE_STEP * numpy.maximum(numpy.sqrt(square / self.padded), 1e-30)
-        levels = numpy.clip(numpy.floor(centered / step[:, None]) + 8, 0, 15)
+        step = NIBBLE_STEP * numpy.maximum(numpy.sqrt(square / self.padded), TINY)
+        levels = numpy.clip(numpy.floor(centered / step[:, None]) + 8, 0, 15)  # zero lies between 7 and 8
         first, second = numpy.split(levels.astype(numpy.uint8), 2, axis=1)
-        levels -= 7.5
+        levels -= MIDDLE
         code_square = numpy.vecdot(levels, levels)
         factors = _weights(square, numpy.vecdot(levels, centered), code_square, self.padded)
         lengths = factors[:, 0] * numpy.sqrt(code_square)
@@ -170,7 +185,7 @@ class Coder:
         """
         heads, tails = self.split(query[None])
         tail = tails[0]
-        length = sqrt(tail @ tail) * (1 + 1e-9)
+        length = sqrt(tail @ tail) * LENGTHENED
         deviation = length / sqrt(self.padded - 1)
         # vecdot stays in this thread. For this many numbers, BLAS would wake threads and wait for them, which on a busy
         # machine takes a thousand times as long as the product itself.
@@ -183,12 +198,13 @@ class Coder:
     def _head_and_bits(self, head: Array, tail: Array, at_centers: Array, deviation: float) -> HeadAndBits:
         """Returns a query for the scan: its head in 16 bits per direction, the signed part of its tail in four bits."""
         scaled = head * self.scales
-        head_step = max(numpy.abs(scaled).max(), 1e-30) / 32000
+        head_step = max(numpy.abs(scaled).max(), TINY) / MOST_UNITS
         rounded = numpy.rint(scaled / head_step)
         # Half a unit of a row's byte in each direction, plus the rounding error of the query times up to 127 units.
-        head_slack = 0.5 * numpy.abs(scaled).sum() + 127 * numpy.abs(scaled - rounded * head_step).sum()
+        lost = numpy.abs(scaled - rounded * head_step).sum()
+        head_slack = 0.5 * numpy.abs(scaled).sum() + LARGEST_BYTE * lost
         signed = tail[: self.signs]
-        step = max(numpy.abs(signed).max(), 1e-30) / BIT_STEPS
+        step = max(numpy.abs(signed).max(), TINY) / BIT_STEPS
         # Rounded up or down at random, with probabilities that preserve the mean, so the sum of errors is sub-Gaussian.
         units = numpy.floor(signed / step + self._dither[: self.signs]).astype(numpy.int8)
         planes = numpy.unpackbits(units.view(numpy.uint8)[:, None], axis=1, bitorder="little")[:, :PLANES]  # (signs, 4)
@@ -198,7 +214,7 @@ class Coder:
             bits=numpy.ascontiguousarray(words.T),
             centers=at_centers.astype(numpy.float32),
             head_step=head_step,
-            head_slack=head_slack * 1.0001,
+            head_slack=head_slack * ROUNDED_UP,
             bit_step=2 * step,
             bit_shift=step * float(units.sum(dtype=numpy.int64)),
             spread=deviation**2,
@@ -208,8 +224,8 @@ class Coder:
 
     def _nibbles(self, tail: Array, width: float) -> Nibbles:
         """Returns a query for bounds on single rows: its whole tail in 16 bits per coordinate."""
-        most = min(32000, 2**31 // (16 * self.padded))  # sums must stay below 2**31
-        step = max(numpy.abs(tail).max(), 1e-30) / most
+        most = min(MOST_UNITS, 2**31 // (16 * self.padded))  # sums with levels below 16 must stay below 2**31
+        step = max(numpy.abs(tail).max(), TINY) / most
         whole = numpy.rint(tail / step).astype(numpy.int32)
         high = (whole + 128) >> 8
         low = whole - (high << 8)
@@ -217,9 +233,9 @@ class Coder:
             high=high.astype(numpy.int8).reshape(2, -1),
             low=low.astype(numpy.int8).reshape(2, -1),
             step=step,
-            shift=7.5 * step * float(whole.sum(dtype=numpy.int64)),
+            shift=MIDDLE * step * float(whole.sum(dtype=numpy.int64)),
             spread=width,
-            rounding=7.5 * self.padded * step / 2,
+            rounding=MIDDLE * self.padded * step / 2,
         )
 
     def prepare_many(self, queries: Array, centers: Array, longest: float) -> Queries:
@@ -233,12 +249,12 @@ class Coder:
         heads, tails = self.split(queries)
         length, deviation = self._spread(tails)
         whole_heads, head_numbers = self._heads(heads)
-        step = numpy.maximum(numpy.abs(tails).max(1), 1e-30) / 127
+        step = numpy.maximum(numpy.abs(tails).max(1), TINY) / LARGEST_BYTE
         # Rounded at random, as in ``_head_and_bits``.
         units = numpy.floor(tails / step[:, None] + self._dither).astype(numpy.int8)
-        shift = 7.5 * step * units.sum(1, dtype=numpy.int64)
+        shift = MIDDLE * step * units.sum(1, dtype=numpy.int64)
         width = numpy.minimum(length, SIGMAS * deviation)
-        rounding = 1.0001 * SIGMAS * longest * step / 2 + SLACK
+        rounding = ROUNDED_UP * SIGMAS * longest * step / 2 + SLACK
         numbers = numpy.column_stack([head_numbers, step, shift, width, rounding])
         at_centers = numpy.vecdot(centers, tails[:, None]) + SLACK  # in this thread, as in ``prepare``
         quarters = units.reshape(len(units), 2, -1, 4).swapaxes(1, 2)  # (B, width / 4, 2, 4)
@@ -254,18 +270,18 @@ class Coder:
 
         A standard deviation is that of the product of a tail and what a code leaves out, per unit of G.
         """
-        length = numpy.sqrt(numpy.vecdot(tails, tails)) * (1 + 1e-9)
+        length = numpy.sqrt(numpy.vecdot(tails, tails)) * LENGTHENED
         return length, length / sqrt(self.padded - 1)
 
     def _heads(self, heads: Array) -> tuple[Array, Array]:
         """Returns the heads of queries (B, HEAD) in 16 bits per direction, and their steps and slacks (B, 2)."""
         scaled = heads * self.scales
-        step = numpy.maximum(numpy.abs(scaled).max(1), 1e-30) / 32000
+        step = numpy.maximum(numpy.abs(scaled).max(1), TINY) / MOST_UNITS
         rounded = numpy.rint(scaled / step[:, None])
         # Half a unit of a row's byte in each direction, plus the rounding error of the query times up to 127 units.
         lost = numpy.abs(scaled - rounded * step[:, None]).sum(1)
-        slack = 0.5 * numpy.abs(scaled).sum(1) + 127 * lost
-        numbers = numpy.column_stack([step, slack * 1.0001])
+        slack = 0.5 * numpy.abs(scaled).sum(1) + LARGEST_BYTE * lost
+        numbers = numpy.column_stack([step, slack * ROUNDED_UP])
         return rounded.astype(numpy.int16).reshape(len(heads), -1, 2), numbers.astype(numpy.float32)
 
 
@@ -282,7 +298,8 @@ def _weights(square: Array, along: Array, code_square: Array | float, padded: in
     left_out = numpy.sqrt(numpy.maximum(weight * weight * code_square - square, 0))
     # If the code is useless, all of the tail is left out, and it may point in the direction of the query.
     left_out = numpy.where(useful, left_out, numpy.sqrt(square * padded))
-    return numpy.column_stack([weight, left_out * (1 + 1e-6)]).astype(numpy.float32)
+    left_out *= 1 + 1e-6  # more than what is lost when it becomes float32
+    return numpy.column_stack([weight, left_out]).astype(numpy.float32)
 
 
 def _directions(rows: Array, random: numpy.random.Generator) -> Array:
@@ -290,7 +307,7 @@ def _directions(rows: Array, random: numpy.random.Generator) -> Array:
     dim = rows.shape[1]
     sample = rows.astype(numpy.float32)
     found = random.standard_normal((dim, min(dim, HEAD + 16)))
-    for _ in range(ROUNDS):
+    for _ in range(FIT_ITERATIONS):
         found, _ = numpy.linalg.qr(sample.T @ (sample @ found.astype(numpy.float32)))
     projected = rows @ found
     _, mixed = numpy.linalg.eigh(projected.T @ projected)  # the most energy last
@@ -328,7 +345,7 @@ class _Rotation:
             turned: Array = rows @ self._dense
             return turned
         for signs, left, right in self._rounds:
-            squares = (rows * signs).reshape(len(rows), len(left), ROUND)
+            squares = (rows * signs).reshape(len(rows), len(left), MIXED_TOGETHER)
             squares = left @ (squares @ right)
             rows = squares.transpose(0, 2, 1).reshape(len(rows), -1)
         return rows
@@ -338,23 +355,23 @@ def shapes_of_parts(dim: int) -> dict[str, tuple[int, int]]:
     """Returns the shapes of the parts of a ``Coder`` for rows of this length, by name."""
     padded = padded_length(dim)
     shapes = {"directions": (HEAD, dim), "scales": (1, HEAD), "dither": (1, padded)}
-    if padded <= DENSE:
+    if padded <= LONGEST_DENSE:
         return shapes | {"dense": (padded, padded)}
-    left = padded // ROUND
-    return shapes | {"signs": (2, padded), "lefts": (2 * left, left), "rights": (2 * ROUND, ROUND)}
+    left = padded // MIXED_TOGETHER
+    return shapes | {"signs": (2, padded), "lefts": (2 * left, left), "rights": (2 * MIXED_TOGETHER, MIXED_TOGETHER)}
 
 
 def _random_rotation(size: int, random: numpy.random.Generator) -> dict[str, Array]:
     """Returns the parts of a random rotation of ``size`` coordinates, a multiple of 128."""
-    if size <= DENSE:
+    if size <= LONGEST_DENSE:
         return {"dense": _haar(size, random)}
     signs = []
     lefts = []
     rights = []
     for _ in range(2):
         signs.append(random.integers(0, 2, size) * 2.0 - 1)
-        lefts.append(_haar(size // ROUND, random))
-        rights.append(_haar(ROUND, random))
+        lefts.append(_haar(size // MIXED_TOGETHER, random))
+        rights.append(_haar(MIXED_TOGETHER, random))
     return {"signs": numpy.stack(signs), "lefts": numpy.concatenate(lefts), "rights": numpy.concatenate(rights)}
 
 

@@ -14,22 +14,23 @@ from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.index import batch, single
 from adanpc.index.blocks import TILE, Blocks, Kind
+from adanpc.index.counting import rounded_up
 from adanpc.index.grid import STORAGE, Array, Columns, array_if_on_cpu, decode, encode, to_main_memory
 from adanpc.index.products import ExactProducts
 from adanpc.index.protocol import AHEAD, FILE, Found, Wanted, one_after_another
 from adanpc.index.unread import scattered_memory
 
-SCORES = 1 << 25  # bounds held in memory at once: 128 MiB
-WORDS = 1 << 16  # coordinates hashed at once, few enough to stay in the cache
+BOUNDS_AT_ONCE = 1 << 25  # bounds held in memory at once: 128 MiB
+HASHED_AT_ONCE = 1 << 16  # coordinates hashed at once, few enough to stay in the cache
 WORD = {
     "float32": torch.int32,
     "float16": torch.int16,
     "int8": torch.int8,
     "progressive": torch.int16,
 }  # the integer type for hashing the bits of a coordinate
-LESS_WIDE = 3  # products are kept only of vectors that have this many times as many coordinates as there are vectors,
-FEWER = 8  # and this many times fewer than there are rows: otherwise, multiplying again is as fast
-FEW = 7  # up to this many queries in main memory, NumPy is faster than torch
+COORDINATES_PER_VECTOR = 3  # with fewer coordinates than this for each vector, multiplying again is as fast as products
+ROWS_PER_VECTOR = 8  # as it is with fewer rows than this for each vector
+MOST_IN_NUMPY = 7  # up to this many queries in main memory, NumPy is faster than torch
 
 
 class ExactIndex:
@@ -85,7 +86,7 @@ class ExactIndex:
     @property
     def padded(self) -> int:
         """How many slots a scan reads: the slots in use, rounded up to whole tiles."""
-        return -(-self._used // TILE) * TILE
+        return rounded_up(self._used, TILE)
 
     @property
     def visible(self) -> Tensor:
@@ -130,7 +131,7 @@ class ExactIndex:
         used = max(self._used, max(places) + 1)
         self.blocks.reserve(used)
         self.blocks.write(slots, {**columns, "id": ids, "hash": self._hash(columns)})
-        groups = self._with_room(used)
+        groups = self._grown_groups(used)
         all_new = min(places) >= self._used
         if not all_new:
             # Other versions of the index may be reading these slots; nobody reads beyond the slots in use.
@@ -153,7 +154,7 @@ class ExactIndex:
         encoded = {name: columns[name] for name in self.encoded}
         self.blocks.adopt({**encoded, "id": ids, "hash": torch.as_tensor(self._hash(columns))})
         count = len(ids)
-        return self._regrouped(self._with_room(count), count, torch.arange(count), group, 0)
+        return self._regrouped(self._grown_groups(count), count, torch.arange(count), group, 0)
 
     def put_unread(self, slots: Tensor, ids: Tensor, group: Tensor) -> ExactIndex:
         """Returns the index with slots in use whose rows are still missing, until ``fill`` writes them; see ``put``.
@@ -161,14 +162,14 @@ class ExactIndex:
         The index must have no rows yet and must be in main memory.
         """
         used = int(slots.max()) + 1
-        room = -(-used // self.blocks.block) * self.blocks.block  # whole blocks, because ``adopt`` does not copy those
+        room = rounded_up(used, self.blocks.block)  # whole blocks, because ``adopt`` does not copy those
         shape, dtype = self.blocks.kinds["row"]
         rows = torch.from_numpy(scattered_memory(room * self.dim * dtype.itemsize))
         all_ids = torch.zeros(room, dtype=torch.int64)
         all_ids[slots] = ids
         hashes = torch.zeros(room, dtype=torch.int64)
         self.blocks.adopt({"row": rows.view(dtype).view(room, *shape), "id": all_ids, "hash": hashes})
-        groups = self._with_room(used)
+        groups = self._grown_groups(used)
         groups[:used] = 0
         return self._regrouped(groups, used, slots, group, 0)
 
@@ -187,12 +188,12 @@ class ExactIndex:
         found_before = _count(array_if_on_cpu(groups)[array_if_on_cpu(slots)])
         return self._regrouped(groups, self._used, slots, group, found_before)
 
-    def _with_room(self, slots: int) -> Tensor:
+    def _grown_groups(self, slots: int) -> Tensor:
         """Returns the groups with room for this many slots, copied only if they have to grow."""
         room = len(self._groups)
         if slots <= room:
             return self._groups
-        return _copied(self._groups, max(2 * room, -(-slots // TILE) * TILE))
+        return _copied(self._groups, max(2 * room, rounded_up(slots, TILE)))
 
     def _regrouped(self, groups: Tensor, used: int, slots: Tensor, group: Tensor, found_before: int) -> ExactIndex:
         """Returns the index with other groups and another number of slots in use.
@@ -218,7 +219,7 @@ class ExactIndex:
         row = array_if_on_cpu(columns["row"].contiguous().view(WORD[self.storage]))
         keys = self._hash_keys
         hashes: list[Any] = []
-        step = max(1, WORDS // self.dim)
+        step = max(1, HASHED_AT_ONCE // self.dim)
         for start in range(0, row.shape[0], step):
             piece = slice(start, start + step)
             total = numpy.vecdot(row[piece], keys[0])  # modulo 2**64
@@ -280,9 +281,9 @@ class ExactIndex:
         if not self._used or not count:
             return [self._nothing(count, k) for k, _ in wanted]
         nearest: Callable[..., list[Found]] = batch.nearest
-        if count <= FEW and queries.is_cpu:
+        if count <= MOST_IN_NUMPY and queries.is_cpu:
             nearest = single.nearest
-        size = max(1, SCORES // self.padded)
+        size = max(1, BOUNDS_AT_ONCE // self.padded)
         if count <= size:
             return nearest(self, queries, wanted, exclude)
         parts = []
@@ -295,14 +296,17 @@ class ExactIndex:
     def products(self, vectors: Tensor) -> ExactProducts | None:
         """Returns the products of all rows with vectors (J, D); see ``Multiplying.products``."""
         count = len(vectors)
-        if count * self.padded > SCORES or count * LESS_WIDE > self.dim or count * FEWER > self._used:
+        if count * self.padded > BOUNDS_AT_ONCE:
+            return None
+        if count * COORDINATES_PER_VECTOR > self.dim or count * ROWS_PER_VECTOR > self._used:
             return None
         return ExactProducts(self, vectors)
 
     def _nothing(self, queries: int, k: int) -> Found:
         """Returns a result in which no rows were found."""
         nothing = torch.full((queries, k), -1, device=self.device)
-        return Found(nothing, nothing, nothing.double() * torch.inf)
+        lowest = torch.full((queries, k), -torch.inf, dtype=torch.float64, device=self.device)
+        return Found(nothing, nothing, lowest)
 
     def usable(self, group: int | None) -> Any:
         """Returns a mask (slots,) of the slots in use whose rows can be found in a group; None if all of them can.

@@ -19,6 +19,8 @@ from adanpc.errors import FeatureError
 from adanpc.index.kernels import LONGEST_SQUARES, chosen, have_direction, unit_rows
 
 GRID = 2.0**24
+WHOLE = 2.0**20  # coordinates are rounded to whole numbers up to this one, whose squares are summed without rounding
+ROUNDED_UP = 1.0001  # factor by which a bound stays one in spite of its own rounding; files hold such bounds
 PIECE = 1 << 16  # numbers computed at once, few enough to stay in the cache
 STORAGE = {
     "float32": torch.float32,
@@ -161,13 +163,12 @@ def _unit_array(features: Array) -> Array:
     scaled = features.astype(numpy.float64, order="C")
     largest = numpy.abs(scaled).max(1, keepdims=True)  # (n, 1)
     scaled /= numpy.maximum(largest, 1e-300)
-    # The length is computed from whole numbers, whose squares are summed without rounding.
-    whole = numpy.rint(scaled * 2.0**20)
-    if whole.shape[1] > 2**13:
+    whole = numpy.rint(scaled * WHOLE)
+    if whole.shape[1] > LONGEST_SQUARES:
         whole = whole.astype(numpy.int64)  # the sum of this many squares may exceed the 53 bits of float64
     squares = numpy.vecdot(whole, whole)  # (n,)
     length = numpy.maximum(numpy.sqrt(squares)[:, None], 1)
-    scaled *= 2.0**20 * GRID / length
+    scaled *= WHOLE * GRID / length
     numpy.rint(scaled, out=scaled)
     scaled /= GRID
     scaled += 0.0  # no negative zeros: equal rows have equal bytes
@@ -175,12 +176,12 @@ def _unit_array(features: Array) -> Array:
 
 
 def _unit_tensor(features: Tensor) -> Tensor:
-    """``unit`` on any device, to the same bit."""
+    """``unit`` on any device: the same steps as in ``_unit_array``, to the same bit."""
     features = features.double()
     scaled = features / features.abs().amax(1, keepdim=True).clamp(min=1e-300)
-    whole = (scaled * 2.0**20).round().long()
+    whole = (scaled * WHOLE).round().long()
     length = whole.square().sum(1, keepdim=True).double().sqrt().clamp(min=1)
-    return snap(scaled * (2.0**20 / length)).float()
+    return snap(scaled * (WHOLE / length)).float()
 
 
 def encode(rows: Tensor, storage: str) -> Columns:
@@ -237,7 +238,7 @@ def _residual(hidden: Tensor) -> Tensor:
     It is slightly more than the true length, so that it stays an upper bound in spite of its own rounding.
     """
     length: Tensor = torch.linalg.vector_norm(hidden, dim=1, keepdim=True)
-    return (length * 1.0001).float()
+    return (length * ROUNDED_UP).float()
 
 
 def decode(columns: dict[str, Rows]) -> Rows:

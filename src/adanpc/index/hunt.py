@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adanpc.index import single
+from adanpc.index.counting import ceil_div
 from adanpc.index.grid import Array
 from adanpc.index.kernels import SIDE, Codes, Hunt, Queries, hunt_tiles
 from adanpc.index.protocol import Found
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 STRIDE = 16  # one tile in this many is read for a first guess at the floor
 CAUTION = 4 / 3  # the middle of a row's bounds, less two standard deviations: rarely more than the row reaches
 CROWD = 256  # with more candidates than this beyond four per wanted row, surplus copies of equal rows are left out
-ROOM = 4096  # a search has room for this many candidates, plus one for every SHARE slots
-SHARE = 64
+ROOM = 4096  # a search has room for this many candidates, plus one for every SLOTS_PER_CANDIDATE slots
+SLOTS_PER_CANDIDATE = 64
 
 Block = tuple[Codes, int, int]  # codes of whole tiles, how many, and the number of the first
 
@@ -69,7 +70,7 @@ class Pass(NamedTuple):
         if threads == 1:
             self._in_this_thread(queries, hunt, stride)
             return
-        size = -(-sides // threads)
+        size = ceil_div(sides, threads)
         with ThreadPoolExecutor(threads) as pool:
             works = [
                 pool.submit(self._in_this_thread, *_shared(queries, hunt, start, start + size), stride)
@@ -97,7 +98,7 @@ def _shared(queries: Queries, hunt: Hunt, start: int, end: int) -> tuple[Queries
 
 def room(slots: int) -> int:
     """Returns how many candidates there is room for in each search."""
-    return ROOM + slots // SHARE
+    return ROOM + slots // SLOTS_PER_CANDIDATE
 
 
 def bytes_of_candidates(slots: int) -> int:
@@ -107,7 +108,8 @@ def bytes_of_candidates(slots: int) -> int:
 
 def rank_in_sample(search: Search) -> int:
     """Returns a rank among the sampled rows whose value is rarely above the k-th best of all rows."""
-    return 2 * -(-(search.k + search.spare) // STRIDE) + 4
+    expected = ceil_div(search.k + search.spare, STRIDE)
+    return 2 * expected + 4
 
 
 def _hunt(queries: int, wanted: list[tuple[int, int]], room: int) -> Hunt:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from adanpc import require
+from adanpc.index.counting import ceil_div
 
 Array = numpy.ndarray[Any, Any]
 LANES = 16  # rows in a tile, whose codes are interleaved
@@ -244,7 +245,7 @@ class Hunt(NamedTuple):
 def side_by_side(queries: Array) -> Array:
     """Returns queries (B, n, …) interleaved as (sides, n, SIDE, …), padded with zeros."""
     count = len(queries)
-    sides = -(-count // SIDE)
+    sides = ceil_div(count, SIDE)
     padded = numpy.zeros((sides * SIDE, *queries.shape[1:]), queries.dtype)
     padded[:count] = queries
     grouped = padded.reshape(sides, SIDE, *queries.shape[1:])

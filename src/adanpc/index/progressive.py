@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from copy import copy
-from threading import Lock, local
+from threading import Lock
 from typing import NamedTuple
 
 import numpy
@@ -16,40 +16,28 @@ from torch import Tensor
 from adanpc import require
 from adanpc.errors import AdaNPCError
 from adanpc.index import hunt, single
-from adanpc.index.blocks import Blocks, Kind
-from adanpc.index.codes import (
-    HEAD,
-    SAMPLE,
-    WIDEST,
-    Coded,
-    Coder,
-    bytes_of_coder,
-    number_of_signs,
-    padded_length,
-    shapes_of_parts,
-)
+from adanpc.index.codes import Coder
+from adanpc.index.counting import ceil_div
 from adanpc.index.exact import ExactIndex
-from adanpc.index.grid import STORAGE, Array, Columns, decode
-from adanpc.index.kernels import LANES, HeadAndBits, Nibbles, bound_rows, chosen, reach_rows, scan_tiles
+from adanpc.index.grid import STORAGE, Array, Columns
+from adanpc.index.kernels import chosen
 from adanpc.index.protocol import AHEAD, FILE, Found, Kept, Wanted, one_after_another
+from adanpc.index.row_codes import RowCodes
 from adanpc.index.unread import Unread
 
 logger = logging.getLogger("adanpc")
 
-LEAST = 16384  # codes are made once there are this many rows: reading fewer rows is faster than bounding them
-SPAN = 4096  # slots whose tails share a center
-ENCODED = 512  # rows encoded at once
-FIRST = 1024  # to find what the k-th nearest must reach, read four bits of at least this many rows with the top bounds
-SHARE = 400  # and of at least one row in this many
-SAMPLED = 16384  # sampled bounds, from which a bound that a given number of rows reach is estimated
-SPARE = 14  # rows scored beyond the wanted number to find what the k-th nearest must reach
-BOUNDS = 16  # bytes that a search may write for each slot: two bounds, and the slot if both reach
-SEVERAL = 5  # at least this many queries share a pass over four bits of each row: fewer are faster one by one
-TOGETHER = 64  # at most this many queries share such a pass
-MANY = 8  # if more than one row in this many is wanted, every row is scored
-PART = "coder."  # prefix of the names under which the parts of the coder are kept
-EVERY_SLOT = numpy.zeros(0, bool)  # instead of a mask
-SPARSE = 2  # with this many slots per row or more, codes are not kept: making them again takes less room
+# To find what the k-th nearest must reach, four bits are read of the rows with the highest bounds:
+LEAST_REREAD = 1024  # of at least this many rows,
+REREAD_PER_WANTED = 4  # of at least this many for each wanted one,
+REREAD_ONE_IN = 400  # and of at least one row in this many
+SAMPLED_BOUNDS = 16384  # sampled bounds, from which a bound that a given number of rows reach is estimated
+SPARE_SCORED = 14  # rows scored beyond the wanted number to find what the k-th nearest must reach
+SEARCH_BYTES_PER_SLOT = 16  # bytes that a search may write for each slot: two bounds, and the slot if both reach
+LEAST_TOGETHER = 5  # at least this many queries share a pass over four bits of each row: fewer are faster one by one
+MOST_TOGETHER = 64  # at most this many queries share such a pass
+ROWS_PER_WANTED = 8  # with fewer rows than this for each wanted one, every row is scored
+SPARSE_SLOTS_PER_ROW = 2  # with this many slots per row or more, codes are not kept: making them again takes less room
 
 
 class ProgressiveIndex:
@@ -95,7 +83,7 @@ class ProgressiveIndex:
         self.device = torch.device(device)
         self.certified = certified
         self._exact = ExactIndex(dim, storage, device, folder=folder)
-        self._codes = _Codes(dim)
+        self._codes = RowCodes(dim)
         self._auditor = _Auditor(require.between("sample", sample, 0, 1))
         self._unread: Unread | None = None  # the rows that are still in a file, if any
 
@@ -147,7 +135,7 @@ class ProgressiveIndex:
             ahead = parts.get(AHEAD, 0) + self._codes.bytes_ahead(slots)
             if ahead:
                 parts[AHEAD] = ahead
-            parts["a search"] = slots * BOUNDS + hunt.bytes_of_candidates(slots) * TOGETHER
+            parts["a search"] = slots * SEARCH_BYTES_PER_SLOT + hunt.bytes_of_candidates(slots) * MOST_TOGETHER
         return parts
 
     def encode(self, rows: Tensor) -> Columns:
@@ -194,7 +182,7 @@ class ProgressiveIndex:
         coder = self._codes.coder
         if coder is None or self.storage != "progressive":
             return {}
-        if not len(slots) or int(slots.max()) >= SPARSE * len(slots):
+        if not len(slots) or int(slots.max()) >= SPARSE_SLOTS_PER_ROW * len(slots):
             return {}
         return self._codes.kept(coder, slots)
 
@@ -219,7 +207,7 @@ class ProgressiveIndex:
             exact = self._exact.put(slots, ids, columns, group)
         changed = self._with(exact)
         changed._unread = unread
-        changed._codes = _Codes(self.dim)
+        changed._codes = RowCodes(self.dim)
         codes = kept.codes
         if not kept.given_away:
             codes = {name: column.clone() for name, column in codes.items()}
@@ -251,8 +239,8 @@ class ProgressiveIndex:
         if coder is None or not len(queries):
             return self._exact.search_groups(queries, wanted, exclude=exclude)
         parts = []
-        for start in range(0, len(queries), TOGETHER):
-            part = slice(start, start + TOGETHER)
+        for start in range(0, len(queries), MOST_TOGETHER):
+            part = slice(start, start + MOST_TOGETHER)
             excluded = None
             if exclude is not None:
                 excluded = exclude[part].numpy()
@@ -264,7 +252,7 @@ class ProgressiveIndex:
     ) -> list[Found]:
         """``search_groups`` for at most ``TOGETHER`` queries (B, D)."""
         precise = queries.astype(numpy.float64)
-        if len(queries) < SEVERAL or chosen() == "numpy":
+        if len(queries) < LEAST_TOGETHER or chosen() == "numpy":
             ones = []
             for number, query in enumerate(precise):
                 ones.append(self._one_by_one(coder, query, wanted, _excluded_from(exclude, number)))
@@ -285,13 +273,13 @@ class ProgressiveIndex:
         """``search_groups`` for several queries (B, D) float64, by one pass as far as that settles them."""
         answers = self._from_one_pass(coder, queries, wanted, exclude)
         for number, query in enumerate(queries):
-            open_questions = [place for place, answer in enumerate(answers) if not answer.certain[number]]
+            open_questions = [pair for pair, answer in enumerate(answers) if not answer.certain[number]]
             if not open_questions:
                 continue
-            asked = [wanted[place] for place in open_questions]
+            asked = [wanted[pair] for pair in open_questions]
             ones = self._one_by_one(coder, query, asked, _excluded_from(exclude, number))
-            for place, one in zip(open_questions, ones, strict=True):
-                for column, value in zip(answers[place].found, one, strict=True):
+            for pair, one in zip(open_questions, ones, strict=True):
+                for column, value in zip(answers[pair].found, one, strict=True):
                     column[number] = value[0]
         return [answer.found for answer in answers]
 
@@ -306,20 +294,21 @@ class ProgressiveIndex:
         if exclude is not None:
             spare = exclude.shape[1]
         answers: list[_Answers] = []
-        searches: dict[int, hunt.Search] = {}
-        for number, (k, group) in enumerate(wanted):
+        searches: dict[int, hunt.Search] = {}  # by the position of the pair in ``wanted``
+        for pair, (k, group) in enumerate(wanted):
             answers.append(_nothing_certain(len(queries), min(k, self.slots)))
-            if (k + spare) * MANY <= self._exact.count_of(group) and not self.certified:
-                searches[number] = hunt.Search(min(k, self.slots), self._exact.group_code(group), spare)
+            if (k + spare) * ROWS_PER_WANTED <= self._exact.count_of(group) and not self.certified:
+                searches[pair] = hunt.Search(min(k, self.slots), self._exact.group_code(group), spare)
         if not searches:
             return answers
         prepared = coder.prepare_many(queries, self._codes.centers(self.slots), self._codes.longest)
-        one_pass = hunt.Pass(chosen(), self._codes.blocks(self.slots), SPAN // LANES, self._exact.groups, self.slots)
+        one_pass = self._codes.one_pass(self._exact.groups, self.slots)
         hunted = one_pass.candidates(prepared, list(searches.values()))
-        for place, (number, search) in enumerate(searches.items()):
+        for number, (pair, search) in enumerate(searches.items()):
             if self._unread is not None:
-                self._bring(hunt.candidates_of(hunted, place))
-            answers[number] = _Answers(*hunt.nearest(self._exact, queries, hunted, place, search, exclude))
+                self._bring(hunt.candidates_of(hunted, number))
+            found, certain = hunt.nearest(self._exact, queries, hunted, number, search, exclude)
+            answers[pair] = _Answers(found, certain)
         return answers
 
     def _nearest(self, bounds: _Bounds, query: Array, k: int, group: int | None, excluded: Array) -> Found:
@@ -329,7 +318,7 @@ class ProgressiveIndex:
         if usable is not None:
             count = int(numpy.count_nonzero(usable))
         wanted = k + len(excluded)
-        if wanted * MANY > count:
+        if wanted * ROWS_PER_WANTED > count:
             everyone = _places(usable, count)
             self._bring(everyone)
             return single.ranked(self._exact, query, everyone, k, excluded)
@@ -354,9 +343,10 @@ class ProgressiveIndex:
 
     def _reach(self, bounds: _Bounds, query: Array, usable: Array | None, wanted: int) -> float:
         """Returns a similarity that at least ``wanted`` rows reach, from exact scores of the rows that seem nearest."""
-        near = bounds.highest(max(FIRST, 4 * wanted, self.slots // SHARE), usable)
+        reread = max(LEAST_REREAD, REREAD_PER_WANTED * wanted, self.slots // REREAD_ONE_IN)
+        near = bounds.highest(reread, usable)
         tighter = bounds.of_rows(near)
-        some = wanted + SPARE
+        some = wanted + SPARE_SCORED
         if len(near) > some:
             near = near[numpy.argpartition(tighter, -some)[-some:]]
         self._bring(near)
@@ -434,7 +424,7 @@ class _Bounds:
         certified: see ``ProgressiveIndex``.
     """
 
-    def __init__(self, codes: _Codes, coder: Coder, query: Array, slots: int, *, certified: bool) -> None:
+    def __init__(self, codes: RowCodes, coder: Coder, query: Array, slots: int, *, certified: bool) -> None:
         self._codes = codes
         self._certified = certified
         head_and_bits, self._nibbles = coder.prepare(query, codes.centers(slots), certified=certified)
@@ -442,18 +432,19 @@ class _Bounds:
 
     def highest(self, count: int, usable: Array | None) -> Array:
         """Returns about ``count`` slots with the highest bounds, in rising order: at least half as many if possible."""
-        step = max(1, len(self._upper) // SAMPLED)
+        step = max(1, len(self._upper) // SAMPLED_BOUNDS)
         sample = self._upper[::step]
         if usable is not None:
             sample = sample[usable[::step]]
-        rank = -(-count // step)
+        rank_in_sample = ceil_div(count, step)
         slots = single.NOBODY
+        # The value to reach comes from a sample. If too few rows reach it, a lower one is tried.
         while 2 * len(slots) < count:
-            if rank >= len(sample):
+            if rank_in_sample >= len(sample):
                 return _places(usable, len(self._upper))
-            least = numpy.partition(sample, -rank)[-rank]
+            least = numpy.partition(sample, -rank_in_sample)[-rank_in_sample]
             slots = _reached(self._upper, least, usable)
-            rank *= 2
+            rank_in_sample *= 2
         return slots
 
     def of_rows(self, slots: Array) -> Array:
@@ -483,245 +474,3 @@ def _reached(upper: Array, least: float, usable: Array | None) -> Array:
         reached &= usable
     slots: Array = reached.nonzero()[0]
     return slots
-
-
-class _Codes:
-    """The codes of all rows that were ever added, shared by all versions of the index.
-
-    The codes of a slot are written together with its row, when nobody reads that slot.
-
-    Args:
-        dim: length of a row.
-    """
-
-    def __init__(self, dim: int) -> None:
-        self.coder: Coder | None = None
-        self.longest = 0.0  # the greatest ``Coded.longest`` so far
-        self._dim = dim
-        self._slots = 0  # the most slots in use in any version
-        padded = padded_length(dim)
-        tile: dict[str, Kind] = {
-            "head": ((HEAD // 2, LANES, 2), torch.int8),
-            "bits": ((number_of_signs(dim) // 32, LANES), torch.uint32),
-            "weights": ((3, LANES), torch.float32),
-        }
-        row: dict[str, Kind] = {"nibbles": ((padded // 2,), torch.uint8), "factors": ((2,), torch.float32)}
-        self._rows = Blocks(row, torch.device("cpu"))
-        self._tiles = Blocks(tile, torch.device("cpu"), block=self._rows.block // LANES)  # the same rows in each block
-        self._centers: Array = numpy.zeros((0, padded))  # one for each span, with room to grow
-        self._spans = 0
-        self._sum: Array = numpy.zeros(padded)  # the sum of the tails in the newest span
-        self._summed = 0
-        self._memory = local()  # two arrays of bounds for each thread, overwritten by every search
-
-    def nbytes(self, slots: int) -> int:
-        """Returns the bytes of the codes of this many slots and of the coder; 0 as long as there are too few rows."""
-        if self.coder is None and (slots < LEAST or self._dim > WIDEST):
-            return 0
-        tiles = -(-slots // LANES)
-        centers = (-(-slots // SPAN) + 1) * self._sum.nbytes  # and the sum that yields the next one
-        codes = tiles * self._tiles.slot_bytes + slots * self._rows.slot_bytes
-        return codes + centers + bytes_of_coder(self._dim)
-
-    def bytes_ahead(self, slots: int) -> int:
-        """Returns the most bytes that are requested for codes of later rows when this many slots are in use."""
-        return self._tiles.bytes_ahead(-(-slots // LANES)) + self._rows.bytes_ahead(slots)
-
-    def add(self, exact: ExactIndex, slots: Array) -> None:
-        """Encodes the rows in these slots (n,), or all rows as soon as there are enough."""
-        self._slots = max(self._slots, exact.slots)
-        if self.coder is not None:
-            self._write(self.coder, exact, slots)
-        elif exact.count >= LEAST and self._dim <= WIDEST:
-            coder = self._fitted(exact)
-            self._write(coder, exact, numpy.arange(self._slots))
-            self.coder = coder  # from now on, searches read codes
-
-    def _fitted(self, exact: ExactIndex) -> Coder:
-        """Returns a coder fitted to these rows, whose mean tail will be the first center."""
-        visible = exact.visible
-        places = torch.linspace(0, len(visible) - 1, min(SAMPLE, len(visible)), dtype=torch.float64).long()
-        sample = exact.rows(visible[places]).numpy().astype(numpy.float64)
-        coder = Coder.fitted(sample)
-        _, tails = coder.split(sample)
-        self._sum = tails.sum(0)
-        self._summed = len(tails)
-        self._spans = 0
-        return coder
-
-    def _write(self, coder: Coder, exact: ExactIndex, slots: Array) -> None:
-        """Encodes the rows in these slots (n,) span by span, because each span gets its center from the one before."""
-        if not len(slots):
-            return
-        slots = numpy.sort(slots)
-        last = int(slots[-1])
-        self._tiles.reserve(last // LANES + 1)
-        self._rows.reserve(last + 1)
-        for span in range(int(slots[0]) // SPAN, last // SPAN + 1):
-            start, end = numpy.searchsorted(slots, [span * SPAN, (span + 1) * SPAN])
-            for piece in range(start, end, ENCODED):
-                self._open(span)
-                self._encode(coder, exact, slots[piece : min(piece + ENCODED, end)], span)
-
-    def _open(self, span: int) -> None:
-        """Sets the centers of all spans up to this one, for good: each is the mean tail of the previous span."""
-        while self._spans <= span:
-            center = self._sum / max(self._summed, 1)
-            if self._spans and not self._summed:
-                center = self._centers[self._spans - 1]
-            if self._spans == len(self._centers):
-                larger = numpy.zeros((max(4, 2 * self._spans), len(center)))
-                larger[: self._spans] = self._centers
-                self._centers = larger
-            self._centers[self._spans] = center
-            self._spans += 1
-            self._sum = numpy.zeros_like(self._sum)
-            self._summed = 0
-
-    def _encode(self, coder: Coder, exact: ExactIndex, slots: Array, span: int) -> None:
-        """Writes the codes of the rows in these slots (n,), all in one span."""
-        rows = decode(exact.blocks.read(slots, *exact.encoded)).astype(numpy.float64)
-        with numpy.errstate(all="ignore"):  # slots that were never written hold arbitrary values
-            coded = coder.encode(rows, self._centers[span])
-        self.longest = max(self.longest, coded.longest)
-        if span == self._spans - 1:
-            # Hidden slots are left out, because they may never have been written.
-            shown = exact.shows(slots)
-            self._sum += coded.tails[shown].sum(0)
-            self._summed += int(numpy.count_nonzero(shown))
-        if len(slots) == 1:
-            self._store_one(coded, int(slots[0]))
-            return
-        tiles, lanes = numpy.divmod(slots, LANES)
-        for block in numpy.unique(tiles // self._tiles.block):
-            there = tiles // self._tiles.block == block
-            offsets = tiles[there] - block * self._tiles.block
-            arrays = {name: parts[block] for name, parts in self._tiles.arrays().items()}
-            arrays["head"][offsets, :, lanes[there]] = coded.head[there].reshape(-1, HEAD // 2, 2)
-            arrays["bits"][offsets, :, lanes[there]] = coded.bits[there]
-            arrays["weights"][offsets, :, lanes[there]] = coded.weights[there]
-        self._rows.write(torch.from_numpy(slots), {"nibbles": coded.nibbles, "factors": coded.factors})
-
-    def _store_one(self, coded: Coded, slot: int) -> None:
-        """Writes the codes of one row, without arrays of positions."""
-        tile, lane = divmod(slot, LANES)
-        block, offset = divmod(tile, self._tiles.block)
-        tiles = self._tiles.arrays()
-        tiles["head"][block][offset, :, lane] = coded.head.reshape(-1, 2)
-        tiles["bits"][block][offset, :, lane] = coded.bits[0]
-        tiles["weights"][block][offset, :, lane] = coded.weights[0]
-        rows = self._rows.arrays()
-        block, offset = divmod(slot, self._rows.block)
-        rows["nibbles"][block][offset] = coded.nibbles[0]
-        rows["factors"][block][offset] = coded.factors[0]
-
-    def kept(self, coder: Coder, slots: Tensor) -> Columns:
-        """Returns the codes of the rows in these slots, ordered by slot, and the coder's parts: (rows, columns) each.
-
-        All other slots are zero: their rows were deleted, and must not be disclosed, or were never written.
-        """
-        used = int(slots.max()) + 1
-        tiles = -(-used // LANES)
-        unused = numpy.ones(tiles * LANES, bool)
-        unused[slots.numpy()] = False
-        places = unused.nonzero()[0]
-        columns = {"slot": slots}
-        for name in self._tiles.kinds:
-            column = torch.cat(self._tiles.used(name, tiles))
-            column.numpy()[places // LANES, :, places % LANES] = 0
-            if column.dtype == torch.uint32:
-                column = column.view(torch.uint8)
-            columns[name] = column.reshape(tiles, -1)
-        for name in self._rows.kinds:
-            column = torch.cat(self._rows.used(name, used))
-            column.numpy()[places[places < used]] = 0
-            columns[name] = column
-        columns["centers"] = torch.from_numpy(self._centers[: self._spans].copy())
-        columns["sum"] = torch.from_numpy(self._sum[None].copy())
-        columns["numbers"] = torch.tensor([[self.longest, self._summed]], dtype=torch.float64)
-        for name, part in coder.parts.items():
-            columns[PART + name] = torch.from_numpy(part.copy())
-        return columns
-
-    def restore(self, columns: Columns, slots: int) -> None:
-        """Restores what ``kept`` returned for rows in this many slots."""
-        tiles = {}
-        for name, (shape, dtype) in self._tiles.kinds.items():
-            tiles[name] = columns[name].view(dtype).view(-1, *shape)
-        self._tiles.adopt(tiles)
-        self._rows.adopt({name: columns[name] for name in self._rows.kinds})
-        self._centers = columns["centers"].numpy()
-        self._spans = len(self._centers)
-        self._sum = columns["sum"].numpy()[0]
-        longest, summed = columns["numbers"][0].tolist()
-        self.longest = longest
-        self._summed = int(summed)
-        self._slots = slots
-        self.coder = Coder({name: columns[PART + name].numpy() for name in shapes_of_parts(self._dim)})
-
-    def centers(self, slots: int) -> Array:
-        """Returns the centers (spans, padded) of the first ``slots`` slots."""
-        return self._centers[: -(-slots // SPAN)]
-
-    def blocks(self, slots: int) -> list[hunt.Block]:
-        """Returns the codes of the first ``slots`` slots, block by block."""
-        tiles = -(-slots // LANES)
-        return list(hunt.blocks_of(self._tiles.arrays(), self._rows.arrays(), self._tiles.block, tiles))
-
-    def scan(self, query: HeadAndBits, slots: int) -> tuple[Array, Array]:
-        """Returns what each row is known to reach without its tail and an upper bound on its similarity, both (slots,).
-
-        This thread's next scan overwrites them.
-        """
-        tiles = -(-slots // LANES)
-        base, upper = self._room(tiles * LANES)
-        path = chosen()
-        size = self._tiles.block
-        arrays = self._tiles.arrays()
-        for block, first in enumerate(range(0, tiles, size)):
-            some = min(size, tiles - first)
-            rows = slice(first * LANES, (first + some) * LANES)
-            codes = {name: parts[block] for name, parts in arrays.items()}
-            scan_tiles(path, codes, some, first, SPAN // LANES, query, base[rows], upper[rows])
-        return base[:slots], upper[:slots]
-
-    def bounds(self, query: Nibbles, slots: Array, base: Array) -> Array:
-        """Returns tighter bounds (n,) on the rows in these slots (n,), sorted; ``base`` is what ``scan`` returned."""
-        upper = numpy.empty(len(slots), numpy.float32)
-        path = chosen()
-        size = self._rows.block
-        arrays = self._rows.arrays()
-        for block, first in enumerate(range(0, len(base), size)):
-            start, end = numpy.searchsorted(slots, [first, first + size])
-            codes = {name: parts[block] for name, parts in arrays.items()}
-            bound_rows(path, codes, slots[start:end], first, query, base, upper[start:end])
-        return upper
-
-    def reaching(
-        self, query: Nibbles, base: Array, upper: Array, usable: Array | None, first_least: float, least: float
-    ) -> Array:
-        """Returns the slots (n,) of rows whose two bounds reach two similarities; see ``reach_rows``.
-
-        ``base`` and ``upper`` are what ``scan`` returned.
-        """
-        path = chosen()
-        size = self._rows.block
-        arrays = self._rows.arrays()
-        if usable is None:
-            usable = EVERY_SLOT
-        found = []
-        for block, first in enumerate(range(0, len(base), size)):
-            rows = min(size, len(base) - first)
-            codes = {name: parts[block] for name, parts in arrays.items()}
-            found.append(reach_rows(path, codes, first, rows, query, base, upper, usable, first_least, least))
-        return numpy.concatenate(found)
-
-    def _room(self, slots: int) -> tuple[Array, Array]:
-        """Returns two float32 arrays (slots,) that belong to this thread."""
-        if getattr(self._memory, "size", 0) < slots:
-            self._memory.base = numpy.empty(2 * slots, numpy.float32)
-            self._memory.upper = numpy.empty(2 * slots, numpy.float32)
-            self._memory.size = 2 * slots  # last, because memory may run out before
-        base: Array = self._memory.base
-        upper: Array = self._memory.upper
-        return base[:slots], upper[:slots]

@@ -18,11 +18,11 @@ from adanpc.index.scan import COORDINATES, kernel_error, multiplying_path, scan
 if TYPE_CHECKING:
     from adanpc.index.exact import ExactIndex
 
-# Beyond wanted + MORE + slots / SHARE int8 candidates, scanning their second byte is faster than scoring them all.
-MORE = 64
-SHARE = 128
-GROUP = 16  # rows in a group; only the best row of each group is ranked
-LEAST = float(numpy.finfo(numpy.float32).min)
+# With more int8 candidates than the wanted ones and these, scanning the second byte is faster than scoring them all.
+SPARE_CANDIDATES = 64
+SLOTS_PER_CANDIDATE = 128  # one more candidate for this many slots
+RANKED_TOGETHER = 16  # of this many values, only the best is ranked
+LOWEST_FINITE = float(numpy.finfo(numpy.float32).min)
 NOBODY = numpy.zeros(0, numpy.int64)  # no ids to exclude
 EVERY_ROW = numpy.zeros(0, numpy.uint8)  # instead of groups
 
@@ -51,7 +51,7 @@ def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclud
             usable = index.usable(group)
             most = k + len(excluded)
             near = _candidates(bounds, usable, most)
-            if index.storage == "int8" and len(near) > most + MORE + index.slots // SHARE:
+            if index.storage == "int8" and len(near) > most + SPARE_CANDIDATES + index.slots // SLOTS_PER_CANDIDATE:
                 if finer is None:
                     finer = _finer_bounds(index, seen, error, queries[number : number + 1])
                 near = _candidates(finer, usable, most)
@@ -225,16 +225,16 @@ def _candidates(bounds: Bounds, usable: Array | None, k: int) -> Array:
     lower = upper
     if bounds.lower is not bounds.upper:
         lower = _only(usable, bounds.lower)
-    least = max(LEAST, _kth(lower, k) - 2 * bounds.slack)  # finite, so that -inf never reaches it
+    least = max(LOWEST_FINITE, _kth(lower, k) - 2 * bounds.slack)  # finite, so that -inf never reaches it
     reaching: Array = (upper >= least).nonzero()[0]
     return reaching
 
 
 def _kth(values: Array, k: int) -> float:
-    """Returns the k-th highest of values (n,), or a little less: of many values, only the best of each group count."""
+    """Returns the k-th highest of values (n,), or a little less: of many values, only the best of every 16 count."""
     k = min(k, len(values))
     heads = values
-    if 2 * k * GROUP <= len(values):
-        whole = len(values) // GROUP * GROUP
-        heads = values[:whole].reshape(GROUP, -1).max(0)
+    if 2 * k * RANKED_TOGETHER <= len(values):
+        whole = len(values) // RANKED_TOGETHER * RANKED_TOGETHER
+        heads = values[:whole].reshape(RANKED_TOGETHER, -1).max(0)
     return float(numpy.partition(heads, -k)[-k])
