@@ -176,12 +176,14 @@ def test_a_bank_of_a_run_meets_the_model_of_that_run(data_dir: Path, tmp_path: P
     [
         (("veto", "bank", 99), "row 99 is not in the bank: it never existed"),
         (("relabel", "bank", 0, "--label", "cow"), "--label must be one of ant, bee, cat, got 'cow'"),
-        (("rollback", "bank", "--to", 5), "position must be at most 1, got 5"),
+        (("rollback", "bank", "--to", 5), "adanpc: --to must be at most 1, got 5"),
         (("info", "nowhere"), "is not a durable bank: it has no log.sqlite"),
         (("log", "bank", "--after", 9), "holds changes from 1 to 1, so none can be read from 9 on"),
         (("import", "bank", "none.csv"), "No such file or directory"),
         (("create", "bank", "--from", "rows.csv"), "something is there already"),
-        (("create", "new", "--from", "none.safetensors"), "none.safetensors was not loaded: there is no such file"),
+        (("create", "new", "--from", "none.safetensors"), "none.safetensors was not read: there is no such file or"),
+        (("create", "new", "--from", "nope"), "nope was not read: there is no such file or folder"),
+        (("create", "new", "--from", "nope", "--encoder", "convnet"), "nope was not read: there is no such file or"),
         (
             ("export", "bank", "nowhere/rows.parquet"),
             "rows.parquet was not saved: No such file or directory; check the",

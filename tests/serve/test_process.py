@@ -85,6 +85,15 @@ def test_interrupting_it_by_hand_is_an_orderly_end_too(folder: Path) -> None:
         assert set(bank.contents.vetoed) == {1}
 
 
+def test_logs_have_no_codes_for_terminals(folder: Path) -> None:
+    with started(folder) as service:
+        requests.get(f"{service.url}/v1/bank")
+        assert service.end() == 0
+        lines = service.log()
+    assert [line for line in lines if line["message"].startswith("Started server process")]  # uvicorn colors this one
+    assert not [line for line in lines if "color_message" in line]
+
+
 def test_logs_are_lines_of_json_without_what_was_sent(folder: Path, tmp_path: Path) -> None:
     token = add_token(tmp_path / "tokens", "Ann", "expert")
     headers = {"Authorization": f"Bearer {token}", "X-Request-Id": "shift-7"}

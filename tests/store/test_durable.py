@@ -443,8 +443,10 @@ def test_every_position_can_be_looked_at_and_returned_to(tmp_path: Path, kind: s
             assert answers_of(bank.predict(features(3, 4))) == answers
         assert bank.position == before + len(known)
         for position in (0, bank.position + 1):
-            with pytest.raises(AdaNPCError, match="position must be at"):
+            with pytest.raises(AdaNPCError, match="to must be at"):
                 bank.rollback(position)
+            with pytest.raises(AdaNPCError, match="position must be at"):
+                bank.at(position)
         digest = bank.digest()
     with DurableBank.open(tmp_path / "bank") as bank:
         assert bank.digest() == digest

@@ -33,6 +33,7 @@ ARGUMENTS = (  # arguments of the library that are flags here
     "seeds",
     "steps",
     "stream",
+    "to",
     "trial",
     "trials",
     "which",

@@ -20,6 +20,8 @@ from adanpc.cli.names import ENCODERS, PRESETS, completing
 from adanpc.errors import AdaNPCError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from adanpc.core import AdaNPC, Change
     from adanpc.store import DurableBank
 
@@ -91,6 +93,8 @@ def create(
         from adanpc.store.file import read
 
         one_of("preset", preset, PRESETS)
+        if not source.exists():
+            raise AdaNPCError(f"{source} was not read: there is no such file or folder")
         options: dict[str, Any] = {
             "preset": preset,
             "settings": settings(set_ or []),
@@ -101,20 +105,21 @@ def create(
             _refuse_unused(context, "images", ("labels", "which"))
             _create_from_images(folder, source, encoder, weights, pretrained, options, json)
             return
-        elif source.is_dir():
+        if source.is_dir():
             _refuse_unused(context, "a run", ("labels", "weights", "pretrained"))
-            made = _of_run(source, which, options)
+            classifier, recipe = _of_run(source, which, options)
         elif source.suffix.lower() == ".safetensors":
             _refuse_unused(
                 context,
                 "a saved bank",
                 ("labels", "weights", "pretrained", "which", "preset", "storage", "capacity", "set_"),
             )
-            made = read(source)
+            classifier, recipe = read(source)
         else:
             _refuse_unused(context, "embeddings", ("weights", "pretrained", "which"))
-            made = _of_embeddings(source, labels, options)
-        _create(folder, *made, json)
+            classifier = _of_embeddings(source, labels, options)
+            recipe = {}
+        _create(folder, classifier, recipe, json)
 
 
 def _create(folder: Path, classifier: AdaNPC, recipe: dict[str, str], json: bool) -> None:
@@ -166,10 +171,10 @@ def _of_run(source: Path, which: str, options: dict[str, Any]) -> tuple[AdaNPC, 
     return wrapped.classifier, wrapped.recipe
 
 
-def _of_embeddings(source: Path, labels: Path | None, options: dict[str, Any]) -> tuple[AdaNPC, dict[str, str]]:
+def _of_embeddings(source: Path, labels: Path | None, options: dict[str, Any]) -> AdaNPC:
     from adanpc.store.embeddings import classifier_of, read_embeddings
 
-    return classifier_of(read_embeddings(source, labels), **options), {}
+    return classifier_of(read_embeddings(source, labels), **options)
 
 
 @bank.command()
@@ -263,7 +268,8 @@ def _show_log(entries: Sequence[dict[str, Any]]) -> None:
         table.add_column(heading)
     for entry in entries:
         cells = (str(entry["position"]), _time(entry["when"]), entry["kind"], _rows(entry), entry["who"], entry["why"])
-        table.add_row(*(Text(printable(cell)) for cell in cells))
+        shown = [Text(printable(cell)) for cell in cells]
+        table.add_row(*shown)
     console = Console(highlight=False)
     console.width = max(console.width, COLUMNS)
     console.print(table)
@@ -388,18 +394,13 @@ def import_(
         given = read_embeddings(file, labels)
         known = opened.contents.settings
         numbers = given.labels_in(known.names, known.classes)
-        domains = -1 if given.domains is None else given.domains
-        return opened.apply(
-            Append(
-                given.features,
-                numbers,
-                Origin.EXPERT,
-                domain=domains,
-                keys=given.keys,
-                who=_name(who),
-                why=why,
-            )
+        domains: Tensor | int = -1
+        if given.domains is not None:
+            domains = given.domains
+        change = Append(
+            given.features, numbers, Origin.EXPERT, domain=domains, keys=given.keys, who=_name(who), why=why
         )
+        return opened.apply(change)
 
     _change(folder, add, json)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 REQUEST_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 STANDARD = frozenset(vars(logging.makeLogRecord({})))  # the attributes of every log record
+FOR_TERMINALS = "color_message"  # the message of uvicorn again, with escape codes
 
 START = secrets.token_hex(4)  # the first part of the request ids that this process assigns
 NUMBERS = itertools.count(1)  # the second part
@@ -94,7 +95,7 @@ class JsonLines(logging.Formatter):
         """Returns the line of JSON."""
         document = {"time": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
         for name, value in vars(record).items():
-            if name not in STANDARD:
+            if name not in STANDARD and name != FOR_TERMINALS:
                 document[name] = value
         if record.exc_info:
             document["traceback"] = self.formatException(record.exc_info)

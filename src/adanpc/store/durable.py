@@ -351,6 +351,7 @@ class DurableBank:
             to: a position, ``log.start`` or later. Deleted rows stay deleted, and ids are never reused.
             who, why, when: as in every change.
         """
+        to = require.whole("to", to, least=self._log.start, most=self._log.position)
         earlier = self.at(to).bank.contents
         action = Action(lambda: _dated(self._classifier.rollback(earlier, who=who, why=why, when=when)))
         self._enqueue([action])
