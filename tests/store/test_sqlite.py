@@ -315,7 +315,7 @@ def test_entries_that_vanish_while_they_are_read(folder: Path) -> None:
 
 def test_an_entry_with_a_right_seal_that_holds_no_change(folder: Path) -> None:
     with closing(SqliteLog(folder)) as log:
-        seal = sqlite._next_seal(log._end[1], 7, b"nothing")
+        seal = sqlite._next_seal(log._end.seal, 7, b"nothing")
         log._connection.execute("INSERT INTO entry VALUES (7, x'6e6f7468696e67', ?)", (seal,))
     (folder / "head").unlink()
     assert "has an entry that cannot be read, 7: a change has at least 9 bytes" in refusal(folder)

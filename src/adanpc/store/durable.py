@@ -25,7 +25,7 @@ from adanpc.core import AdaNPC, Change, Contents, Prediction
 from adanpc.core.changes import Append, Rollback
 from adanpc.core.codec import decode, encode
 from adanpc.core.guard import Signs, learned_from
-from adanpc.core.safe import Question as Asked
+from adanpc.core.safe import Question
 from adanpc.errors import AdaNPCError, ChangeError, UnavailableError
 from adanpc.index import check_features
 from adanpc.models import Wrapped
@@ -57,19 +57,19 @@ class Part(NamedTuple):
 
 
 @dataclass(eq=False)
-class Question:
-    """The queries of one caller, who is waiting for the answer."""
+class Request:
+    """The queries that one caller sends together and is waiting for the answer to."""
 
     features: Tensor  # (B, D), checked
     domain: int
     keys: Tensor | None  # (B,)
-    request: str
-    answered: Callable[[], object] | None = None  # called when this and all questions answered with it have answers
-    answer: Future[Any] = field(default_factory=Future)  # a Part if ``answered`` is given, else a Prediction
+    id: str  # empty if the caller gave none
+    notify: Callable[[], object] | None = None  # called when this and all requests answered with it have answers
+    answer: Future[Any] = field(default_factory=Future)  # a Part if ``notify`` is given, else a Prediction
 
-    def give(self, part: Part) -> None:
+    def resolve(self, part: Part) -> None:
         """Resolves the future with the answer."""
-        if self.answered is None:
+        if self.notify is None:
             self.answer.set_result(part.prediction)
         else:
             self.answer.set_result(part)
@@ -98,19 +98,19 @@ class DurableBank:
     def __init__(self, log: Log, *, snapshot_every: int = SNAPSHOT_EVERY) -> None:
         self._snapshot_every = require.whole("snapshot_every", snapshot_every, least=1)
         self._log = log
-        found = recovered(log)
-        self._classifier = found.classifier
-        self.recipe = found.recipe
-        self._notices = found.notices
+        recovered_log = recovered(log)
+        self._classifier = recovered_log.classifier
+        self.recipe = recovered_log.recipe
+        self._notices = recovered_log.notices
         self._process = os.getpid()
-        self._snapshot_position = found.snapshot
-        self._snapshot_tried = found.snapshot  # the position at which the last attempt began
+        self._snapshot_position = recovered_log.snapshot  # the position of the newest snapshot
+        self._snapshot_tried = recovered_log.snapshot  # the position at which the last attempt to take one began
         self._snapshot_flaw = ""  # why the last attempt failed
         self._snapshot_lock = Lock()
         self._snapshot_thread: Thread | None = None
-        self._failure = ""
+        self._failure = ""  # why nothing more can be written
         self._closed = False
-        self._waiting: deque[Question | Action] = deque()
+        self._waiting: deque[Request | Action] = deque()
         self._arrived = Condition()
         self._writer = Thread(target=self._write, name="adanpc-writer", daemon=True)
         self._writer.start()
@@ -250,7 +250,7 @@ class DurableBank:
             exclude = rows.repeat(len(checked), 1)
         return self._classifier.predict(checked, exclude=exclude)
 
-    def ask(self, features: Tensor, *, most: int = 10) -> list[Asked]:
+    def ask(self, features: Tensor, *, most: int = 10) -> list[Question]:
         """Returns those queries (B, D) whose labels would say the most about whether to adapt; see ``AdaNPC.ask``."""
         return self._classifier.ask(features, most=most)
 
@@ -273,9 +273,9 @@ class DurableBank:
         check_request(len(checked), request)
         domain = require.whole("domain", domain, least=-(2**63), most=2**63 - 1)
         numbers = self._classifier.checked_keys(keys, len(checked))
-        question = Question(checked.clone(), domain, numbers, request)  # the caller may reuse its own tensor
-        self._enqueue([question])
-        return question.answer
+        waiting = Request(checked.clone(), domain, numbers, request)  # the caller may reuse its own tensor
+        self._enqueue([waiting])
+        return waiting.answer
 
     def submit_all(
         self, features: Tensor, requests: Sequence[str], counts: Sequence[int], answered: Callable[[], object]
@@ -288,31 +288,31 @@ class DurableBank:
             counts: the number of queries in each request.
             answered: called by another thread whenever some of the requests have been answered. It must return at once.
         """
-        questions = []
-        for part, request in zip(features.split(list(counts)), requests, strict=True):
-            questions.append(Question(part, -1, None, request, answered))
-        sound = self._sound(features, questions)
-        self._enqueue(sound)
-        return [question.answer for question in questions]
+        waiting = []
+        for part, request_id in zip(features.split(list(counts)), requests, strict=True):
+            waiting.append(Request(part, -1, None, request_id, notify=answered))
+        valid = self._valid(features, waiting)
+        self._enqueue(valid)
+        return [request.answer for request in waiting]
 
-    def _sound(self, features: Tensor, questions: list[Question]) -> list[Question]:
-        """Returns the questions that can be answered, and fails each of the others with its own error."""
+    def _valid(self, features: Tensor, requests: list[Request]) -> list[Request]:
+        """Returns the requests that can be answered, and fails each of the others with its own error."""
         dim = self.contents.settings.dim
         try:
             check_features(features, dim)
         except AdaNPCError:
-            pass  # at least one question is invalid; it must not fail the others
+            pass  # at least one request is invalid; it must not fail the others
         else:
-            return questions
-        sound = []
-        for question in questions:
+            return requests
+        valid = []
+        for request in requests:
             try:
-                check_features(question.features, dim)
+                check_features(request.features, dim)
             except AdaNPCError as error:
-                question.answer.set_exception(error)
+                request.answer.set_exception(error)
             else:
-                sound.append(question)
-        return sound
+                valid.append(request)
+        return valid
 
     # Changing
 
@@ -362,6 +362,7 @@ class DurableBank:
         return recovered(self._log, position).classifier
 
     # Saving and closing
+
     def save(self, path: Location) -> None:
         """Writes the current state of the bank to a single file that ``adanpc.load`` reads."""
         write_state(self._classifier.state(codes=True), self.recipe, path)
@@ -407,7 +408,7 @@ class DurableBank:
 
     # The writer
 
-    def _enqueue(self, jobs: Sequence[Question | Action]) -> None:
+    def _enqueue(self, jobs: Sequence[Request | Action]) -> None:
         if os.getpid() != self._process:  # the writer thread does not survive a fork, and SQLite must not cross one
             raise UnavailableError(
                 "the bank was opened by another process, of which this is a fork: open it in one of them alone"
@@ -419,7 +420,7 @@ class DurableBank:
             self._arrived.notify()
 
     def _write(self) -> None:
-        """Carries out jobs one after another, several questions at a time, until the bank is closed."""
+        """Carries out jobs one after another, several requests at a time, until the bank is closed."""
         while True:
             with self._arrived:
                 self._arrived.wait_for(lambda: self._waiting or self._closed)
@@ -430,28 +431,30 @@ class DurableBank:
                 self._act(jobs)
             else:
                 self._answer(jobs)
-                _tell(jobs)
+                _notify(jobs)
             self._snapshot_if_due()
 
-    def _next_jobs(self) -> Action | list[Question]:
-        """Removes and returns the next action, or the next questions that can be answered together."""
+    def _next_jobs(self) -> Action | list[Request]:
+        """Removes and returns the next action, or the next requests that can be answered together."""
         first = self._waiting.popleft()
         if isinstance(first, Action):
             return first
-        questions = [first]
+        requests = [first]
         queries = len(first.features)
-        requests = {first.request} - {""}
+        ids = {first.id}
         while self._waiting:
             following = self._waiting[0]
-            if isinstance(following, Action) or following.request in requests:
+            if isinstance(following, Action):
+                break
+            if following.id and following.id in ids:
                 break  # a repeated request must find the answer that was kept for the first
             queries += len(following.features)
             if queries > TOGETHER:
                 break
             self._waiting.popleft()
-            questions.append(following)
-            requests |= {following.request} - {""}
-        return questions
+            requests.append(following)
+            ids.add(following.id)
+        return requests
 
     def _act(self, action: Action) -> None:
         try:
@@ -461,68 +464,71 @@ class DurableBank:
         else:
             action.ids.set_result(ids)
 
-    def _answer(self, questions: list[Question]) -> None:
-        """Resolves every question with the answer that was kept for its request, a new answer, or an error."""
-        fresh = []
-        for question in questions:
-            if not question.answer.set_running_or_notify_cancel():
+    def _answer(self, requests: list[Request]) -> None:
+        """Resolves every request with the answer that was kept for its id, a new answer, or an error."""
+        new = []
+        for request in requests:
+            if not request.answer.set_running_or_notify_cancel():
                 continue
             try:
-                kept = self._kept_answer(question)
+                kept = self._kept_answer(request)
             except BaseException as error:
-                question.answer.set_exception(error)
+                request.answer.set_exception(error)
                 continue
             if kept is None:
-                fresh.append(question)
+                new.append(request)
             else:
-                question.give(kept)
-        if fresh:
-            self._answer_fresh(fresh)
+                request.resolve(kept)
+        if new:
+            self._answer_new(new)
 
-    def _kept_answer(self, question: Question) -> Part | None:
-        if not question.request:
+    def _kept_answer(self, request: Request) -> Part | None:
+        """Returns the answer that was given before to a request with this id; None if none is kept."""
+        if not request.id:
             return None
-        data = self._log.answer(question.request)
+        data = self._log.answer(request.id)
         if data is None:
             return None
         prediction = decode_answer(data)
-        if len(prediction.probs) != len(question.features):
+        if len(prediction.probs) != len(request.features):
             raise AdaNPCError(
                 f"a request with this id was answered before: it had {len(prediction.probs)} queries, and this one has "
-                f"{len(question.features)}; give every request an id of its own"
+                f"{len(request.features)}; give every request an id of its own"
             )
         return Part(prediction, 0, len(prediction.probs), again=True)
 
-    def _answer_fresh(self, questions: list[Question]) -> None:
+    def _answer_new(self, requests: list[Request]) -> None:
+        """Resolves every request with a new answer or an error."""
         try:
-            answers = self._learn(questions)
+            answers = self._learn(requests)
         except BaseException as error:
-            if len(questions) == 1:
-                questions[0].answer.set_exception(error)
+            if len(requests) == 1:
+                requests[0].answer.set_exception(error)
                 return
-            for question in questions:  # one at a time, so that no question fails because of another
-                self._answer_fresh([question])
+            for request in requests:  # one at a time, so that no request fails because of another
+                self._answer_new([request])
         else:
-            for question, answer in zip(questions, answers, strict=True):
-                question.give(answer)
+            for request, answer in zip(requests, answers, strict=True):
+                request.resolve(answer)
 
-    def _learn(self, questions: Sequence[Question]) -> list[Part]:
-        """Returns the answers to questions in sequence, once everything learned from them is logged and applied."""
-        features = torch.cat([question.features for question in questions])
-        prediction, change = self._classifier.propose(features, keys=_keys_of(questions))
+    def _learn(self, requests: Sequence[Request]) -> list[Part]:
+        """Returns the answers to requests in sequence, once everything learned from them is logged and applied."""
+        features = torch.cat([request.features for request in requests])
+        prediction, change = self._classifier.propose(features, keys=_keys_of(requests))
         prediction = prediction.settled(self.contents.next_id)  # only this thread assigns ids
         answers = []
         kept = []
-        end = 0
-        for question in questions:
-            begin, end = end, end + len(question.features)
+        begin = 0
+        for request in requests:
+            end = begin + len(request.features)
             answer = Part(prediction, begin, end)
             answers.append(answer)
-            if question.request:
-                kept.append(Answered(question.request, encode_answer(answer.prediction)))
+            if request.id:
+                kept.append(Answered(request.id, encode_answer(answer.prediction)))
+            begin = end
         if change is not None:
             joined = prediction.joined.cpu() >= 0
-            change = _dated(replace(change, domain=_domains_of(questions)[joined]))
+            change = _dated(replace(change, domain=_domains_of(requests)[joined]))
             self._apply(decode(encode(change)), kept)
         elif kept:
             self._check_state()
@@ -532,15 +538,13 @@ class DurableBank:
     def _apply(self, change: Change, answers: Sequence[Answered]) -> range:
         """Logs a change together with its answers, then applies it and returns the ids of the appended rows."""
         self._check_state()
-        logged = False
+        logged = []
 
-        def log(prepared: Change) -> None:
-            nonlocal logged
-            self._log.append(prepared, answers)
-            logged = True
+        def write_to_log(prepared: Change) -> None:
+            logged.append(self._log.append(prepared, answers))
 
         try:
-            return self._classifier.apply(change, log=log)
+            return self._classifier.apply(change, log=write_to_log)
         except BaseException as error:
             if logged:  # for example, if memory ran out in the very last step
                 self._failure = f"the bank lags behind its log ({error}): open it again"
@@ -586,11 +590,11 @@ def check_request(queries: int, request: str) -> None:
         raise AdaNPCError(f"request must have at most {LONGEST_REQUEST} characters, got {len(request)}")
 
 
-def _tell(questions: Sequence[Question]) -> None:
-    """Notifies each caller that asked any of these questions exactly once."""
-    callers = {question.answered for question in questions if question.answered is not None}
-    for answered in callers:
-        answered()
+def _notify(requests: Sequence[Request]) -> None:
+    """Notifies each caller that sent any of these requests exactly once."""
+    callers = {request.notify for request in requests if request.notify is not None}
+    for notify in callers:
+        notify()
 
 
 def _as_logged(change: Any) -> Change:
@@ -607,21 +611,21 @@ def _dated(change: Any) -> Any:
     return replace(change, when=time.time())
 
 
-def _keys_of(questions: Sequence[Question]) -> Tensor | None:
+def _keys_of(requests: Sequence[Request]) -> Tensor | None:
     """Returns the keys of all queries, with -1 for queries without one, or None if no query has a key."""
-    if all(question.keys is None for question in questions):
+    if all(request.keys is None for request in requests):
         return None
     parts = []
-    for question in questions:
-        keys = question.keys
+    for request in requests:
+        keys = request.keys
         if keys is None:
-            keys = torch.full((len(question.features),), -1)
+            keys = torch.full((len(request.features),), -1)
         parts.append(keys.cpu().to(torch.int64))
     return torch.cat(parts)
 
 
-def _domains_of(questions: Sequence[Question]) -> Tensor:
+def _domains_of(requests: Sequence[Request]) -> Tensor:
     """Returns the domain of each query."""
-    domains = [question.domain for question in questions]
-    counts = [len(question.features) for question in questions]
+    domains = [request.domain for request in requests]
+    counts = [len(request.features) for request in requests]
     return torch.from_numpy(numpy.repeat(numpy.array(domains, numpy.int64), counts))

@@ -20,7 +20,7 @@ from adanpc.core import AdaNPC, Contents, MemoryBank, Origin
 from adanpc.core.table import VETOED
 from adanpc.errors import AdaNPCError
 from adanpc.progress import track
-from adanpc.store.file import put
+from adanpc.store.file import replace_or_explain
 
 LABEL, DOMAIN, KEY, FEATURE = "label", "domain", "key", "feature"
 SUFFIXES = (".csv", ".parquet", ".npy")
@@ -198,7 +198,7 @@ def write_parquet(contents: Contents, path: Path) -> None:
         "confidence": table["confidence"].cpu().numpy(),
         FEATURE: arrow.FixedSizeListArray.from_arrays(arrow.array(rows.reshape(-1)), contents.settings.dim),
     }
-    put(path, lambda new: parquet.write_table(arrow.table(columns), new))
+    replace_or_explain(path, lambda new: parquet.write_table(arrow.table(columns), new))
 
 
 @contextmanager

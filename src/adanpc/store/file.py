@@ -50,6 +50,7 @@ from adanpc.version import __version__
 
 logger = logging.getLogger("adanpc")
 
+EARLIER = {1: format1, 3: format3, **dict.fromkeys(format4.KNOWN_NUMBERS, format4)}  # modules by version of the format
 KEY = "adanpc"  # the key of the only metadata entry
 ROW = "row"  # the only column that may stay in the file
 ROW_SHA = "row_sha256"  # the document field with the hash of that column
@@ -79,7 +80,9 @@ def save(thing: AdaNPC | Wrapped, path: Location) -> None:
         write(thing, {}, path)
     else:
         kind = type(thing).__name__
-        remedy = "; use its own method, save(path)" if hasattr(thing, "save") else ""
+        remedy = ""
+        if hasattr(thing, "save"):
+            remedy = "; use its own method, save(path)"
         raise BankFileError(f"{path} was not saved: expected an AdaNPC or a wrapped model, got {kind}{remedy}")
 
 
@@ -107,7 +110,14 @@ def write_state(state: State, recipe: dict[str, str], path: Location) -> None:
         document = _document(state, recipe)
         tensors = {name: tensor.cpu().contiguous() for name, tensor in state["tensors"].items()}
         _check(document, tensors)  # never write a file that load would refuse
-        document, tensors = _sealed(document, tensors, state.get("kept", Kept({})).codes)
+        kept = state.get("kept")
+        coded = None
+        if kept is not None and kept.codes:
+            coded = _signed_with_codes(document, tensors, kept.codes)
+        if coded is None:
+            document["seal"] = _seal(document, tensors)
+        else:
+            document, tensors = coded
         text = canonical(document)
         if len(json.dumps(text)) > MOST_TEXT:
             raise ContentsError(f"its texts need more than {MOST_TEXT} bytes", "shorten the reasons of its judgments")
@@ -117,7 +127,7 @@ def write_state(state: State, recipe: dict[str, str], path: Location) -> None:
         replace(target, lambda new: save_file(tensors, new, {KEY: text}))
 
 
-def put(path: Path, fill: Callable[[Path], None]) -> None:
+def replace_or_explain(path: Path, fill: Callable[[Path], None]) -> None:
     """Calls ``files.replace`` for a file of another format, and raises a one-sentence error if that fails."""
     with _one_sentence(path, "was not saved", REMEDY_OF_SAVING):
         replace(path, fill)
@@ -222,21 +232,27 @@ def _one_sentence(path: Location, fate: str, remedy: str) -> Iterator[None]:
         raise BankFileError(f"{path} {fate}: {what}; {remedy}") from error
 
 
-def _sealed(document: dict[str, Any], tensors: Columns, codes: Columns) -> tuple[dict[str, Any], Columns]:
-    """Returns the sealed document and all columns, including the codes if this account can sign that it made them."""
-    if codes:
-        coded = {**document, "version": CODED_VERSION, ROW_SHA: _sha(tensors[ROW])}
-        columns = {**tensors, **{CODES + name: codes[name].contiguous() for name in codes}}
-        columns[ROW_SEAL] = seals_of(tensors[ROW])
-        seal = _seal(coded, columns)
-        signature = signed(_statement(seal))
-        if signature:
-            return {**coded, "seal": seal, "signature": signature}, columns
-    return {**document, "seal": _seal(document, tensors)}, tensors
+def _signed_with_codes(
+    document: dict[str, Any], tensors: Columns, codes: Columns
+) -> tuple[dict[str, Any], Columns] | None:
+    """Returns the sealed document and all columns with codes; None if this account cannot sign that it made them."""
+    columns = dict(tensors)
+    for name, code in codes.items():
+        columns[CODES + name] = code.contiguous()
+    columns[ROW_SEAL] = seals_of(tensors[ROW])
+    coded = {**document, "version": CODED_VERSION, ROW_SHA: _sha(tensors[ROW])}
+    seal = _seal(coded, columns)
+    signature = signed(_statement(seal))
+    if not signature:
+        return None
+    return {**coded, "seal": seal, "signature": signature}, columns
 
 
 def _statement(seal: str) -> str:
-    """Returns the statement to sign for a file with codes: they belong to its rows, made as this version makes them."""
+    """Returns the statement to sign for a file with codes: they belong to its rows, made as this version makes them.
+
+    Never reword it: the signatures of files that exist depend on it.
+    """
     return f"adanpc: the codes under the seal {seal} were made of its rows, by rule {RULE}"
 
 
@@ -369,12 +385,9 @@ def _checked(document: dict[str, Any], tensors: Columns) -> State:
 
     Raises a ContentsError if no bank can hold them.
     """
-    if document["version"] == 1:
-        document, tensors = format1.upgraded(document, tensors)
-    if document["version"] == 3:
-        document, tensors = format3.upgraded(document, tensors)
-    if document["version"] in format4.KNOWN_NUMBERS:
-        document, tensors = format4.upgraded(document, tensors)
+    earlier = EARLIER.get(document["version"])
+    if earlier is not None:
+        document, tensors = earlier.upgraded(document, tensors)
     check_tensors(document, tensors)
     return {"document": document, "tensors": tensors}
 
@@ -383,15 +396,11 @@ def _document_in(file: SafetensorsFile) -> dict[str, Any]:
     """Returns the checked document of a file, in the format in which it was written."""
     text = file.metadata.get(KEY, "null")
     document: dict[str, Any] = json.loads(text)
-    version = check_header(document)
-    if version == 1:
-        format1.check_document(document)
-    elif version == 3:
-        format3.check_document(document)
-    elif version in format4.KNOWN_NUMBERS:
-        format4.check_document(document)
-    else:
+    earlier = EARLIER.get(check_header(document))
+    if earlier is None:
         check_document(document)
+    else:
+        earlier.check_document(document)
     if text != canonical(document):  # rules out repeated names, for example, which readers interpret differently
         raise ContentsError("its document is not written as adanpc writes it")
     return document
@@ -399,13 +408,11 @@ def _document_in(file: SafetensorsFile) -> dict[str, Any]:
 
 def _due_beside_rows(document: dict[str, Any], found: dict[str, tuple[str, list[int]]]) -> dict[str, list[int]]:
     """Returns the shapes of what a file with this document should hold besides its rows, by name in its format."""
-    if document["version"] == 1:
-        return {name: [document["bank"]["dim"]] for name in format1.means_of(document)}
-    if document["version"] == 3:
-        return format3.beside_rows(document, found)
-    if document["version"] in format4.KNOWN_NUMBERS:
-        return format4.beside_rows(document, found)
-    return beside_rows(document, found)
+    earlier = EARLIER.get(document["version"])
+    if earlier is None:
+        return beside_rows(document, found)
+    shapes: dict[str, list[int]] = earlier.beside_rows(document, found)
+    return shapes
 
 
 def _empty_table(document: dict[str, Any]) -> Columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from reprlib import repr as brief
 from typing import Any
 
@@ -37,11 +38,12 @@ def check_document(document: dict[str, Any]) -> None:
             raise ContentsError(f"a veto must be a row's id and two texts, who and why, got {brief(veto)}")
 
 
-def means_of(document: dict[str, Any]) -> list[str]:
-    """Returns the names of the means that should be in the file according to the document."""
+def beside_rows(document: dict[str, Any], found: Mapping[str, tuple[str, list[int]]]) -> dict[str, list[int]]:
+    """Returns the shapes of what a file should hold besides its rows: the means, whatever it was found to hold."""
+    shape = [document["bank"]["dim"]]
     if document[CENTERING]["mean"]:
-        return [MEAN, TOTAL]
-    return [TOTAL]
+        return {MEAN: shape, TOTAL: shape}
+    return {TOTAL: shape}
 
 
 def upgraded(document: dict[str, Any], tensors: Columns) -> tuple[dict[str, Any], Columns]:

@@ -26,7 +26,7 @@ from adanpc.core.vote import FLOOR, PER_CLASS
 from adanpc.errors import AdaNPCError, EmptyBankError
 from adanpc.index.grid import GRID
 from adanpc.store.check import BankFileError
-from adanpc.store.file import put
+from adanpc.store.file import replace_or_explain
 
 OPSET = 18
 IR_VERSION = 10  # older runtimes can read it, too
@@ -316,7 +316,7 @@ def _write(graph: Graph, contents: Contents, path: Path) -> None:
     )
     helper.set_model_props(model, {"classes": "\n".join(settings.names)})
     data = model.SerializeToString()
-    put(path, lambda new: _write_bytes(new, data))
+    replace_or_explain(path, lambda new: _write_bytes(new, data))
 
 
 def _write_bytes(path: Path, data: bytes) -> None:

@@ -60,6 +60,13 @@ HEAD_READS = 3  # attempts, because another process may be writing it
 NOT_CLOSED = "0" * 64  # stands in for the hash of the database in a head
 
 
+class Place(NamedTuple):
+    """A position in the log, and the seal of everything up to it."""
+
+    position: int
+    seal: bytes
+
+
 class Head(NamedTuple):
     """How far the log has come, and a hash of the database if the log was closed at that point."""
 
@@ -101,12 +108,12 @@ class KeptAnswers:
         count = len(self._sizes) + len(added)
         size = self._bytes + sum(added.values())
         numbers = []
-        for number, bytes_of_it in chain(self._sizes.items(), added.items()):
+        for number, size_of_answer in chain(self._sizes.items(), added.items()):  # oldest first, until the rest fits
             if count <= MOST_ANSWERS and size <= MOST_ANSWER_BYTES:
                 break
             numbers.append(number)
             count -= 1
-            size -= bytes_of_it
+            size -= size_of_answer
         return numbers
 
     def note(self, added: Mapping[int, int], left: Iterable[int]) -> None:
@@ -142,6 +149,8 @@ class SqliteLog:
                 self._hold(resources)
             with self._one_sentence():
                 self._open(resources)
+                if not read_only:
+                    self._prepare_to_write(resources)
             self._resources = resources.pop_all()
 
     @classmethod
@@ -168,12 +177,12 @@ class SqliteLog:
     @property
     def start(self) -> int:
         """See ``Log.start``."""
-        return self._start[0]
+        return self._start.position
 
     @property
     def position(self) -> int:
         """See ``Log.position``."""
-        return self._end[0]
+        return self._end.position
 
     # Opening
 
@@ -190,37 +199,41 @@ class SqliteLog:
             )
 
     def _open(self, resources: ExitStack) -> None:
+        """Connects to the database, reads where the log begins and ends, and checks that nothing is lost."""
         if not self.read_only:
             self._sweep()
         claimed = self._read_head()
         if claimed is not None:
             self._compare_with(claimed)
         # Listed before the end of the log is read: another process may be writing and take a snapshot at any time.
-        newest = max((int(name[:18]) for name in self._names()), default=0)
+        newest = max((_position_in(name) for name in self._names()), default=0)
         self._connection = resources.enter_context(closing(self._connected()))
         _check_format(self._connection)
-        self._start = self._only_row("SELECT position, seal FROM start")
+        self._start = self._read_start()
         last = self._connection.execute("SELECT position, seal FROM entry ORDER BY position DESC LIMIT 1").fetchall()
         self._end = self._start
         if last:
             position, seal = last[0]
-            self._end = (position, _bytes(seal))
+            self._end = Place(position, _bytes(seal))
         self._check_ends(claimed, newest)
         query = "SELECT number, length(answer) FROM answer ORDER BY number"
         sizes = [(number, int(size or 0)) for number, size in self._connection.execute(query)]
         self._kept = KeptAnswers(sizes)
-        if not self.read_only:
-            self._remove_older(self.start)  # left by a crash during compaction
-            number = open_no_link(self.folder / HEAD)
-            resources.callback(os.close, number)
-            self._head_file = number
-            self._write_head()
-            os.fsync(number)  # the database may change from here on, so its hash in the old head must be gone
+
+    def _prepare_to_write(self, resources: ExitStack) -> None:
+        """Replaces the head: the database may change from here on, so the hash of it in the old head must be gone."""
+        self._remove_older(self.start)  # left by a crash during compaction
+        self._head_file = open_no_link(self.folder / HEAD)
+        resources.callback(os.close, self._head_file)
+        self._write_head()
+        os.fsync(self._head_file)
 
     def _connected(self) -> sqlite3.Connection:
         """Returns a connection that loses no commit and executes nothing but the statements of this module."""
         path = self.folder / DATABASE
-        mode = "ro" if self.read_only else "rw"
+        mode = "rw"
+        if self.read_only:
+            mode = "ro"
         connection = connect(path, mode)
         try:
             for setting in ("trusted_schema=OFF", "cell_size_check=ON", "synchronous=FULL"):
@@ -288,14 +301,16 @@ class SqliteLog:
             self._check_writable()
             end = self._end
             numbers = self._kept.next_numbers(len(answers))
-            added = {number: len(answered.answer) for number, answered in zip(numbers, answers, strict=True)}
+            added = {}
+            for number, answered in zip(numbers, answers, strict=True):
+                added[number] = len(answered.answer)
             leaving = self._kept.leaving(added)
             with self._transaction():
                 if change is not None:
                     data = encode(change)
-                    position = end[0] + 1
-                    end = (position, _next_seal(end[1], position, data))
-                    self._connection.execute("INSERT INTO entry VALUES (?, ?, ?)", (position, data, end[1]))
+                    position = end.position + 1
+                    end = Place(position, _next_seal(end.seal, position, data))
+                    self._connection.execute("INSERT INTO entry VALUES (?, ?, ?)", (position, data, end.seal))
                 for number, answered in zip(numbers, answers, strict=True):
                     self._insert(number, answered)
                 for number in leaving:
@@ -303,7 +318,7 @@ class SqliteLog:
             self._end = end
             self._kept.note(added, leaving)
             self._write_head()
-            return end[0]
+            return end.position
 
     def read(self, after: int) -> Iterator[Change]:
         """See ``Log.read``."""
@@ -389,8 +404,8 @@ class SqliteLog:
 
     def snapshots(self) -> list[int]:
         """See ``Log.snapshots``."""
-        found = [int(name[:18]) for name in self._names()]
-        return sorted((position for position in found if position >= self.start), reverse=True)
+        positions = [_position_in(name) for name in self._names()]
+        return sorted((position for position in positions if position >= self.start), reverse=True)
 
     def load(self, position: int) -> tuple[AdaNPC, dict[str, str]]:
         """See ``Log.load``."""
@@ -415,7 +430,7 @@ class SqliteLog:
             for position in kept:
                 self.load(position)  # what follows cannot be undone, so every kept snapshot must be readable
             oldest = kept[-1]
-            start = (oldest, self._seal_at(self._connection, oldest))
+            start = Place(oldest, self._seal_at(self._connection, oldest))
             with self._transaction():
                 self._connection.execute("UPDATE start SET position = ?, seal = ?", start)
                 self._connection.execute("DELETE FROM entry WHERE position <= ?", (oldest,))
@@ -436,11 +451,12 @@ class SqliteLog:
 
     def _remove(self, positions: Sequence[int]) -> None:
         for name in self._names():
-            if int(name[:18]) in positions:
+            if _position_in(name) in positions:
                 (self.folder / SNAPSHOTS / name).unlink(missing_ok=True)
 
     def _remove_older(self, position: int) -> None:
-        self._remove([int(name[:18]) for name in self._names() if int(name[:18]) < position])
+        positions = [_position_in(name) for name in self._names()]
+        self._remove([each for each in positions if each < position])
 
     # Checking and closing
 
@@ -470,6 +486,7 @@ class SqliteLog:
             self._resources.close()
 
     # Internals
+
     def _check_writable(self) -> None:
         if self.read_only:
             raise LogWriteError(f"{self.folder} was opened read-only: open it for writing")
@@ -511,18 +528,19 @@ class SqliteLog:
         except (*SQLITE_ERRORS, OSError) as error:
             raise LogError(f"{self.folder} cannot be read: {_cause(error)}; {ADVICE}") from error
 
-    def _only_row(self, query: str) -> tuple[int, bytes]:
-        rows = self._connection.execute(query).fetchall()
+    def _read_start(self) -> Place:
+        """Returns where the log starts; raises a LogError if the database does not say so exactly once."""
+        rows = self._connection.execute("SELECT position, seal FROM start").fetchall()
         if len(rows) != 1:
             raise LogError(f"{self.folder} is damaged: its table start has {len(rows)} rows; {ADVICE}")
         position, seal = rows[0]
         if not isinstance(position, int) or not isinstance(seal, bytes):
             raise LogError(f"{self.folder} is damaged: its start is {rows[0]!r}; {ADVICE}")
-        return position, seal
+        return Place(position, seal)
 
     def _write_head(self, closed: str = NOT_CLOSED) -> None:
         with suppress(OSError):  # an outdated head reveals fewer losses, but claims nothing that is not there
-            os.pwrite(self._head_file, Head(self.position, self._end[1], closed).line(), 0)
+            os.pwrite(self._head_file, Head(self.position, self._end.seal, closed).line(), 0)
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -583,6 +601,11 @@ def _fill(folder: Path, state: State, recipe: dict[str, str]) -> None:
 def _snapshot_name(position: int, seal: bytes) -> str:
     """Returns the file name of a snapshot; the seal in it ties the snapshot to its log."""
     return f"{position:018d}-{seal.hex()[:16]}.safetensors"
+
+
+def _position_in(name: str) -> int:
+    """Returns the position in the file name of a snapshot."""
+    return int(name[:18])
 
 
 def _next_seal(before: bytes, position: int, data: bytes) -> bytes:

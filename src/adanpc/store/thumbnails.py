@@ -71,7 +71,9 @@ class Thumbnails:
         with self._lock, suppress(*SQLITE_ERRORS):
             query = "SELECT image FROM picture WHERE row = ? AND kept >= ?"
             found = self._connection.execute(query, (row, time.time() - self._most_seconds)).fetchone()
-        return None if found is None else bytes(found[0])
+        if found is None:
+            return None
+        return bytes(found[0])
 
     def forget(self, rows: Iterable[int]) -> None:
         """Removes the pictures of deleted rows; raises if that fails, because whoever deletes rows must know."""
