@@ -17,7 +17,7 @@ from adanpc.serve.errors import NotFoundError, answer_errors
 from adanpc.serve.limits import LimitRequests
 from adanpc.serve.logs import LogRequests
 from adanpc.serve.security import LOOPBACK, Gate, SafeHeaders
-from adanpc.serve.service import Here, Service
+from adanpc.serve.service import Service, ServiceOfApp
 from adanpc.serve.tokens import Tokens
 from adanpc.store import DurableBank
 from adanpc.version import __version__
@@ -69,7 +69,7 @@ def create(
     return app
 
 
-async def _metrics(service: Here) -> Response:
+async def _metrics(service: ServiceOfApp) -> Response:
     """Numbers for Prometheus."""
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -1,7 +1,7 @@
-"""Desk: hands the questions of many requests to the bank together, and brings its answers back together.
+"""Batcher: submits many requests to the bank together, and passes their answers on together.
 
 A bank works in a thread of its own, and waking a thread costs more than most of the work for a request. So once nothing
-more is waiting to be read, all questions that have arrived are handed over at once. The same goes for all answers of a
+more is waiting to be read, all requests that have arrived are submitted at once. The same goes for all answers of a
 commit.
 """
 
@@ -22,153 +22,154 @@ from numpy.typing import NDArray
 from adanpc.store.durable import TOGETHER, DurableBank, Part, check_request
 
 Features = NDArray[np.float32]  # (B, D)
-NOT_YET: Future[Part] = Future()
-PATIENCE_SHARE = 0.1  # the share of a round's duration that the next one waits for the callers it answered
-MOST_PATIENCE = 0.005  # seconds
-QUIET_TURNS = 2  # turns of the event loop without a new question; a request takes as many from a socket to here
+NOT_SUBMITTED: Future[Part] = Future()
+WAIT_SHARE = 0.1  # the share of a round's duration that the next one waits for the callers it answered
+LONGEST_WAIT = 0.005  # seconds
+QUIET_TURNS = 2  # turns of the event loop without a new request; a request takes as many from a socket to here
 
 
 @dataclass(eq=False, slots=True)
-class Asked:
+class Pending:
     """A request that is waiting for its answer."""
 
     features: Features
-    request: str  # its id
+    id: str
     pictures: Sequence[bytes | None]  # of its queries; empty if they came as features
-    waiting: asyncio.Future[Any]
-    answer: Future[Part] = NOT_YET  # from the bank, once the question has been handed over
+    result: asyncio.Future[Any]  # for the caller
+    answer: Future[Part] = NOT_SUBMITTED  # from the bank, once the request has been submitted
 
 
 class Round(NamedTuple):
-    """The size and duration of a round of requests that were handed to the bank together."""
+    """The size and duration of a round of requests that were submitted together."""
 
     requests: int
     seconds: float
 
 
-class Given(NamedTuple):
+class AnsweredTogether(NamedTuple):
     """Requests that were answered together, whose answers are adjacent in one prediction."""
 
-    asked: list[Asked]
+    requests: list[Pending]
     parts: list[Part]
 
 
-class Desk:
-    """Takes questions and returns answers. Only the thread of one event loop may use it.
+class Batcher:
+    """Takes requests and returns their answers. Only the thread of one event loop may use it.
 
     Args:
         bank: the bank that answers.
-        note: called with requests that were answered together, before any caller is notified; returns what each caller
-            is told.
+        note: called with requests that were answered together, before any caller is notified; returns the result for
+            each caller.
     """
 
-    def __init__(self, bank: DurableBank, note: Callable[[Given], Sequence[object]]) -> None:
+    def __init__(self, bank: DurableBank, note: Callable[[AnsweredTogether], Sequence[object]]) -> None:
         self._bank = bank
         self._note = note
-        self._arrived: list[Asked] = []  # not handed over yet
+        self._arrived: list[Pending] = []  # not submitted yet
         self._queries = 0  # the number of queries in ``_arrived``
-        self._seen = 0  # the length of ``_arrived`` a turn ago
-        self._quiet = 0  # turns since the last request arrived
-        self._looking = False  # whether ``_look`` is scheduled
-        self._patience: asyncio.TimerHandle | None = None  # ends the wait for more
-        self._handed: deque[Asked] = deque()  # handed to the bank and not answered yet
+        self._arrived_before = 0  # the length of ``_arrived`` a turn ago
+        self._quiet_turns = 0  # since the last request arrived
+        self._check_is_due = False  # whether ``_check_for_more`` is scheduled
+        self._wait_timer: asyncio.TimerHandle | None = None  # submits what has arrived, more or not
+        self._submitted: deque[Pending] = deque()  # not answered yet
         self._round = Round(0, 0.0)  # the latest
-        self._began = 0.0  # when the latest round began
+        self._round_began = 0.0
 
     async def ask(self, features: Features, request: str = "", pictures: Sequence[bytes | None] = ()) -> Any:
         """Returns what ``note`` makes of the answer to these queries, which must have the bank's width."""
         check_request(len(features), request)
         loop = asyncio.get_running_loop()
-        asked = Asked(features, request, pictures, loop.create_future())
-        self._arrived.append(asked)
+        pending = Pending(features, request, pictures, loop.create_future())
+        self._arrived.append(pending)
         self._queries += len(features)
-        self._look_soon(loop)
-        return await asked.waiting
+        self._schedule_check(loop)
+        return await pending.result
 
-    def _look_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._arrived and not self._looking and not self._handed:
-            self._looking = True
-            loop.call_soon(self._look, loop)
+    def _schedule_check(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._arrived and not self._check_is_due and not self._submitted:
+            self._check_is_due = True
+            loop.call_soon(self._check_for_more, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hands over what has arrived if nothing more is coming, or if it is enough to fill a batch."""
-        self._quiet += 1
-        if len(self._arrived) > self._seen:
-            self._quiet = 0
-        self._seen = len(self._arrived)
-        enough = self._queries >= TOGETHER
-        if self._quiet < QUIET_TURNS and not enough:
-            loop.call_soon(self._look, loop)
+    def _check_for_more(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Submits what has arrived if nothing more is coming, or if it is enough to fill a batch."""
+        self._quiet_turns += 1
+        if len(self._arrived) > self._arrived_before:
+            self._quiet_turns = 0
+        self._arrived_before = len(self._arrived)
+        fills_a_batch = self._queries >= TOGETHER
+        if self._quiet_turns < QUIET_TURNS and not fills_a_batch:
+            loop.call_soon(self._check_for_more, loop)
             return
-        self._looking = False
-        if enough or len(self._arrived) >= self._round.requests:
-            self._hand_over(loop)
-        elif self._patience is None:
+        self._check_is_due = False
+        as_many_as_last_time = len(self._arrived) >= self._round.requests
+        if fills_a_batch or as_many_as_last_time:
+            self._submit(loop)
+        elif self._wait_timer is None:
             # Callers that were just answered are likely to ask again, and including them makes a batch little slower.
-            seconds = min(PATIENCE_SHARE * self._round.seconds, MOST_PATIENCE)
-            self._patience = loop.call_later(seconds, self._hand_over, loop)
+            seconds = min(WAIT_SHARE * self._round.seconds, LONGEST_WAIT)
+            self._wait_timer = loop.call_later(seconds, self._submit, loop)
 
-    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _submit(self, loop: asyncio.AbstractEventLoop) -> None:
         """Submits everything that has arrived to the bank."""
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._wait_timer is not None:
+            self._wait_timer.cancel()
+            self._wait_timer = None
         arrived = self._arrived
         self._arrived = []
         self._queries = 0
-        self._seen = 0
-        self._quiet = 0
+        self._arrived_before = 0
+        self._quiet_turns = 0
 
         def answered() -> None:
             with suppress(RuntimeError):  # the loop is closed, so nobody is waiting anymore
-                loop.call_soon_threadsafe(self._bring, loop)
+                loop.call_soon_threadsafe(self._collect_answers, loop)
 
         try:
-            features = torch.from_numpy(np.concatenate([asked.features for asked in arrived]))
-            requests = [asked.request for asked in arrived]
-            counts = [len(asked.features) for asked in arrived]
-            answers = self._bank.submit_all(features, requests, counts, answered)
+            features = torch.from_numpy(np.concatenate([pending.features for pending in arrived]))
+            ids = [pending.id for pending in arrived]
+            counts = [len(pending.features) for pending in arrived]
+            answers = self._bank.submit_all(features, ids, counts, answered)
         except Exception as error:  # for example, because the bank was closed
-            for asked in arrived:
-                _fail(asked, error)
+            for pending in arrived:
+                _fail(pending, error)
             return
-        for asked, answer in zip(arrived, answers, strict=True):
-            asked.answer = answer
-        self._handed.extend(arrived)
+        for pending, answer in zip(arrived, answers, strict=True):
+            pending.answer = answer
+        self._submitted.extend(arrived)
         self._round = Round(len(arrived), self._round.seconds)
-        self._began = loop.time()
-        self._bring(loop)  # requests that were refused at once do not call ``answered``
+        self._round_began = loop.time()
+        self._collect_answers(loop)  # requests that were refused at once do not call ``answered``
 
-    def _bring(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Passes on the answers that have come; they come in the order of the questions."""
-        groups: list[Given] = []
-        while self._handed and self._handed[0].answer.done():
-            asked = self._handed.popleft()
-            error = asked.answer.exception()
+    def _collect_answers(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Passes on the answers that have come; they come in the order of the requests."""
+        groups: list[AnsweredTogether] = []
+        while self._submitted and self._submitted[0].answer.done():
+            pending = self._submitted.popleft()
+            error = pending.answer.exception()
             if error is not None:
-                _fail(asked, error)
+                _fail(pending, error)
                 continue
-            part = asked.answer.result()
+            part = pending.answer.result()
             if not groups or not _follows(part, groups[-1].parts[-1]):
-                groups.append(Given([], []))
-            groups[-1].asked.append(asked)
+                groups.append(AnsweredTogether([], []))
+            groups[-1].requests.append(pending)
             groups[-1].parts.append(part)
         for group in groups:
-            self._give(group)
-        if not self._handed:
-            self._round = Round(self._round.requests, loop.time() - self._began)
-            self._look_soon(loop)
+            self._return_results(group)
+        if not self._submitted:
+            self._round = Round(self._round.requests, loop.time() - self._round_began)
+            self._schedule_check(loop)
 
-    def _give(self, group: Given) -> None:
+    def _return_results(self, group: AnsweredTogether) -> None:
         try:
-            heard = self._note(group)
+            results = self._note(group)
         except Exception as error:  # for example, because a picture could not be kept
-            for asked in group.asked:
-                _fail(asked, error)
+            for pending in group.requests:
+                _fail(pending, error)
             return
-        for asked, answer in zip(group.asked, heard, strict=True):
-            if not asked.waiting.done():
-                asked.waiting.set_result(answer)
+        for pending, result in zip(group.requests, results, strict=True):
+            if not pending.result.done():
+                pending.result.set_result(result)
 
 
 def _follows(part: Part, before: Part) -> bool:
@@ -176,6 +177,6 @@ def _follows(part: Part, before: Part) -> bool:
     return part.together is before.together and part.begin == before.end
 
 
-def _fail(asked: Asked, error: BaseException) -> None:
-    if not asked.waiting.done():  # it is done if the server has given up on the request
-        asked.waiting.set_exception(error)
+def _fail(pending: Pending, error: BaseException) -> None:
+    if not pending.result.done():  # it is done if the server has given up on the request
+        pending.result.set_exception(error)

@@ -38,18 +38,18 @@ class DirectInference:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
             await self._app(scope, receive, send)
             return
-        scope["route_path"] = PATHS[scope["path"]]
+        scope["route_path"] = PATHS[scope["path"]]  # by which the log and the metrics name the request
         try:
             content = await whole_body(receive)
             if content is None:
                 return  # the client has disconnected
-            body, given = await inferred(self._service, content, scope)
+            body, content_headers = await inferred(self._service, content, scope)
         except AdaNPCError as error:
             await error_response(error)(scope, receive, send)
             return
         except HTTPException as error:
             await framework_response(error)(scope, receive, send)
             return
-        headers = [*given, (b"content-length", str(len(body)).encode())]
+        headers = [*content_headers, (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})

@@ -48,7 +48,7 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Answered:
+class KeptQueries:
     """Queries that were answered together. A ``Query`` is made only when somebody looks at it."""
 
     first: int  # the number of the first query
@@ -60,11 +60,19 @@ class Answered:
 
     def query(self, number: int) -> Query:
         """Returns the query with this number."""
-        place = number - self.first
+        row = number - self.first
         picture = None
-        if place < len(self.pictures):
-            picture = self.pictures[place]
-        return Query(number, self.features[place], self.prediction, self.begin + place, self.time, picture)
+        if row < len(self.pictures):
+            picture = self.pictures[row]
+        return Query(number, self.features[row], self.prediction, self.place_of(number), self.time, picture)
+
+    def place_of(self, number: int) -> int:
+        """Returns the place in the prediction of the query with this number."""
+        return self.begin + number - self.first
+
+    def number_at(self, place: int) -> int:
+        """Returns the number of the query at this place in the prediction."""
+        return self.first + place - self.begin
 
     @property
     def numbers(self) -> range:
@@ -83,7 +91,7 @@ class Queries:
         self._most = most
         self._next = 1  # the number of the next query
         self._count = 0  # the number of queries in ``_kept``
-        self._kept: deque[Answered] = deque()
+        self._kept: deque[KeptQueries] = deque()
         self._forgotten: set[int] = set()  # numbers of queries in ``_kept`` that no longer exist for callers
 
     def __len__(self) -> int:
@@ -93,14 +101,14 @@ class Queries:
     def __iter__(self) -> Iterator[Query]:
         """Yields the queries, newest first."""
         left = self._most
-        for answered in reversed(list(self._kept)):
-            for number in reversed(answered.numbers):
+        for kept in reversed(list(self._kept)):
+            for number in reversed(kept.numbers):
                 if number in self._forgotten:
                     continue
                 if not left:
                     return
                 left -= 1
-                yield answered.query(number)
+                yield kept.query(number)
 
     def keep(
         self,
@@ -110,7 +118,7 @@ class Queries:
         *,
         begin: int = 0,
         pictures: Sequence[bytes | None] = (),
-    ) -> Answered:
+    ) -> KeptQueries:
         """Keeps queries (B, D) that were answered together, and drops the oldest ones beyond the limit.
 
         Args:
@@ -120,15 +128,15 @@ class Queries:
             begin: where their answers begin in the prediction.
             pictures: the pictures of the queries, if they were images.
         """
-        answered = Answered(self._next, features, prediction, begin, time, pictures)
+        kept = KeptQueries(self._next, features, prediction, begin, time, pictures)
         self._next += len(features)
-        self._kept.append(answered)
+        self._kept.append(kept)
         self._count += len(features)
         while self._count - len(self._kept[0].features) >= self._most:
-            left = self._kept.popleft()
-            self._count -= len(left.features)
-            self._forgotten.difference_update(left.numbers)
-        return answered
+            dropped = self._kept.popleft()
+            self._count -= len(dropped.features)
+            self._forgotten.difference_update(dropped.numbers)
+        return kept
 
     def forget(self, rows: Iterable[int]) -> None:
         """Forgets the queries that became these rows."""

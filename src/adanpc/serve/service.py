@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +24,7 @@ from adanpc.core import Change, Contents, Prediction
 from adanpc.core.guard import Signs
 from adanpc.errors import AdaNPCError, FeatureError
 from adanpc.serve.answers import answer_document, names_of, neighbor_documents
-from adanpc.serve.desk import Asked, Desk, Features, Given
+from adanpc.serve.batcher import AnsweredTogether, Batcher, Features, Pending
 from adanpc.serve.encoding import BatchingEncoder, Encoder
 from adanpc.serve.errors import MediaTypeError, TooLargeError
 from adanpc.serve.events import Events
@@ -32,7 +33,7 @@ from adanpc.serve.images import Pixels, decode, pixels_of, small_jpeg
 from adanpc.serve.limits import BODIES, Held, Limits
 from adanpc.serve.metrics import Metrics
 from adanpc.serve.plane import Plane
-from adanpc.serve.queries import Answered, Queries, Query
+from adanpc.serve.queries import KeptQueries, Queries, Query
 from adanpc.serve.room import Room
 from adanpc.serve.timeline import Timeline
 from adanpc.store import DurableBank, Thumbnails
@@ -42,8 +43,8 @@ from adanpc.store.latest import read_latest, write_latest
 logger = logging.getLogger("adanpc.serve")
 
 ImageOfKey = Callable[[int], Pixels | None]  # the image of a source row, by the row's key
-IMAGES = 4  # of the largest allowed size that may be decoded at the same time, or as many pixels of smaller images
-SEEDED = 2000  # changes with which the timeline of a new process begins
+LARGEST_IMAGES_AT_ONCE = 4  # that are decoded; of smaller images, as many as have as many pixels
+CHANGES_SHOWN_AT_START = 2000  # in the timeline of a new process
 BETWEEN_SAVES = 10.0  # seconds for which new queries are only in memory
 BETWEEN_SIGNS = 1.0  # the fewest seconds between two readings of the signs of the stream
 
@@ -52,19 +53,20 @@ class Answer(NamedTuple):
     """The answer to a request."""
 
     part: Part
-    kept: Answered  # its queries, possibly with those of other requests that were answered together with it
+    kept: KeptQueries  # its queries, possibly with those of other requests that were answered together with it
 
     @property
     def queries(self) -> list[Query]:
         """The queries of the request, as they are kept."""
-        first = self.kept.first + self.part.begin - self.kept.begin
-        return [self.kept.query(number) for number in range(first, first + self.part.end - self.part.begin)]
+        numbers = range(self.kept.number_at(self.part.begin), self.kept.number_at(self.part.end))
+        return [self.kept.query(number) for number in numbers]
 
 
 class Service:
-    """Answers queries, makes changes and remembers both. Only the thread of one event loop may use it.
+    """Answers queries, makes changes and remembers both. The bank alone decides the order of events.
 
-    The bank alone decides the order of events.
+    Only the thread of one event loop may use it, except that the latest queries are saved by any thread, one save at a
+    time.
 
     Args:
         bank: the bank that answers. It is not closed by the service.
@@ -103,14 +105,14 @@ class Service:
         self.encoder = None
         if encoder is not None:
             self.encoder = BatchingEncoder(encoder)
-        self._room = Room(IMAGES * self.limits.pixels)
+        self._room = Room(LARGEST_IMAGES_AT_ONCE * self.limits.pixels)
         self._decoders = CapacityLimiter(os.cpu_count() or 1)
         self._look_backs = CapacityLimiter(1)
         self.metrics = Metrics(self)
-        self._desk = Desk(bank, self._note)
+        self._batcher = Batcher(bank, self._note)
         self._signs: Signs | None = None
-        self._signs_time = 0.0
-        start = max(bank.log.start, bank.position - SEEDED)
+        self._signs_time = -math.inf  # when they were last read
+        start = max(bank.log.start, bank.position - CHANGES_SHOWN_AT_START)
         self.timeline.seed(enumerate(bank.log.read(start), start + 1))
 
     @property
@@ -152,7 +154,7 @@ class Service:
     async def classify(self, features: Features, *, request: str = "", pictures: Sequence[bytes | None] = ()) -> Answer:
         """Answers queries (B, D), and lets the bank learn from them."""
         self._check(features)
-        answer: Answer = await self._desk.ask(features, request, pictures)
+        answer: Answer = await self._batcher.ask(features, request, pictures)
         return answer
 
     async def predict(self, features: Features, *, pictures: Sequence[bytes | None] = ()) -> Answer:
@@ -268,7 +270,10 @@ class Service:
         loop.call_later(BETWEEN_SAVES, lambda: loop.run_in_executor(None, self._save))
 
     def _save(self, *, ended: bool = False) -> None:
-        """Saves the latest queries for the next process; if that fails, they are lost when this process ends."""
+        """Saves the latest queries for the next process; if that fails, they are lost when this process ends.
+
+        Any thread may call it.
+        """
         if self._folder is None:
             return
         with self._saving:  # one save at a time, so that the newest one is written last
@@ -281,29 +286,28 @@ class Service:
             except (AdaNPCError, OSError) as error:
                 logger.warning("the latest queries were not kept", extra={"error": str(error)})
 
-    def _note(self, given: Given) -> list[Answer]:
+    def _note(self, answered: AnsweredTogether) -> list[Answer]:
         """Records requests that were answered together, and returns the answer to each."""
-        first = given.parts[0]
-        last = given.parts[-1]
-        joined = first.together.joined[first.begin : last.end].tolist()
-        features = np.concatenate([asked.features for asked in given.asked])
-        pictures = _side_by_side(given.asked)
-        if first.again:  # a repeated request, which was learned from and counted before
-            joined = []
-        else:
-            self._note_joined(joined, pictures)
-        rows = [row for row in joined if row >= 0]
-        kept = self._remember(torch.from_numpy(features), first.together, first.begin, pictures, rows)
-        return [Answer(part, kept) for part in given.parts]
+        first = answered.parts[0]
+        last = answered.parts[-1]
+        prediction = first.together
+        features = np.concatenate([pending.features for pending in answered.requests])
+        pictures = _pictures_of(answered.requests)
+        rows = []
+        if not first.again:  # a repeated request was learned from and counted before
+            joined = prediction.joined[first.begin : last.end].tolist()
+            rows = [row for row in joined if row >= 0]
+            self.facts.note_joined(rows)
+            self.metrics.note_offered(len(joined), len(rows))
+            self._keep_pictures(joined, pictures)
+        kept = self._remember(torch.from_numpy(features), prediction, first.begin, pictures, rows)
+        return [Answer(part, kept) for part in answered.parts]
 
-    def _note_joined(self, joined: Sequence[int], pictures: Sequence[bytes | None]) -> None:
-        """Counts what was learned and keeps the pictures; ``joined`` has the row that each query became, or -1."""
-        rows = [row for row in joined if row >= 0]
-        self.facts.note_joined(rows)
-        self.metrics.note_offered(len(joined), len(rows))
+    def _keep_pictures(self, joined: Sequence[int], pictures: Sequence[bytes | None]) -> None:
+        """Keeps the pictures of queries that joined; ``joined`` has the row that each query became, or -1."""
         if self.thumbnails is None:
             return
-        for row, picture in zip(joined, pictures, strict=False):  # empty for features
+        for row, picture in zip(joined, pictures, strict=False):  # there are no pictures of features
             if row >= 0 and picture is not None:
                 self.thumbnails.keep(row, picture)
 
@@ -313,33 +317,38 @@ class Service:
         prediction: Prediction,
         begin: int,
         pictures: Sequence[bytes | None],
-        joined: Sequence[int],
-    ) -> Answered:
-        """Keeps queries (B, D), whose answers begin at ``begin`` in a prediction, and announces them."""
+        rows: Sequence[int],
+    ) -> KeptQueries:
+        """Keeps queries (B, D), whose answers begin at ``begin`` in a prediction, and announces them.
+
+        ``rows`` has the rows that some of them have just become.
+        """
         now = time.time()
         kept = self.queries.keep(features, prediction, now, begin=begin, pictures=pictures)
-        these = slice(begin, begin + len(features))
-        labels = prediction.labels[these].tolist()
-        confidence = prediction.confidence[these].tolist()
+        end = begin + len(features)
+        labels = prediction.labels[begin:end].tolist()
+        confidence = prediction.confidence[begin:end].tolist()
         self.metrics.queries.inc(len(labels))
-        self.timeline.note(self.bank.position, now, labels, confidence, len(joined), self.signs())
+        self.timeline.note(self.bank.position, now, labels, confidence, len(rows), self.signs())
         if len(self.events):
             for number, label, certainty in zip(kept.numbers, labels, confidence, strict=True):
-                row = int(prediction.joined[begin + number - kept.first])
-                known = row if row >= 0 else None
-                data = {"query": f"q-{number}", "label": label, "confidence": certainty, "joined": known}
+                row = int(prediction.joined[kept.place_of(number)])
+                joined = None
+                if row >= 0:
+                    joined = row
+                data = {"query": f"q-{number}", "label": label, "confidence": certainty, "joined": joined}
                 self.events.tell("answer", data)
         self._save_soon()
         return kept
 
 
-def _side_by_side(asked: Sequence[Asked]) -> Sequence[bytes | None]:
+def _pictures_of(requests: Sequence[Pending]) -> Sequence[bytes | None]:
     """Returns the pictures of all queries of some requests; empty if no request has any."""
-    if not any(one.pictures for one in asked):
+    if not any(pending.pictures for pending in requests):
         return ()
     pictures: list[bytes | None] = []
-    for one in asked:
-        pictures += one.pictures or [None] * len(one.features)
+    for pending in requests:
+        pictures += pending.pictures or [None] * len(pending.features)
     return pictures
 
 
@@ -367,4 +376,4 @@ async def _of_app(request: Request) -> Service:
     return service
 
 
-Here = Annotated[Service, Depends(_of_app)]  # the service of the app that a request came to
+ServiceOfApp = Annotated[Service, Depends(_of_app)]  # of the app that a request came to

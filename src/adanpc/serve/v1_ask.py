@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from fastapi import APIRouter, Query, Request, Response
 
+from adanpc.serve.batcher import Features
 from adanpc.serve.bodies import PredictBody, PreviewBody, as_features, read_json, read_npy
-from adanpc.serve.desk import Features
 from adanpc.serve.errors import MediaTypeError, NotFoundError, RequestError
 from adanpc.serve.security import caller_of
-from adanpc.serve.service import Here, Service
+from adanpc.serve.service import Service, ServiceOfApp
 from adanpc.serve.tokens import LONGEST_ID
 
 NPY = "application/x-npy"
@@ -33,8 +33,8 @@ PREDICT_BODIES = {
 RequestId = Annotated[str, Query(alias="request", max_length=LONGEST_ID)]
 
 
-class Asked(NamedTuple):
-    """The queries of a request."""
+class QueriesSent(NamedTuple):
+    """The queries in the body of a request."""
 
     features: Features  # (B, D)
     request: str = ""  # the id of the request
@@ -45,24 +45,26 @@ routes = APIRouter(prefix="/v1", tags=["ask"])
 
 
 @routes.post("/predict", openapi_extra=PREDICT_BODIES)
-async def predict(service: Here, request: Request, adapt: bool = True, request_id: RequestId = "") -> dict[str, Any]:
+async def predict(
+    service: ServiceOfApp, request: Request, adapt: bool = True, request_id: RequestId = ""
+) -> dict[str, Any]:
     """Answers an image or features; unless adapt is false, the bank learns from them.
 
     The id of a request makes it count once, however often it is sent: in JSON as ``request``, otherwise as a parameter.
     """
-    asked = await _read(service, request, request_id)
+    sent = await _read(service, request, request_id)
     if adapt:
-        own_id = caller_of(request).own_id(asked.request)
-        answer = await service.classify(asked.features, request=own_id, pictures=asked.pictures)
+        own_id = caller_of(request).own_id(sent.request)
+        answer = await service.classify(sent.features, request=own_id, pictures=sent.pictures)
     else:
-        answer = await service.predict(asked.features, pictures=asked.pictures)
+        answer = await service.predict(sent.features, pictures=sent.pictures)
     answers = [service.document(query) for query in answer.queries]
     return {"position": service.bank.position, "answers": answers}
 
 
 @routes.get("/queries")
 async def queries(
-    service: Here,
+    service: ServiceOfApp,
     order: Literal["latest", "uncertain"] = "latest",
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> dict[str, Any]:
@@ -72,13 +74,13 @@ async def queries(
 
 
 @routes.get("/queries/{name}")
-async def query(service: Here, name: str) -> dict[str, Any]:
+async def query(service: ServiceOfApp, name: str) -> dict[str, Any]:
     """A query with the answer that it got, and the rows that voted."""
     return service.document(service.queries.find(name))
 
 
 @routes.get("/queries/{name}/picture")
-async def picture(service: Here, name: str) -> Response:
+async def picture(service: ServiceOfApp, name: str) -> Response:
     """A small picture of a query that was an image."""
     found = service.queries.find(name).picture
     if found is None:
@@ -87,33 +89,33 @@ async def picture(service: Here, name: str) -> Response:
 
 
 @routes.post("/preview")
-async def preview(service: Here, body: PreviewBody) -> dict[str, Any]:
+async def preview(service: ServiceOfApp, body: PreviewBody) -> dict[str, Any]:
     """The answer as it would be now without some rows; nothing changes. A query that joined has no vote on itself."""
     if bool(body.query) == (body.features is not None):
         raise RequestError("give either a query or features")
     without = list(body.without)
     if body.query:
-        asked = service.queries.find(body.query)
-        features = asked.features[None]
-        without += asked.own_rows
+        found = service.queries.find(body.query)
+        features = found.features[None]
+        without += found.own_rows
     else:
         features = torch.from_numpy(as_features(body.features))
     prediction = await service.preview(features, without)
     return {"query": body.query or None, **service.answer(prediction, 0)}
 
 
-async def _read(service: Service, request: Request, request_id: str) -> Asked:
+async def _read(service: Service, request: Request, request_id: str) -> QueriesSent:
     """Returns the queries in the body of a request."""
     content = await request.body()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind.startswith("image/"):
         features, picture = await service.encode(content)
-        return Asked(features, request_id, [picture])
+        return QueriesSent(features, request_id, [picture])
     if kind == NPY:
-        return Asked(read_npy(content), request_id)
+        return QueriesSent(read_npy(content), request_id)
     if kind == JSON:
         body = read_json(content, PredictBody)
-        return Asked(_from_lists(body.features), body.request or request_id)
+        return QueriesSent(_from_lists(body.features), body.request or request_id)
     raise MediaTypeError(f"the body must be an image, {NPY} or {JSON}, got {kind[:50]!r}")
 
 

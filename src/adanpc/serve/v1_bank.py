@@ -15,7 +15,7 @@ from adanpc.serve.errors import NotFoundError
 from adanpc.serve.history import judgment_documents, log_documents
 from adanpc.serve.images import small_jpeg
 from adanpc.serve.security import caller_of
-from adanpc.serve.service import Here, Service, signs_document
+from adanpc.serve.service import Service, ServiceOfApp, signs_document
 
 MOST_ON_MAP = 1_000_000
 RowId = Annotated[int, Path(ge=0, le=LARGEST_ID)]
@@ -25,7 +25,7 @@ routes = APIRouter(prefix="/v1", tags=["look"])
 
 
 @routes.get("/bank")
-async def describe(service: Here, request: Request, digest: bool = False) -> dict[str, Any]:
+async def describe(service: ServiceOfApp, request: Request, digest: bool = False) -> dict[str, Any]:
     """What the bank holds, and who asks; its digest takes time, and is made if it is asked for."""
     contents = service.bank.contents
     origins = contents.table("origin")["origin"]
@@ -59,7 +59,7 @@ async def describe(service: Here, request: Request, digest: bool = False) -> dic
 
 
 @routes.get("/rows/{row}")
-async def row(service: Here, row: RowId) -> dict[str, Any]:
+async def row(service: ServiceOfApp, row: RowId) -> dict[str, Any]:
     """What is known of a row."""
     contents = service.bank.contents
     slots = contents.slots_of(torch.tensor([row]))
@@ -87,7 +87,7 @@ async def row(service: Here, row: RowId) -> dict[str, Any]:
 
 
 @routes.get("/rows/{row}/picture")
-async def picture(service: Here, row: RowId) -> Response:
+async def picture(service: ServiceOfApp, row: RowId) -> Response:
     """A small picture of a row."""
     found = await run_in_threadpool(_picture, service, row)
     if found is None:
@@ -96,7 +96,7 @@ async def picture(service: Here, row: RowId) -> Response:
 
 
 @routes.get("/map")
-async def map_of_rows(service: Here, limit: Annotated[int, Query(ge=1, le=MOST_ON_MAP)] = 100_000) -> Response:
+async def map_of_rows(service: ServiceOfApp, limit: Annotated[int, Query(ge=1, le=MOST_ON_MAP)] = 100_000) -> Response:
     """All rows on a plane, as columns of numbers behind one line of JSON."""
     content = await run_in_threadpool(service.plane.map, service.bank.contents, limit)
     return Response(content, media_type="application/octet-stream")
@@ -104,7 +104,7 @@ async def map_of_rows(service: Here, limit: Annotated[int, Query(ge=1, le=MOST_O
 
 @routes.get("/log")
 async def log(
-    service: Here,
+    service: ServiceOfApp,
     before: Annotated[int | None, Query(ge=0, le=LARGEST_ID)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     kind: Literal["all", "expert"] = "all",
@@ -118,13 +118,13 @@ async def log(
 
 
 @routes.get("/timeline")
-async def timeline(service: Here, points: Annotated[int, Query(ge=1, le=1000)] = 500) -> dict[str, Any]:
+async def timeline(service: ServiceOfApp, points: Annotated[int, Query(ge=1, le=1000)] = 500) -> dict[str, Any]:
     """How the stream has gone."""
     return {"points": service.timeline.documents(points)}
 
 
 @routes.get("/events")
-async def events(service: Here) -> StreamingResponse:
+async def events(service: ServiceOfApp) -> StreamingResponse:
     """What happens from now on."""
     return StreamingResponse(service.events.stream(), media_type="text/event-stream")
 

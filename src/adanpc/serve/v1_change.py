@@ -15,7 +15,7 @@ from adanpc.serve.bodies import DeleteBody, FeedbackBody, RelabelBody, RollbackB
 from adanpc.serve.errors import ConflictError
 from adanpc.serve.history import change_at, check_position, undoing
 from adanpc.serve.security import Admin, Expert
-from adanpc.serve.service import Here, Service
+from adanpc.serve.service import Service, ServiceOfApp
 
 MOST_QUESTIONS = 20
 
@@ -24,26 +24,26 @@ routes = APIRouter(prefix="/v1", tags=["change"])
 
 
 @routes.post("/veto")
-async def veto(service: Here, body: RowsBody, expert: Expert) -> dict[str, Any]:
+async def veto(service: ServiceOfApp, body: RowsBody, expert: Expert) -> dict[str, Any]:
     """Silences rows: they may no longer vote."""
     return {"position": await service.apply(Veto(tuple(body.rows), expert.name, body.why))}
 
 
 @routes.post("/restore")
-async def restore(service: Here, body: RowsBody, expert: Expert) -> dict[str, Any]:
+async def restore(service: ServiceOfApp, body: RowsBody, expert: Expert) -> dict[str, Any]:
     """Lets rows that were vetoed vote again."""
     return {"position": await service.apply(Restore(tuple(body.rows), expert.name, body.why))}
 
 
 @routes.post("/relabel")
-async def relabel(service: Here, body: RelabelBody, expert: Expert) -> dict[str, Any]:
+async def relabel(service: ServiceOfApp, body: RelabelBody, expert: Expert) -> dict[str, Any]:
     """Corrects the label of rows."""
     label = label_of(body.label, service.names)
     return {"position": await service.apply(Relabel(tuple(body.rows), label, expert.name, body.why))}
 
 
 @routes.post("/delete")
-async def delete(service: Here, body: DeleteBody, admin: Admin) -> dict[str, Any]:
+async def delete(service: ServiceOfApp, body: DeleteBody, admin: Admin) -> dict[str, Any]:
     """Removes rows, their pictures and the queries that they were for good: no rollback brings them back."""
     position = await service.apply(Delete(tuple(body.rows), admin.name, body.why))
     await run_in_threadpool(service.forget, body.rows)
@@ -51,7 +51,7 @@ async def delete(service: Here, body: DeleteBody, admin: Admin) -> dict[str, Any
 
 
 @routes.post("/rollback")
-async def rollback(service: Here, body: RollbackBody, expert: Expert) -> dict[str, Any]:
+async def rollback(service: ServiceOfApp, body: RollbackBody, expert: Expert) -> dict[str, Any]:
     """Returns to an earlier position, or tells what that would change."""
     check_position(service.bank, body.to)
     if body.preview:
@@ -61,7 +61,7 @@ async def rollback(service: Here, body: RollbackBody, expert: Expert) -> dict[st
 
 
 @routes.post("/undo")
-async def undo(service: Here, body: UndoBody, expert: Expert) -> dict[str, Any]:
+async def undo(service: ServiceOfApp, body: UndoBody, expert: Expert) -> dict[str, Any]:
     """Takes one expert's change back."""
     change = await run_in_threadpool(change_at, service.bank, body.position)
     why = body.why or f"Undo of the change at position {body.position}"
@@ -69,13 +69,13 @@ async def undo(service: Here, body: UndoBody, expert: Expert) -> dict[str, Any]:
 
 
 @routes.get("/ask")
-async def ask(service: Here) -> dict[str, Any]:
+async def ask(service: ServiceOfApp) -> dict[str, Any]:
     """The kept queries whose labels would say most about whether to adapt."""
     return {"questions": await run_in_threadpool(_questions, service)}
 
 
 @routes.post("/feedback")
-async def feedback(service: Here, body: FeedbackBody, expert: Expert) -> dict[str, Any]:
+async def feedback(service: ServiceOfApp, body: FeedbackBody, expert: Expert) -> dict[str, Any]:
     """Takes an expert's label of a query to which the frozen and the adapted answer differ."""
     label = label_of(body.label, service.names)
     features = service.queries.find(body.query).features[None]

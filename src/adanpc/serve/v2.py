@@ -15,7 +15,7 @@ from adanpc.errors import UnavailableError
 from adanpc.serve.bodies import as_features
 from adanpc.serve.errors import NotFoundError, RequestError
 from adanpc.serve.security import RawHeaders, header
-from adanpc.serve.service import Here, Service
+from adanpc.serve.service import Service, ServiceOfApp
 from adanpc.serve.tensors import TYPES, describe_binary, parameters_of, read_tensor, split_body, write_tensor
 from adanpc.serve.tokens import LONGEST_ID, Caller
 from adanpc.store.durable import Part
@@ -89,7 +89,7 @@ async def live() -> Response:
 
 @routes.head("/health/ready", include_in_schema=False)
 @routes.get("/health/ready")
-async def ready(service: Here) -> Response:
+async def ready(service: ServiceOfApp) -> Response:
     """Nothing, if the bank can learn and answer."""
     _check_ready(service)
     return Response()
@@ -99,7 +99,7 @@ async def ready(service: Here) -> Response:
 @routes.head("/models/{model}/versions/{version}/ready", include_in_schema=False)
 @routes.get("/models/{model}/ready")
 @routes.get("/models/{model}/versions/{version}/ready")
-async def model_ready(service: Here, model: str, version: str = VERSION) -> Response:
+async def model_ready(service: ServiceOfApp, model: str, version: str = VERSION) -> Response:
     """Nothing, if there is such a model and it can answer."""
     _check_model(model, version)
     _check_ready(service)
@@ -108,7 +108,7 @@ async def model_ready(service: Here, model: str, version: str = VERSION) -> Resp
 
 @routes.get("/models/{model}")
 @routes.get("/models/{model}/versions/{version}")
-async def describe_model(service: Here, model: str, version: str = VERSION) -> dict[str, Any]:
+async def describe_model(service: ServiceOfApp, model: str, version: str = VERSION) -> dict[str, Any]:
     """What the model takes and gives."""
     _check_model(model, version)
     known = service.bank.contents.settings
@@ -126,7 +126,7 @@ async def describe_model(service: Here, model: str, version: str = VERSION) -> d
 
 @routes.post("/models/{model}/infer", openapi_extra=INFER_BODY)
 @routes.post("/models/{model}/versions/{version}/infer", openapi_extra=INFER_BODY)
-async def infer(service: Here, request: Request, model: str, version: str = VERSION) -> Response:
+async def infer(service: ServiceOfApp, request: Request, model: str, version: str = VERSION) -> Response:
     """Answers features and learns from them; the id of a request makes it count once, however often it is sent."""
     _check_model(model, version)
     body, headers = await inferred(service, await request.body(), request.scope)
