@@ -25,27 +25,37 @@ from adanpc.lab.sweep.sweep import sweep
 
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 NAMES = [f"chore {number}" for number in range(9)]
+DOOMED = "to be killed:"  # begins the line of the log that names a node
+WAITING = "at work there:"  # begins the line of the log that names a chore
 LIMIT = 840  # seconds, for a busy machine; the test waits a little longer
 
 
 class Roaming(Chore):
-    """A chore that also tells on which node it begins."""
+    """A chore that never ends on the node that is to be killed, once it is known which one that is.
+
+    On the other node, it waits until that has happened, so that something is left for the one to be killed.
+    """
 
     def run(self, workspace: Workspace) -> dict[str, Any]:
-        note(workspace, f"{ray.get_runtime_context().get_node_id()} {self.name}")
+        if ray.get_runtime_context().get_node_id() in noted(workspace, DOOMED):
+            note(workspace, f"begin {self.name}")
+            note(workspace, f"{WAITING} {self.name}")
+            time.sleep(LIMIT)
+        while noted(workspace, DOOMED) and not noted(workspace, WAITING):
+            time.sleep(0.02)
         return super().run(workspace)
 
 
 def kill(cluster: Cluster, node: Any, workspace: Workspace) -> None:
-    """Kills the node as soon as three tasks are recorded and another has just begun there; tells what it saw."""
+    """Kills the node once three tasks are recorded and another is at work there; tells what it saw."""
     while len(Records(workspace.folder).entries) < 3:
         time.sleep(0.02)
-    before = len(noted(workspace, node.node_id))
-    while len(noted(workspace, node.node_id)) == before:
+    note(workspace, f"{DOOMED} {node.node_id}")
+    while not noted(workspace, WAITING):
         time.sleep(0.02)
     recorded = [entry["task"]["name"] for entry in Records(workspace.folder).entries.values()]
     cluster.remove_node(node, allow_graceful=False)
-    seen = {"recorded": recorded, "there": noted(workspace, node.node_id)}
+    seen = {"recorded": recorded, "there": noted(workspace, WAITING)}
     (workspace.folder / "seen.json").write_text(json.dumps(seen))
 
 
