@@ -221,6 +221,16 @@ def test_copies_of_a_row_are_scored_only_as_often_as_they_can_be_found(
     assert 0 < scored < 600 * batch
 
 
+@pytest.mark.parametrize("storage", STORAGE)
+def test_a_query_near_many_copies_of_a_row_finds_the_first_of_them(storage: str) -> None:
+    """There are too many candidates for the kernel that serves single queries."""
+    row = torch.tensor([[3.0, 4.0, 0.0]])
+    features = torch.cat([torch.tensor([[0.0, 0.0, 1.0]]), row.expand(1000, 3)])
+    found = build(features, storage).search(unit(row), 2)
+    assert found.ids.tolist() == [[1, 2]]
+    assert torch.allclose(found.similarity, torch.ones(1, 2, dtype=torch.float64), atol=1e-2)
+
+
 def test_rows_that_are_hidden_are_not_found_until_they_are_shown() -> None:
     whole = build(torch.eye(5), "float32")
     hidden = whole.hide(torch.tensor([1, 3]))
