@@ -171,6 +171,7 @@ def test_rows_that_were_not_asked_for_leave_nothing_behind(tmp_path: Path) -> No
     done = run(*asked, "--json")
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
+    assert document["tables"]
     for sheet in document["tables"]:
         assert [label for label, _ in sheet["rows"]] == ["ERM, linear head", "ERM, frozen vote", "ERM + AdaNPC"]
     assert not any("L_KNN" in note for note in document["notes"])

@@ -409,8 +409,17 @@ def test_a_misspelled_setting_is_not_set_without_a_word() -> None:
 
 
 @pytest.mark.parametrize("preset", ["safe", "paper"])
-def test_a_domain_that_is_no_number_is_refused_even_if_nothing_joins(preset: str) -> None:
+@pytest.mark.parametrize(
+    ("domain", "message"),
+    [
+        ("a", "domain must be a whole number, got 'a'"),
+        (2**70, "domain must be at most 9223372036854775807, got 1180591620717411303424"),
+    ],
+)
+def test_a_domain_that_cannot_be_stored_is_refused_even_if_nothing_joins(
+    preset: str, domain: Any, message: str
+) -> None:
     classifier = AdaNPC(MemoryBank(2, 2, soft=True), preset=preset)
     classifier.learn(torch.eye(2), torch.tensor([0, 1]))
-    with pytest.raises(AdaNPCError, match="domain must be a whole number, got 'a'"):
-        classifier.step(torch.eye(2)[:0], domain="a")  # type: ignore[arg-type]
+    with pytest.raises(AdaNPCError, match=message):
+        classifier.step(torch.eye(2)[:0], domain=domain)

@@ -314,11 +314,16 @@ class AdaNPC:
         self, features: Tensor, domain: int, keys: Tensor | None
     ) -> tuple[Prediction, Append | None, Tensor | None]:
         """The result of ``propose`` for checked features, and the change's features as ``unit`` normalizes them."""
-        domain = require.whole("domain", domain)
+        domain = self.checked_domain(domain)
         return self._preset.propose(self.bank.contents, self.bank.queue_of, features, domain, keys)
 
     def _checked(self, features: Numbers) -> Tensor:
         return check_features(features, self.bank.dim).to(self.bank.device)
+
+    @staticmethod
+    def checked_domain(given: Any) -> int:
+        """The domain of a batch as an int that a bank can store."""
+        return require.whole("domain", given, least=-(2**63), most=2**63 - 1)
 
     def checked_keys(self, given: Any, count: int) -> Tensor | None:
         """The user's own numbers for ``count`` samples as a tensor (count,); None if there are none."""

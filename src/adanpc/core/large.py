@@ -111,7 +111,8 @@ def _measured(prepared: _Prepared, chosen: Tensor, features: Tensor, classes: in
         foreign.see(at_length_one, source.labels[here], source.labels[here])
         answering.see(at_length_one, groups[here], source.labels[here])
     voters = prepared.transform.per_class
-    if voters == per_class(labels):  # no fewer were chosen than these rows have, and there are more of a class in all
+    if voters == per_class(labels):
+        # As many vote as the rows of the sample allow. There may be more of each class among all rows.
         voters = per_class(source.labels)
     calibration = calibration_of(
         rows[asked],

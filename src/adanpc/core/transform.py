@@ -48,7 +48,7 @@ NEAREST = 10  # rows whose mean similarity says how near a query is
 
 
 class Parts(NamedTuple):
-    """Which parts of the transform are used, and how it is voted after it."""
+    """Which parts of the transform are used, and how many rows of each class vote on what it makes."""
 
     root: bool = False  # the square root
     damped: bool = False  # the directions in which samples of one class and domain differ

@@ -282,7 +282,8 @@ class Coder:
         lost = numpy.abs(scaled - rounded * step[:, None]).sum(1)
         slack = 0.5 * numpy.abs(scaled).sum(1) + LARGEST_BYTE * lost
         numbers = numpy.column_stack([step, slack * ROUNDED_UP])
-        return rounded.astype(numpy.int16).reshape(len(heads), -1, 2), numbers.astype(numpy.float32)
+        pairs = rounded.astype(numpy.int16).reshape(len(heads), -1, 2)  # as the kernels read them
+        return pairs, numbers.astype(numpy.float32)
 
 
 def _longest(lengths: Array) -> float:

@@ -152,9 +152,12 @@ class ExactIndex:
         The index must have no rows yet and must be in main memory.
         """
         encoded = {name: columns[name] for name in self.encoded}
-        self.blocks.adopt({**encoded, "id": ids, "hash": torch.as_tensor(self._hash(columns))})
+        hashes = torch.as_tensor(self._hash(columns))
+        self.blocks.adopt({**encoded, "id": ids, "hash": hashes})
         count = len(ids)
-        return self._regrouped(self._grown_groups(count), count, torch.arange(count), group, 0)
+        groups = self._grown_groups(count)
+        every_slot = torch.arange(count)
+        return self._regrouped(groups, count, every_slot, group, 0)
 
     def put_unread(self, slots: Tensor, ids: Tensor, group: Tensor) -> ExactIndex:
         """Returns the index with slots in use whose rows are still missing, until ``fill`` writes them; see ``put``.

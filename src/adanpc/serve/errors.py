@@ -158,9 +158,12 @@ def _of_validation(request: Request, error: Any) -> JSONResponse:
     """Returns what the first invalid value must be; the value itself may be large, so it is not repeated."""
     first = error.errors()[0]
     kind = request.headers.get("content-type", "")
-    if first["loc"] == ("body",) and kind.partition(";")[0].strip().lower() != JSON:
+    media_type = kind.partition(";")[0].strip().lower()
+    if first["loc"] == ("body",) and media_type != JSON:
         return error_response(MediaTypeError(f"the body must be {JSON}, got {kind[:50]!r}"))
-    place = ".".join(str(part) for part in first["loc"]) or "body"
+    place = ".".join(str(part) for part in first["loc"])
+    if not place:
+        place = "body"
     return _response(UNPROCESSABLE, f"{place}: {first['msg']}", AdaNPCError.code)
 
 

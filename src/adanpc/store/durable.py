@@ -271,7 +271,7 @@ class DurableBank:
         """Returns a future of what ``classify`` answers, for callers that do something else in the meantime."""
         checked = check_features(features, self.contents.settings.dim)
         check_request(len(checked), request)
-        domain = require.whole("domain", domain, least=-(2**63), most=2**63 - 1)
+        domain = self._classifier.checked_domain(domain)
         numbers = self._classifier.checked_keys(keys, len(checked))
         waiting = Request(checked.clone(), domain, numbers, request)  # the caller may reuse its own tensor
         self._enqueue([waiting])

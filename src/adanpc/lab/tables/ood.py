@@ -162,7 +162,9 @@ def show(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
 
     The last sheet has what the means of the first hide.
     """
-    rules = RULES if results.scale.trials > 1 else GROUPS
+    rules: Mapping[str, str] = GROUPS
+    if results.scale.trials > 1:
+        rules = RULES
     sheets = [sheet(results, benchmark, rule) for rule in rules]
     first = next(iter(rules))
     records = {row: selected(results, benchmark, row, first) for row in rows_at(results.scale)}
