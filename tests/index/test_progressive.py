@@ -235,6 +235,7 @@ def test_queries_that_share_a_pass_look_at_few_rows_and_nearly_all_are_certain(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(kernels.VARIABLE, path)
+    monkeypatch.setattr(Coder, "fitted", partial(Coder.fitted, seed=0))  # the same codes in every run
     rows = spread_rows(17000, 128, 1)
     fast, plain = both(128, rows)
     queries = spread_rows(20, 128, 2)
@@ -250,7 +251,7 @@ def test_queries_that_share_a_pass_look_at_few_rows_and_nearly_all_are_certain(
     monkeypatch.setattr(ProgressiveIndex, "_one_by_one", counting)
     assert same(fast.search(queries, 10), expected)
     assert scored[0] / 20 < 600
-    assert len(searched_again) < 10  # codes are drawn at random, and now and then a query is not settled by a pass
+    assert len(searched_again) < 10  # now and then a query is not settled by a pass
 
 
 @pytest.mark.skipif(not COMPILED, reason="there are no kernels")
