@@ -57,6 +57,8 @@ class Source:
         domains: (n,) the source domain of each sample; by default all samples belong to one domain.
         images: returns these samples by row number, as inputs of the model; for methods that look at source images
             again.
+        images_digest: a hash of all that ``images`` returns. Methods of sources with the same hash share what they
+            compute from the images; without one they share nothing.
         lr: the learning rate of source training; some methods scale it.
         rotation_head: maps features to four logits, if the model was trained with rotations.
         prototypes: whether the features are not samples but one row per class, such as the rows of the head, because
@@ -68,6 +70,7 @@ class Source:
     labels: Tensor = NOTHING
     domains: Tensor | None = None
     images: Callable[[Tensor], Tensor] | None = None
+    images_digest: str = ""
     lr: float = 1e-3
     rotation_head: nn.Module | None = None
     prototypes: bool = False
