@@ -114,16 +114,13 @@ class Combined(Adapter, ABC):
             earlier, rows = self._computed
             if all(map(torch.equal, earlier, now)):
                 return rows
-        if self.batches == 0:
-            rows = self._source_rows_at_start()
-        else:
-            rows = self._encoded_source()
+        rows = self._shared_or_encoded_source()
         self._computed = ([tensor.detach().clone() for tensor in now], rows)
         return rows
 
-    def _source_rows_at_start(self) -> Tensor:
+    def _shared_or_encoded_source(self) -> Tensor:
         """Returns the source rows (n, D), shared with other streams that begin with the same model and samples."""
-        if not self.source.images_digest:
+        if self.batches > 0 or not self.source.images_digest:
             return self._encoded_source()
         key = f"{self.source.images_digest} {identity(self.model)} {statistics_used(self.model)}"
         rows = _AT_START.get(key)
