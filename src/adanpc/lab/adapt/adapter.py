@@ -112,7 +112,8 @@ class Adapter(nn.Module, ABC):
     sees: ClassVar[Literal["images", "features"]] = "images"  # what ``step`` takes
     least: ClassVar[int] = 1  # the smallest batch it can use; smaller ones raise BatchError
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}  # settings that the paper, or the method's own paper, searched
-    passes: ClassVar[int] = 1  # about how many forward passes an answer costs
+    # How many forward passes an answer costs, where a backward pass counts for two; 1 also for methods that make a few.
+    passes: ClassVar[int] = 1
     one_by_one: ClassVar[bool] = False  # each image is answered on its own, so the batch size changes nothing
     needs_rotation_head: ClassVar[bool] = False  # the source model must have been trained with rotations
     in_paper: ClassVar[str] = ""  # its name in the tables of the AdaNPC paper; empty if it is not in them

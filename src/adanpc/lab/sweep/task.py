@@ -27,7 +27,7 @@ MISSING = "missing"  # the field that says why a task could not be done now, ins
 # tasks.
 STARTING = 2.0  # seconds to read data and build models
 FEATURES = 1e-3  # seconds per sample of methods that see features
-UPDATE = 4  # an update on an image costs as much as this many forward passes
+UPDATE = 4  # forward passes that an answer of a method costs that sees images and does not declare more
 
 
 class Task(ABC):
@@ -192,7 +192,7 @@ class Adapt(Task):
         images = costs.target_images(reading, self.extent) + recalled
         each = FEATURES
         if method.sees == "images":
-            each = UPDATE * method.passes * costs.forward(reading.encoder)
+            each = max(UPDATE, method.passes) * costs.forward(reading.encoder)
         return images * each
 
     def shared(self, costs: CostModel) -> Mapping[str, float]:
