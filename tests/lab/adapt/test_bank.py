@@ -210,6 +210,7 @@ def test_source_rows_are_encoded_again_only_if_the_model_has_changed() -> None:
     assert adapter.classifier.digest() == forgetful.classifier.digest()
 
 
+@pytest.mark.no_cover
 def test_contract_with_other_settings() -> None:
     check_adapter(AdaNPC, centering="stream", soft=True, capacity=5, rule="paper")
     check_adapter(AdaNPCBN, steps=3, min_confidence=0.0)
