@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from adanpc import cli, progress
-from adanpc.cli.app import printable, with_flags
+from adanpc.cli.app import with_flags
 from adanpc.errors import AdaNPCError
 from adanpc.index import kernels
 from adanpc.lab.data import Domain, rotated_digits
@@ -102,10 +102,6 @@ def test_arguments_are_called_by_their_flags(message: str, shown: str) -> None:
     assert with_flags(with_flags(message)) == with_flags(message)
 
 
-def test_what_would_steer_a_terminal_is_not_printed() -> None:
-    assert printable("a\x1b[31mb\x07\n c\u202e\udcff é [red]") == "a [31mb c é [red]"
-
-
 def forbid_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(*arguments: object, **named: object) -> None:
         raise AssertionError("the work began")
@@ -159,7 +155,7 @@ def test_demo_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert all(text in out for text in (*METHODS, *ANGLES, "seed 5", "epochs 1", f"Figure: {tmp_path / 'demo.png'}"))
     assert "32 source rows" in out
-    assert re.search(r"Time: \d+ s", out)
+    assert re.search(r"Time:\s\d+\ss", out)  # a long time on a busy machine may be on the next line
     assert "\x1b" not in out + err
     assert len(err.splitlines()) == 1
 

@@ -26,13 +26,11 @@ from adanpc.models.extract import extract, find_head, run
 from adanpc.models.filenames import FileNames, FileOfKey, checked_files, files_of
 from adanpc.models.inputs import ModelInputs
 from adanpc.models.kept import KeptFeatures, digest_of_batch, workspace_folder
-from adanpc.models.layers import INPUT_OF, plain_layer, unwrapped
+from adanpc.models.layers import plain_layer, unwrapped
 from adanpc.models.loading import LabeledBatch, LoaderError, labeled_batches
 from adanpc.models.recipe import check_recipe, describe, feature_fingerprint, tensors_hash
 from adanpc.models.start import Start
 from adanpc.progress import track
-
-__all__ = ["INPUT_OF", "Wrapped", "extract", "find_head", "wrap"]
 
 PUBLIC = ("model", "classifier", "layer", "preprocessing", "encode_size")  # the attributes of a wrapped model
 
