@@ -93,6 +93,8 @@ def test_bad_options_are_refused(options: tuple[str, str]) -> None:
     [
         ("choose another `out`, or the `data_dir` that it was made with", "another --out, or the --data-dir that"),
         ("scale must be one of full, large, got 'x'", "--scale must be one of full, large, got 'x'"),
+        ("preset must be one of paper, safe, got 'x'", "--preset must be one of paper, safe"),
+        ("storage must be one of float32, int8, got 'x'", "--storage must be one of float32"),
         ("table must be one of ood, got 'x'", "table must be one of ood"),
         ("the 5 images must be read: steps must follow", "the 5 images must be read: steps must follow"),
     ],

@@ -218,6 +218,7 @@ def add(
 ) -> None:
     """Create a token and print it. It cannot be shown again, because the file keeps only its hash."""
     with one_sentence():
+        _check_libraries()
         from adanpc.serve.tokens import add_token
 
         typer.echo(add_token(file, name, role))
@@ -227,6 +228,7 @@ def add(
 def list_tokens(file: TokenFile, json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the owners of the tokens, and what the tokens allow."""
     with one_sentence():
+        _check_libraries()
         from adanpc.serve.tokens import read_tokens
 
         entries = read_tokens(file)
@@ -241,6 +243,7 @@ def list_tokens(file: TokenFile, json: Annotated[bool, typer.Option("--json", he
 def remove(file: TokenFile, name: TokenName) -> None:
     """Remove a token; a running service refuses it from then on."""
     with one_sentence():
+        _check_libraries()
         from adanpc.serve.tokens import remove_token
 
         remove_token(file, name)

@@ -255,7 +255,7 @@ def check_plot(path: Path) -> None:
     if Figure is None:
         raise AdaNPCError("the figure is drawn by matplotlib, which is not installed: pip install 'adanpc[demo]'")
     if path.suffix not in SUFFIXES:
-        raise AdaNPCError(f"the figure must end in {', '.join(SUFFIXES)}, got {str(path)!r}")
+        raise AdaNPCError(f"the path of the figure must end in one of {', '.join(SUFFIXES)}, got {str(path)!r}")
     if not path.parent.is_dir():
         raise AdaNPCError(f"the folder {str(path.parent)!r} does not exist: create it, or choose another place")
     written = path if path.exists() else path.parent
