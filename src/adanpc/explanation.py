@@ -115,7 +115,7 @@ class Explanation:
         return f"… and {left_out} rows with smaller shares. {votes}"
 
     def __str__(self) -> str:
-        lines = [HEADINGS]
+        lines: list[tuple[str, ...]] = [HEADINGS]
         for witness in self.shown:
             cells = [spelled_out(cell) for cell in witness.cells]
             lines.append(tuple(cells))

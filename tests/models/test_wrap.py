@@ -252,6 +252,10 @@ def test_a_layer_of_scalars_is_refused() -> None:
 def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(AdaNPCError, match="must be a torch.nn.Module, got function: .* use adanpc.AdaNPC"):
         adanpc.wrap(lambda inputs: inputs, loader())  # type: ignore[arg-type]
+    with pytest.raises(AdaNPCError, match="must be a torch.nn.Module, got the class Net: pass an instance of it"):
+        adanpc.wrap(Net, loader())  # type: ignore[arg-type]
+    with pytest.raises(AdaNPCError, match="got OrderedDict: pass the module into which you load these weights"):
+        adanpc.wrap(Net().state_dict(), loader())  # type: ignore[arg-type]
 
 
 class TwoHeads(nn.Module):

@@ -368,11 +368,14 @@ def _features(model: nn.Module, layer: str, batch: LabeledBatch, encode_size: in
 
 def check_model(model: Any) -> None:
     """Raises an error if the model is not a torch module."""
+    wanted = "the model must be a torch.nn.Module, got"
+    if isinstance(model, type):
+        raise AdaNPCError(f"{wanted} the class {model.__name__}: pass an instance of it")
+    kind = type(model).__name__
+    if isinstance(model, Mapping):
+        raise AdaNPCError(f"{wanted} {kind}: pass the module into which you load these weights")
     if not isinstance(model, nn.Module):
-        raise AdaNPCError(
-            f"the model must be a torch.nn.Module, got {type(model).__name__}: for features from elsewhere use "
-            "adanpc.AdaNPC or adanpc.AdaNPCClassifier"
-        )
+        raise AdaNPCError(f"{wanted} {kind}: for features from elsewhere use adanpc.AdaNPC or adanpc.AdaNPCClassifier")
     if isinstance(unwrapped(model), torch.jit.ScriptModule):
         raise AdaNPCError(
             "the model is TorchScript, and nobody can see the features inside it: wrap the module that it was made "
