@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from adanpc.printable import spelled_out
+
 T = TypeVar("T")
 
 INTERVAL = 30.0  # seconds between two lines; shorter work writes none
@@ -33,7 +35,7 @@ class Tracked(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.items = items
-        self.description = _printable(description)
+        self.description = spelled_out(description)
         if total is None:
             total = length_hint(items) or None
         self.total = total
@@ -44,7 +46,7 @@ class Tracked(Generic[T]):
 
     def note(self, text: str) -> None:
         """Shows a short text, such as the loss, next to the progress."""
-        self._note = _printable(text)
+        self._note = spelled_out(text)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], note=self._note)
 
@@ -162,11 +164,6 @@ def _can_draw(console: Console) -> bool:
         return find_spec("ipywidgets") is not None
     # The file is asked first: with FORCE_COLOR, rich would take a log file for a terminal.
     return console.file.isatty() and console.is_interactive
-
-
-def _printable(text: str) -> str:
-    """The text with control characters escaped: the name of a file must not be able to control a terminal."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def _duration(seconds: float) -> str:

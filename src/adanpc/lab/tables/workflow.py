@@ -12,7 +12,7 @@ from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.registry import is_named
 from adanpc.lab.data.domain import DataError
 from adanpc.lab.data.loading import cores
-from adanpc.lab.networks.encoders import check_named, find_encoder
+from adanpc.lab.networks.encoders import check_named_encoder, find_encoder
 from adanpc.lab.own import UntrustedCodeError
 from adanpc.lab.show import report
 from adanpc.lab.show.exhibit import Exhibit
@@ -188,7 +188,7 @@ def exhibits(workspace: Workspace, *, where_made: bool = False) -> list[Exhibit]
 def _check_trusted(choice: Choice, folder: Path) -> None:
     """Refuses code that only a file names and that is not part of adanpc: planning would execute it."""
     try:
-        check_named(choice.scale.encoder)
+        check_named_encoder(choice.scale.encoder)
     except UntrustedCodeError:
         raise _untrusted(folder, "encoder", choice.scale.encoder) from None
     for method in choice.scale.methods:
