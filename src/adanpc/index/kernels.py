@@ -297,9 +297,7 @@ def hunt_tiles(
 class Rows(NamedTuple):
     """The rows of an index, in the form that ``nearest_rows`` takes."""
 
-    lists: list[
-        list[Array]
-    ]  # blocks of rows (m, D), float16 or float32, of ids (m,) int64, and of bytes if there are any
+    lists: list[list[Array]]  # blocks of rows (m, D) in float16 or float32, of ids (m,), and of bytes if there are any
     size: int  # how many rows each block has, a multiple of 64; a single one may have fewer
     slots: int  # how many slots are in use
 
