@@ -673,7 +673,7 @@ bank.apply(Veto((2,)))
 bank.close()
 """
     DurableBank.create(tmp_path / "bank", classifier()).close()
-    said = subprocess.check_output([sys.executable, "-W", "ignore", "-c", program], text=True, timeout=60)
+    said = subprocess.check_output([sys.executable, "-W", "ignore", "-c", program], text=True)
     assert said == "the bank was opened by another process, of which this is a fork: open it in one of them alone"
     with DurableBank.open(tmp_path / "bank") as bank:
         assert list(bank.contents.vetoed) == [0, 2]
