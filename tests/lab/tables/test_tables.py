@@ -85,6 +85,7 @@ def chosen(
     return estimate.scale, choice.describe(table, estimate, budget, workers)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("size", SCALES)
 def test_every_plan_is_a_list_of_tasks_that_can_be_sent_and_named(name: str, size: str) -> None:
