@@ -91,7 +91,7 @@ def test_the_model_learns_and_is_loaded_as_it_was_trained(tmp_path: Path, data_d
     state = run.state(BEST)
     assert state is not None
     assert state["algorithm"]["step"] == step
-    with pytest.raises(AdaNPCError, match="which must be 'best' or 'last', got 'first'"):
+    with pytest.raises(AdaNPCError, match="which must be one of best, last, got 'first'"):
         load_algorithm(run, "first")
 
 
