@@ -171,10 +171,10 @@ def _answer(
         complete: gives the options of ``create`` for the bank.
         follow: called with the address and the bank before the service begins to answer.
     """
-    from adanpc.serve import create, listening, run
+    from adanpc.serve import create, ended_by_signals, listening, run
     from adanpc.store import DurableBank
 
-    with listening(host, port) as opened, DurableBank.open(folder) as bank:
+    with ended_by_signals(), listening(host, port) as opened, DurableBank.open(folder) as bank:
         service = create(bank, **complete(bank))
         for notice in bank.notices:
             typer.echo(f"Note: {on_one_line(notice)}.", err=True)

@@ -443,7 +443,9 @@ def test_an_estimate_counts_the_source_that_is_known_and_no_other_domain(workspa
     assert costs.source_images(reading, Extent(rows=7)) == 7
     digits = Frozen("rotated-mnist", ("0", "15"), "convnet").reading()
     assert (costs.source_images(digits, Extent(rows=100)), costs.target_images(digits, Extent(images=5))) == (400, 10)
-    assert costs.features(digits, Extent(5, 100)) == pytest.approx(410 * costs.forward("convnet"))
+    encoding = costs.encoding(digits, Extent(5, 100))
+    assert len(encoding) == 6
+    assert sum(encoding.values()) == pytest.approx(410 * costs.forward("convnet"))
 
 
 def test_the_encoder_that_is_asked_for_is_the_one_that_is_shown(workspace: Workspace, tmp_path: Path) -> None:
