@@ -162,6 +162,9 @@ def test_serve_refuses_in_one_sentence(folder: Path, tmp_path: Path, made: sampl
     assert "cannot be read" in refusal("serve", folder, "--tokens", tmp_path / "none")
     assert "nowhere" in refusal("serve", tmp_path / "nowhere", "--port", 0)
     assert "both make features" in refusal("serve", folder, "--model", made.run, "--encoder", "convnet", "--port", 0)
+    for unused in (("--weights", made.run), ("--pretrained",)):
+        assert "are for an --encoder: name it, or omit them" in refusal("serve", folder, *unused, "--port", 0)
+    assert "--which last is for a --model" in refusal("serve", folder, "--which", "last", "--port", 0)
     assert "64 numbers, but the bank has 4" in refusal("serve", folder, "--model", made.run, "--port", 0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
