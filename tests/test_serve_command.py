@@ -214,3 +214,5 @@ def test_tokens_are_added_listed_and_removed(tmp_path: Path) -> None:
     assert "has no token of 'Ann'" in refusal("token", "remove", file, "Ann")
     assert "role must be one of predict, expert, admin" in refusal("token", "add", file, "Eve", "--role", "boss")
     assert "cannot be read" in refusal("token", "list", tmp_path / "none")
+    elsewhere = tmp_path / "none" / "tokens"
+    assert f"{elsewhere} was not written (No such file or directory)" in refusal("token", "add", elsewhere, "Ann")
