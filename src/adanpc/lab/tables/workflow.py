@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adanpc import files, require
-from adanpc.errors import AdaNPCError
+from adanpc.errors import AdaNPCError, UnavailableError
 from adanpc.lab.adapt.registry import is_named
 from adanpc.lab.data.domain import DataError
 from adanpc.lab.data.loading import cores
@@ -100,14 +100,8 @@ def make(
     check_methods(table, methods)
     check_algorithms(table, algorithms)
     sizes = _checked_sizes(steps=steps, images=images, trials=trials, seeds=seeds)
-    if encoder:
-        sizes["encoder"] = encoder
-    if only:
-        sizes["only"] = tuple(only)
-    if methods:
-        sizes["methods"] = tuple(methods)
-    if algorithms:
-        sizes["algorithms"] = tuple(algorithms)
+    named = {"encoder": encoder, "only": tuple(only), "methods": tuple(methods), "algorithms": tuple(algorithms)}
+    sizes |= {name: value for name, value in named.items() if value}
     request = Request(budget, scale, sizes)
     request.check()
     workspace = Workspace(Path(data_dir), Path(out), known_device(device))
@@ -129,7 +123,10 @@ def make(
         note_choice(workspace.folder, name, estimate.scale, budget, made_from)
         tasks = available(table, estimate.scale, workspace, absent)
         forecast = Forecast(tasks, records, CostModel(workspace))
-        for reason in sweep(tasks, workspace, records, ray=ray, workers=processes, forecast=forecast):
+        reasons = sweep(tasks, workspace, records, ray=ray, workers=processes, forecast=forecast)
+        if reasons and not any(task in records for task in tasks):
+            raise UnavailableError(f"nothing of {name} could be made: {'; '.join(reasons)}")
+        for reason in reasons:
             notify(f"Left out: {reason}")
     return table.exhibit(Results(Records(workspace.folder), estimate.scale, workspace, absent))
 
