@@ -232,7 +232,8 @@ class Pairs(nn.Module):
         total = torch.zeros(len(pairs), 3)
         for number, pair in enumerate(pairs):
             total[number] = pair[0]
-        return self.head(total)
+        logits: Tensor = self.head(total)
+        return logits
 
 
 @pytest.mark.parametrize(
