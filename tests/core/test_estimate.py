@@ -181,7 +181,7 @@ def test_without_a_calibration_the_interval_says_nothing() -> None:
 
 def by_odds(chance: float) -> float:
     """The estimate that belongs to a chance, computed by odds."""
-    odds = estimate.ODDS * (chance / (1 - chance)) ** estimate.SPREAD
+    odds = estimate.ODDS * math.pow(chance / (1 - chance), estimate.SPREAD)
     return odds / (1 + odds)
 
 
