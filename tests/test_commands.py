@@ -94,7 +94,7 @@ def test_settings_of_methods(folder: Path) -> None:
     assert json.loads((folder / "adapt.jsonl").read_text().splitlines()[-1])["settings"] == {"k": 1}
     done = run("adapt", folder, "--method", "adanpc", "--set", "t3a.k=1")
     assert done.exit_code == 2
-    assert "--set takes method.name=value with one of adanpc, got t3a.k=1" in done.output
+    assert "--set takes method.name=value with one of the methods adanpc, got t3a.k=1" in done.output
 
 
 def test_what_is_wrong_is_said_in_one_sentence(folder: Path, data_dir: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import requests
+import typer
 from services import filled, queries
 from typer.testing import CliRunner, Result
 
@@ -101,6 +102,27 @@ def test_serve_answers_until_a_signal_and_keeps_what_was_learned(folder: Path) -
     _, rows = while_serving(use, "serve", folder)
     with adanpc.DurableBank.open(folder) as bank:
         assert len(bank.contents) == rows
+
+
+def test_a_signal_right_after_the_first_line_is_an_orderly_end_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service does not listen for signals yet when it prints its address, and somebody may be waiting for that."""
+    printed = typer.echo
+
+    def echo(line: str, **options: Any) -> None:
+        printed(line, **options)
+        if line.startswith("Serving"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(typer, "echo", echo)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: pytest.fail("the signal would end the process"))
+    try:
+        assert run("serve", folder, "--port", 0).exit_code == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    with adanpc.DurableBank.open(folder) as bank:  # nobody holds it any more
+        assert not bank.notices
 
 
 def test_serve_with_a_run_answers_images_and_shows_those_of_source_rows(made: sample.Sample, tmp_path: Path) -> None:

@@ -303,6 +303,7 @@ def damage(value: Any, number: random.Random) -> Any:
     return changed
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", HONEST)
 def test_damaged_records_never_end_in_a_traceback(name: str, tmp_path: Path) -> None:
     table = TABLES[name]

@@ -71,7 +71,7 @@ def both(dim: int, rows: Tensor, **options: Any) -> tuple[ProgressiveIndex, Exac
 
 @pytest.mark.parametrize("path", kernels.paths())
 def test_the_contract_holds_on_every_path(path: str, eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kernels.VARIABLE, path)
+    monkeypatch.setattr(kernels, "WANTED", path)
     check_index(ProgressiveIndex, "progressive")
 
 
@@ -141,7 +141,7 @@ KINDS = ["isotropic", "copies", "nearly equal", "outliers", "axes", "clustered"]
 def test_whatever_happens_the_answers_are_those_of_exact_search(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         make_eager(monkeypatch)
-        monkeypatch.setenv(kernels.VARIABLE, data.draw(st.sampled_from(kernels.paths())))
+        monkeypatch.setattr(kernels, "WANTED", data.draw(st.sampled_from(kernels.paths())))
         monkeypatch.setattr(progressive, "LEAST_TOGETHER", data.draw(st.sampled_from([1, 8])))
         monkeypatch.setattr(progressive, "MOST_TOGETHER", data.draw(st.sampled_from([2, 64])))
         generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
@@ -234,7 +234,7 @@ def counting_scores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_queries_that_share_a_pass_look_at_few_rows_and_nearly_all_are_certain(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(kernels.VARIABLE, path)
+    monkeypatch.setattr(kernels, "WANTED", path)
     monkeypatch.setattr(Coder, "fitted", partial(Coder.fitted, seed=0))  # the same codes in every run
     rows = spread_rows(17000, 128, 1)
     fast, plain = both(128, rows)
@@ -356,7 +356,7 @@ def test_errors_are_as_likely_as_the_bound_says() -> None:
 @pytest.mark.parametrize("path", kernels.paths())
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_bound_is_below_the_similarity(kind: str, path: str, eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kernels.VARIABLE, path)
+    monkeypatch.setattr(kernels, "WANTED", path)
     generator = torch.Generator().manual_seed(9)
     rows = drawn_rows(kind, 300, 200, generator)
     fast, plain = both(200, rows)

@@ -156,6 +156,7 @@ def test_a_cache_grows_and_is_put_back() -> None:
     assert again.counts().tolist() == [50, 51, 50]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda check: check.__name__)
 def test_other_prototypes_keep_the_contract(check: Any) -> None:
     check(TDA, prototypes="means")

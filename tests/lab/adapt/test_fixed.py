@@ -147,6 +147,7 @@ def test_lame_refuses_to_ask_nobody() -> None:
         LAME(source(), k=0)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize(("kind", "hypers"), METHODS, ids=str)
 def test_contract_with_other_settings(kind: type[Adapter], hypers: dict[str, Any], check: Callable[..., None]) -> None:

@@ -214,6 +214,7 @@ def test_a_model_without_scales_and_a_wrong_setting_are_refused(kind: type[Any])
         kind(sources.source("batch2d"), capacity=0)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize(
     "settings", [{"every": 8, "capacity": 5, "lr": 0.05}, {"every": 1, "capacity": 1}, {"every": 20, "capacity": 9}]

@@ -14,6 +14,7 @@ from adanpc.lab.adapt.petta import PeTTA
 from adanpc.testing import ADAPTER_CHECKS
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda check: check.__name__)
 def test_contract_while_it_learns(check: Callable[..., None]) -> None:
     check(PeTTA, every=4, capacity=8)

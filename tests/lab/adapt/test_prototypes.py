@@ -190,6 +190,7 @@ def test_keep_below_one_is_refused(keep: int) -> None:
         T3A(source(), keep=keep)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize(("kind", "hypers"), METHODS, ids=str)
 def test_contract_with_other_settings(kind: type[Adapter], hypers: dict[str, Any], check: Callable[..., None]) -> None:

@@ -155,6 +155,7 @@ def test_numbers_below_one_are_refused(name: str) -> None:
         TAST(source(), **{name: 0})
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("hypers", [{"keep": None, "steps": 3, "heads": 5}, {"keep": 1, "heads": 1}], ids=str)
 def test_contract_with_other_settings(hypers: dict[str, Any], check: Callable[..., None]) -> None:

@@ -209,6 +209,7 @@ def test_tent_pre_bn_is_adam_on_a_new_layer() -> None:
     assert adapter.moving() == {"model.head.0.weight", "model.head.0.bias"}
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("kind", "chosen"),
     [

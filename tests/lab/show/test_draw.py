@@ -71,6 +71,7 @@ def drawn_texts(figure: Figure) -> list[Text]:
     return [text for text in every_text if text.get_text().strip() and text.get_visible()]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", ["lines", "bars", "logarithms", "gallery"])
 @pytest.mark.parametrize("form", draw.FORMS)
 def test_the_same_part_gives_the_same_bytes_whatever_the_users_style(name: str, form: draw.Form) -> None:
@@ -243,6 +244,7 @@ def test_long_captions_overlap_nothing(rows: int) -> None:
             assert not box.overlaps(other)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=15, deadline=None)
 @given(st.text(st.sampled_from("$\\{}_^%&<>-— a中😀\n\x00"), max_size=12) | st.text(max_size=5))
 def test_any_text_can_be_drawn(text: str) -> None:

@@ -120,8 +120,8 @@ def test_safety_from_end_to_end(workspace: Workspace, monkeypatch: pytest.Monkey
         monkeypatch.setitem(ATTACKS, attack, 3)
     monkeypatch.setattr(safety, "PACS", safety.PACS._replace(domains=("photo", "sketch")))
     monkeypatch.setattr(safety, "PACS_CLASSES", 2)
-    monkeypatch.setattr(safety, "ALONE", {"random": "iid"})
-    monkeypatch.setattr(safety, "TOGETHER", {"recurring 5 times": "recurring"})
+    monkeypatch.setattr(safety, "ORDERS_OF_ONE_TARGET", {"random": "iid"})
+    monkeypatch.setattr(safety, "ORDERS_OF_ALL_TARGETS", {"recurring 5 times": "recurring"})
     scale = replace(LEAST, images=7, only=("efficientnet-lite0", "foreign", "attacks", "frozen vote", "safe"))
     exhibit = made("safety", workspace, scale)
     assert not any("have no record yet" in note for note in exhibit.notes)
@@ -137,7 +137,7 @@ def test_safety_from_end_to_end(workspace: Workspace, monkeypatch: pytest.Monkey
         if shown is not None:
             assert shown.mean == pytest.approx(sum(mean.mean for mean in means if mean) / 2)
     wrong = sheets["Rows that joined with a wrong label, on average"].rows[0][1]
-    assert [cell.ours is not None for cell in wrong] == [name == "safe" for name in safety.CONTESTANTS]
+    assert [cell.ours is not None for cell in wrong] == [name == "safe" for name in safety.METHODS]
     foreign = next(title for title in sheets if title.startswith("Foreign"))
     assert f"unknown class, {safety.SAFE}" in dict(sheets[foreign].rows)
     for kind in ("noise", "digits"):
@@ -158,7 +158,7 @@ def test_one_seed_of_everything_comes_first() -> None:
 def test_an_average_waits_for_all_of_its_parts(workspace: Workspace, tmp_path: Path) -> None:
     scale = replace(LEAST, only=("efficientnet-lite0", "paper"))
     records = Records(tmp_path)
-    place, *_ = safety.places(scale)
+    place, *_ = safety.scenarios(scale)
     record = {"average": 50.0, "domains": {}, "source": {"before": 9.0, "after": {"photo": 8.0}}, "scores": {}}
     records.add(place.task("paper", 0), record, 1.0)
     parts, _ = safety.show(Results(records, scale, workspace))
@@ -443,7 +443,9 @@ def test_an_estimate_counts_the_source_that_is_known_and_no_other_domain(workspa
     assert costs.source_images(reading, Extent(rows=7)) == 7
     digits = Frozen("rotated-mnist", ("0", "15"), "convnet").reading()
     assert (costs.source_images(digits, Extent(rows=100)), costs.target_images(digits, Extent(images=5))) == (400, 10)
-    assert costs.features(digits, Extent(5, 100)) == pytest.approx(410 * costs.forward("convnet"))
+    encoding = costs.encoding(digits, Extent(5, 100))
+    assert len(encoding) == 6
+    assert sum(encoding.values()) == pytest.approx(410 * costs.forward("convnet"))
 
 
 def test_the_encoder_that_is_asked_for_is_the_one_that_is_shown(workspace: Workspace, tmp_path: Path) -> None:

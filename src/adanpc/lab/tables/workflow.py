@@ -12,10 +12,12 @@ from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.registry import is_named
 from adanpc.lab.data.domain import DataError
 from adanpc.lab.data.loading import cores
-from adanpc.lab.networks.encoders import check_named, find_encoder
+from adanpc.lab.networks.encoders import check_named_encoder, find_encoder
 from adanpc.lab.own import UntrustedCodeError
 from adanpc.lab.show import report
 from adanpc.lab.show.exhibit import Exhibit
+from adanpc.lab.sweep.cost import CostModel
+from adanpc.lab.sweep.forecast import Forecast
 from adanpc.lab.sweep.records import Records
 from adanpc.lab.sweep.subjects import Workspace
 from adanpc.lab.sweep.sweep import sweep
@@ -123,7 +125,8 @@ def make(
         # Before the work begins, so that an interrupted table continues at the same scale.
         note_choice(workspace.folder, name, estimate.scale, budget, made_from)
         tasks = available(table, estimate.scale, workspace, absent)
-        for reason in sweep(tasks, workspace, records, ray=ray, workers=processes):
+        forecast = Forecast(tasks, records, CostModel(workspace))
+        for reason in sweep(tasks, workspace, records, ray=ray, workers=processes, forecast=forecast):
             notify(f"Left out: {reason}")
     return table.exhibit(Results(Records(workspace.folder), estimate.scale, workspace, absent))
 
@@ -185,7 +188,7 @@ def exhibits(workspace: Workspace, *, where_made: bool = False) -> list[Exhibit]
 def _check_trusted(choice: Choice, folder: Path) -> None:
     """Refuses code that only a file names and that is not part of adanpc: planning would execute it."""
     try:
-        check_named(choice.scale.encoder)
+        check_named_encoder(choice.scale.encoder)
     except UntrustedCodeError:
         raise _untrusted(folder, "encoder", choice.scale.encoder) from None
     for method in choice.scale.methods:
