@@ -120,7 +120,7 @@ def test_the_estimate_follows_the_accuracy_of_streams_with_more_noise_than_the_s
     rows, labels, domains = made(900, 0.3, 3)
     calibration = calibrated(rows, labels, domains)
     seen, accuracy = met(rows, labels, noise, seed=1)
-    found = calibration.interval(seen.adapted, seen.remembered)
+    found = calibration.interval(seen.adapted, seen.remembered, mixed=1.0)
     assert found.low <= accuracy <= found.high
     assert found.estimate == pytest.approx(accuracy, abs=0.1)
 
@@ -134,7 +134,7 @@ def test_intervals_hold_on_made_streams_and_are_narrow_where_most_answers_are_ri
     for noise in (0.2, 0.3, 0.4, 0.55, 0.7):
         for ordered in (False, True):
             seen, accuracy = met(rows, labels, noise, seed=2, ordered=ordered)
-            found = calibration.interval(seen.adapted, seen.remembered)
+            found = calibration.interval(seen.adapted, seen.remembered, mixed=1.0 - ordered)
             held.append(found.low <= accuracy <= found.high)
             if accuracy > 0.9:
                 narrow.append(found.high - found.low)
@@ -158,23 +158,23 @@ def test_a_query_far_from_the_stream_is_not_compared_with_it() -> None:
     assert not comparable(0.1, 0.31)
 
 
-@given(SHARES, st.integers(1, 1000), st.integers(0, 100), st.floats(0, 100))
+@given(SHARES, SHARES, st.integers(1, 1000), st.integers(0, 100), st.floats(0, 100))
 def test_an_interval_holds_its_estimate_and_narrows_with_queries(
-    mean: float, count: int, errors: int, disagreement: float
+    mean: float, mixed: float, count: int, errors: int, disagreement: float
 ) -> None:
     calibration = Calibration(100, errors, disagreement, 0.1)
-    found = calibration.interval(mean, count)
-    later = calibration.interval(mean, 2 * count)
+    found = calibration.interval(mean, count, mixed)
+    later = calibration.interval(mean, 2 * count, mixed)
     assert 0 <= found.low <= later.low <= later.estimate <= later.high <= found.high <= 1
     assert later.estimate == found.estimate == calibration.estimate(mean)
 
 
 def test_before_the_first_query_the_interval_says_nothing() -> None:
-    assert Calibration(100, 20, 10, 0.1).interval(0.0, 0) == (0.8, 0, 1)
+    assert Calibration(100, 20, 10, 0.1).interval(0.0, 0, 1.0) == (0.8, 0, 1)
 
 
 def test_without_a_calibration_the_interval_says_nothing() -> None:
-    found = Calibration(*estimate.UNKNOWN).interval(0.9, 500)
+    found = Calibration(*estimate.UNKNOWN).interval(0.9, 500, 1.0)
     assert (found.low, found.high) == (0, 1)
     assert 0.9 < found.estimate < 1
 
@@ -192,49 +192,52 @@ def test_the_estimate_stretches_the_odds_of_a_right_answer(mean: float) -> None:
     assert (calibration.estimate(0.0), calibration.estimate(1.0)) == (0, 1)
 
 
-@pytest.mark.parametrize("own_error", [estimate.ERROR_OF_ONE_DOMAIN, estimate.ERROR_OF_SEVERAL_DOMAINS])
+@pytest.mark.parametrize(("mixed", "scale"), [(1.0, 0.9), (0.5, 1.1), (0.0, 1.3)])
 @pytest.mark.parametrize("mean", [0.2, 0.5, 0.8, 0.95])
-def test_an_interval_is_made_of_the_error_of_the_estimate_and_of_chance(mean: float, own_error: float) -> None:
-    calibration = Calibration(1000, 90, 60, own_error)
+def test_an_interval_is_made_of_the_error_of_the_estimate_and_of_chance(
+    mean: float, mixed: float, scale: float
+) -> None:
+    calibration = Calibration(1000, 90, 60, 0.1)
     count = 50
     right = calibration.estimate(mean)
-    share = own_error / 0.18
-    below = share * (0.04 + min(right / 2, (1 - right) ** 2))
-    above = share * (0.04 + 0.6 * (1 - right))
+    below = scale * (0.04 + min(right / 2, (1 - right) ** 2))
+    above = scale * (0.04 + 0.6 * (1 - right))
     smoothed = (mean * count + 0.5) / (count + 1)
     by_chance = 1.645 * math.sqrt(smoothed * (1 - smoothed) / count)
     fall = right - calibration.estimate(max(0, mean - by_chance))
     rise = calibration.estimate(min(1, mean + by_chance)) - right
-    found = calibration.interval(mean, count)
+    found = calibration.interval(mean, count, mixed)
     assert found.low == pytest.approx(max(0, right - math.sqrt(below**2 + fall**2)))
     assert found.high == pytest.approx(min(1, right + math.sqrt(above**2 + rise**2)))
 
 
 def test_the_more_is_right_the_narrower_the_interval() -> None:
-    calibration = Calibration(1000, 90, 60, estimate.ERROR_OF_ONE_DOMAIN)
+    calibration = Calibration(1000, 90, 60, 0.1)
     widths = []
     for mean in (0.5, 0.6, 0.7, 0.8, 0.9, 0.99):
-        found = calibration.interval(mean, estimate.HORIZON)
+        found = calibration.interval(mean, estimate.HORIZON, mixed=1.0)
         widths.append(found.high - found.low)
     assert widths == sorted(widths, reverse=True)
     assert widths[-1] < 0.1 < 0.5 < widths[0]
 
 
 def test_a_few_queries_that_all_agree_prove_little() -> None:
-    calibration = Calibration(1000, 90, 60, estimate.ERROR_OF_ONE_DOMAIN)
-    assert calibration.interval(1.0, 2).low < 0.8
-    assert calibration.interval(1.0, 200).low > 0.94
+    calibration = Calibration(1000, 90, 60, 0.1)
+    assert calibration.interval(1.0, 2, mixed=1.0).low < 0.8
+    assert calibration.interval(1.0, 200, mixed=1.0).low > 0.94
 
 
-def test_the_interval_holds_nine_times_out_of_ten_where_chance_is_all_there_is() -> None:
+def test_the_margin_of_chance_holds_nine_times_out_of_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LEAST_ERROR", "RISE", "FALL"):
+        monkeypatch.setattr(estimate, name, 0.0)
     exact = Calibration(1, 0, 0, 0.0)
-    expected = exact.estimate(0.7)
+    monkeypatch.setattr(estimate, "_stretched", lambda chance: chance)
     draw = random.Random(0)
     held = 0
     for _ in range(2000):
         mean = sum(draw.random() < 0.7 for _ in range(200)) / 200
-        found = exact.interval(mean, 200)
-        held += found.low <= expected <= found.high
+        found = exact.interval(mean, 200, mixed=1.0)
+        held += found.low <= 0.7 <= found.high
     assert 0.88 < held / 2000 < 0.92
 
 
