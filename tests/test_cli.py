@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from adanpc import cli, progress
-from adanpc.cli.app import printable, with_flags
+from adanpc.cli.app import with_flags
 from adanpc.errors import AdaNPCError
 from adanpc.index import kernels
 from adanpc.lab.data import Domain, rotated_digits
@@ -56,19 +55,19 @@ def test_help(arguments: tuple[str, ...]) -> None:
 
 
 def test_info_says_which_kernels_and_versions_are_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kernels.VARIABLE, "numpy")
+    monkeypatch.setattr(kernels, "WANTED", "numpy")
     code, out, err = run("info")
     assert (code, err) == (0, "")
     assert f"adanpc: {__version__}\n" in out
     assert f"kernels: in use numpy, available {' '.join(kernels.paths())}, chosen by ADANPC_KERNELS\n" in out
     assert f"torch {version('torch')}, " in out
     assert "threads of torch: " in out
-    monkeypatch.delenv(kernels.VARIABLE)
+    monkeypatch.setattr(kernels, "WANTED", None)
     document = json.loads(run("info", "--json")[1])
     assert document["kernels"]["in use"] == kernels.paths()[0]
     assert document["kernels"]["chosen by"] == "speed"
     assert document["packages"]["numpy"] == version("numpy")
-    monkeypatch.setenv(kernels.VARIABLE, "abacus")
+    monkeypatch.setattr(kernels, "WANTED", "abacus")
     code, out, err = run("info")
     assert code == 2
     assert "ADANPC_KERNELS must be one of" in err
@@ -93,6 +92,8 @@ def test_bad_options_are_refused(options: tuple[str, str]) -> None:
     [
         ("choose another `out`, or the `data_dir` that it was made with", "another --out, or the --data-dir that"),
         ("scale must be one of full, large, got 'x'", "--scale must be one of full, large, got 'x'"),
+        ("preset must be one of paper, safe, got 'x'", "--preset must be one of paper, safe"),
+        ("storage must be one of float32, int8, got 'x'", "--storage must be one of float32"),
         ("table must be one of ood, got 'x'", "table must be one of ood"),
         ("the 5 images must be read: steps must follow", "the 5 images must be read: steps must follow"),
     ],
@@ -100,10 +101,6 @@ def test_bad_options_are_refused(options: tuple[str, str]) -> None:
 def test_arguments_are_called_by_their_flags(message: str, shown: str) -> None:
     assert shown in with_flags(message)
     assert with_flags(with_flags(message)) == with_flags(message)
-
-
-def test_what_would_steer_a_terminal_is_not_printed() -> None:
-    assert printable("a\x1b[31mb\x07\n c\u202e\udcff é [red]") == "a [31mb c é [red]"
 
 
 def forbid_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +156,7 @@ def test_demo_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert all(text in out for text in (*METHODS, *ANGLES, "seed 5", "epochs 1", f"Figure: {tmp_path / 'demo.png'}"))
     assert "32 source rows" in out
-    assert re.search(r"Time: \d+ s", out)
+    assert re.search(r"Time:\s+\d+\s+s\b", out)  # a long time on a busy machine may be on the next line
     assert "\x1b" not in out + err
     assert len(err.splitlines()) == 1
 
@@ -202,7 +199,6 @@ def test_ctrl_c_during_training_stops_with_one_line_and_gives_the_cursor_back(tm
         seen = b""
         while b"loss" not in seen:
             seen += os.read(parent, 4096)
-        time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         seen += read_terminal(parent)
     os.close(parent)

@@ -56,7 +56,7 @@ def test_data_shows_domains_and_names_what_cannot_be_read(data_dir: Path, tmp_pa
     done = run("data", "folder", "--data-dir", tmp_path, "--check")
     assert done.exit_code == 2
     assert str(bad) in done.output
-    assert "1 images cannot be read" in done.output
+    assert "Images that cannot be read: 1. Delete them, or copy them again." in done.output
     done = run("data", "pacs", "--data-dir", tmp_path / "nowhere")
     assert done.exit_code == 2
     assert "pacs is not at" in done.output
@@ -94,7 +94,7 @@ def test_settings_of_methods(folder: Path) -> None:
     assert json.loads((folder / "adapt.jsonl").read_text().splitlines()[-1])["settings"] == {"k": 1}
     done = run("adapt", folder, "--method", "adanpc", "--set", "t3a.k=1")
     assert done.exit_code == 2
-    assert "--set takes method.name=value with one of adanpc, got t3a.k=1" in done.output
+    assert "--set takes method.name=value with one of the methods adanpc, got t3a.k=1" in done.output
 
 
 def test_what_is_wrong_is_said_in_one_sentence(folder: Path, data_dir: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 import adanpc
 from adanpc import AdaNPC, Admission, Delete, MemoryBank, Relabel, Veto, everyone, explain
 from adanpc.errors import AdaNPCError, LabelError
+from adanpc.explanation import Explanation, Witness
 from adanpc.models.filenames import files_of
 
 ROWS = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
@@ -116,14 +117,34 @@ def test_it_prints_as_a_table() -> None:
     lines = str(told).splitlines()
     assert lines[0] == "Query 0: cat, confidence 1.000; it joined the bank as row 3."
     assert lines[1].split() == ["share", "class", "similarity", "origin", "row", "key", "file"]
-    assert lines[2].split()[1:] == ["cat", "1.0000", "source", "0", "10", "red?[31m.png"]
-    assert lines[-1].startswith("Votes: cat 1.000, dog 0.000")
+    assert lines[2].split()[1:] == ["cat", "1.0000", "source", "0", "10", r"red\x1b[31m.png"]
+    assert lines[-1] == "… and 1 row with a smaller share. Votes: cat 1.000, dog 0.000"
     assert "\x1b" not in str(told)
     assert repr(told) == str(told)
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(told)
     console.file.close()
-    assert "red?[31m.png" in console.export_text()
+    assert r"red\x1b[31m.png" in console.export_text()
+
+
+def witness(row: int, share: float, name: str = "cat") -> Witness:
+    return Witness(row, 0, name, share, 0.5, "source", None)
+
+
+def test_columns_are_aligned_beside_a_name_that_is_spelled_out() -> None:
+    told = Explanation(0, "cat", 1.0, None, {"cat": 1.0}, (witness(0, 0.6), witness(1, 0.4, "red\x1b[31m cat")))
+    heading, *rows = str(told).splitlines()[1:-1]
+    place = heading.index("origin")
+    assert [row.index("source") for row in rows] == [place, place]
+
+
+def test_rows_whose_share_would_be_shown_as_nothing_are_counted() -> None:
+    witnesses = (witness(0, 0.9985), witness(1, 0.0006), witness(2, 0.0005), witness(3, 0.0004), witness(4, 1e-9))
+    told = Explanation(0, "cat", 1.0, None, {"cat": 1.0}, witnesses)
+    lines = str(told).splitlines()
+    assert [line.split()[0] for line in lines[2:-1]] == ["0.999", "0.001", "0.001"]
+    assert lines[-1] == "… and 2 rows with smaller shares. Votes: cat 1.000"
+    assert told._repr_html_().count("<tr>") == 4  # with the headings
 
 
 class TestNotebook:
@@ -134,7 +155,8 @@ class TestNotebook:
         damaged = tmp_path / "b.png"
         damaged.write_bytes(picture.read_bytes()[:60])
         files = {10: picture, 11: damaged, 2: tmp_path / "missing.png"}
-        page = explain(made.predict(ROWS), made.bank, files=files)._repr_html_()
+        between = torch.tensor([[1.0, 1.0]])  # so that all rows have a share
+        page = explain(made.predict(between), made.bank, files=files)._repr_html_()
         assert page.count("<img ") == 1
         assert page.count('src="data:image/png;base64,') == 1
         assert "missing.png" in page

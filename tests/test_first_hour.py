@@ -122,6 +122,31 @@ def test_a_service_without_its_libraries_names_the_extra(
     assert f"a service needs {missing}, which is not installed: pip install 'adanpc[serve]'" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command", [("add", "tokens.json", "Ann"), ("list", "tokens.json"), ("remove", "tokens.json", "Ann")]
+)
+def test_tokens_without_the_libraries_of_a_service_name_the_extra(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    done = run("token", *command)
+    assert done.exit_code == 2
+    assert "a service needs fastapi, which is not installed: pip install 'adanpc[serve]'" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "empty", "nowhere"])
+def test_a_place_without_images_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("no images")
+    with pytest.raises(DataError, match=f"there are no images at '.*{name}': give a folder .*, or a CSV or Parquet"):
+        read_images(tmp_path / name)
+
+
+def test_a_table_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there are no images at '.*rows.csv': give a folder .*, or a CSV or Parquet"):
+        read_images(tmp_path / "rows.csv")
+
+
 # Long work ------------------------------------------------------------------------------------------------------------
 
 

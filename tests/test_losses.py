@@ -184,6 +184,8 @@ def test_saved_state_resumes_exactly(refresh: int | None) -> None:
 def test_bad_settings_and_batches_are_refused() -> None:
     with pytest.raises(AdaNPCError, match="k must be at least 1, got 0"):
         KNNLoss(6, 3, k=0)
+    with pytest.raises(AdaNPCError, match="temperature must be a finite number greater than 0, got 'hot'"):
+        KNNLoss(6, 3, temperature="hot")  # type: ignore[arg-type]
     with pytest.raises(AdaNPCError, match="refresh must be at least 1, got 0"):
         KNNLoss(6, 3, refresh=0)
     loss = KNNLoss(6, 3)

@@ -64,6 +64,37 @@ def test_slow_items_write_a_line_each(capsys: pytest.CaptureFixture[str]) -> Non
     ]
 
 
+def test_an_expected_time_replaces_the_extrapolated_one(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    tracked = Tracked(clock.ticking(range(4), 600), "tasks", 4, clock=clock)
+    for item in tracked:
+        if item < 2:  # after that, the time that was expected last runs down
+            tracked.expect(660 - 600 * item)
+    assert capsys.readouterr().err.splitlines() == [
+        "tasks: 1/4, 11 min left",
+        "tasks: 2/4, 1 min left",
+        "tasks: 3/4, 0 s left",
+        "tasks: 4/4",
+    ]
+
+
+def test_a_bar_shows_the_expected_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    clock = Clock()
+    tracked = Tracked(range(3), "tasks", 3, clock=clock)
+    items = iter(tracked)
+    next(items)
+    tracked.expect(7200.0)
+    tracked.note("so far")
+    next(items)
+    items.close()  # type: ignore[attr-defined]
+    assert "2.0 h left so far" in terminal.getvalue()
+
+
 def test_without_a_total_the_items_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     taken(4, 20, None)
     assert capsys.readouterr().err.splitlines() == ["training erm: 2 done", "training erm: 4 done"]

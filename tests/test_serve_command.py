@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import requests
+import typer
 from services import filled, queries
 from typer.testing import CliRunner, Result
 
@@ -103,6 +104,27 @@ def test_serve_answers_until_a_signal_and_keeps_what_was_learned(folder: Path) -
         assert len(bank.contents) == rows
 
 
+def test_a_signal_right_after_the_first_line_is_an_orderly_end_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service does not listen for signals yet when it prints its address, and somebody may be waiting for that."""
+    printed = typer.echo
+
+    def echo(line: str, **options: Any) -> None:
+        printed(line, **options)
+        if line.startswith("Serving"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(typer, "echo", echo)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: pytest.fail("the signal would end the process"))
+    try:
+        assert run("serve", folder, "--port", 0).exit_code == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    with adanpc.DurableBank.open(folder) as bank:  # nobody holds it any more
+        assert not bank.notices
+
+
 def test_serve_with_a_run_answers_images_and_shows_those_of_source_rows(made: sample.Sample, tmp_path: Path) -> None:
     bank = tmp_path / "bank"
     with adanpc.DurableBank.create(bank, of_run(Run(made.run))):
@@ -131,6 +153,18 @@ def test_serve_with_tokens_lets_their_owners_in(folder: Path, tmp_path: Path) ->
 
     _, statuses = while_serving(use, "serve", folder, "--tokens", tokens)
     assert statuses == [401, 200]
+
+
+def test_options_of_serve_are_limits(folder: Path) -> None:
+    def use(url: str) -> list[int]:
+        features = {"features": queries(3).tolist()}
+        too_long = requests.post(f"{url}/v1/veto", data=bytes(5001))
+        answers = [requests.post(f"{url}/v1/predict", json=features) for _ in range(2)]
+        return [response.status_code for response in (too_long, *answers)]
+
+    limits = ("--max-body", 5000, "--max-requests", 3, "--rate", 1000, "--max-connections", 50)
+    _, statuses = while_serving(use, "serve", folder, *limits)
+    assert statuses == [413, 200, 200]
 
 
 def test_serve_refuses_in_one_sentence(folder: Path, tmp_path: Path, made: sample.Sample) -> None:

@@ -24,10 +24,9 @@ from adanpc.lab.environment import machine
 from adanpc.store import DurableBank, verify
 from benchmarks.serve.started import Running, running
 
-ROWS = 2000
 DIM = 64
 CLASSES = 5
-CAPACITY = 1000  # rows of the stream, so that the bank itself stops growing
+CAPACITY = 0.5  # rows of the stream for each source row, so that the bank itself stops growing
 CLIENTS = 4
 PAUSE = 0.02  # seconds between two requests of a client
 NEWEST = 50  # rows of the stream, among which people judge
@@ -103,12 +102,12 @@ def use(client: Client, ended: threading.Event) -> None:
         time.sleep(PAUSE)
 
 
-def create_bank(folder: Path) -> np.ndarray:
+def create_bank(folder: Path, rows: int) -> np.ndarray:
     generator = torch.Generator().manual_seed(0)
     centers = torch.randn(CLASSES, DIM, generator=generator)
-    labels = torch.arange(ROWS) % CLASSES
-    classifier = AdaNPC(MemoryBank(DIM, CLASSES, soft=True, capacity=CAPACITY), preset="safe")
-    classifier.learn(centers[labels] + 1.5 * torch.randn(ROWS, DIM, generator=generator), labels)
+    labels = torch.arange(rows) % CLASSES
+    classifier = AdaNPC(MemoryBank(DIM, CLASSES, soft=True, capacity=int(CAPACITY * rows)), preset="safe")
+    classifier.learn(centers[labels] + 1.5 * torch.randn(rows, DIM, generator=generator), labels)
     DurableBank.create(folder, classifier).close()
     return centers.numpy()
 
@@ -117,20 +116,22 @@ def main() -> None:
     """Uses a service for a while, and writes what its memory was."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--rows", type=int, default=2000, help="of the source")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/soak.md"))
     options = parser.parse_args()
     with TemporaryDirectory() as place:
         folder = Path(place) / "bank"
-        centers = create_bank(folder)
+        centers = create_bank(folder, options.rows)
         with running("durable", folder) as server:
             clients, samples = soak(server, centers, options.minutes)
         report = verify(folder)
         assert not report.problems, report.problems
     total = sum(client.requests for client in clients)
     about = (
-        f"`python -m benchmarks.serve.soak --minutes {options.minutes:g}` on {machine()}: {CLIENTS} clients that ask, "
-        f"preview, judge and look, and one that listens; {total:,} requests, {report.position:,} changes, a bank with "
-        "a capacity. Memory of the service (resident), one number a minute, in MiB:"
+        f"`python -m benchmarks.serve.soak --minutes {options.minutes:g} --rows {options.rows}` on {machine()}: "
+        f"{CLIENTS} clients that ask, preview, judge and look, and one that listens; {total:,} requests, "
+        f"{report.position:,} changes, a bank with a capacity. "
+        "Memory of the service (resident), one number a minute, in MiB:"
     )
     numbers = " ".join(f"{sample:.0f}" for sample in samples)
     lines = ["# Soak", "", about, "", numbers, "", "Afterwards the bank was whole (`verify`)."]

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from inspect import signature
-from numbers import Integral, Real
 from reprlib import repr as brief
 from typing import Any, Self
 
@@ -169,9 +168,9 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         Ids count rows in the order of their arrival from 0, so the first ids are the rows of X in ``fit``.
         """
         parts = self._queries(X)
-        count = _whole("n_neighbors", self.n_neighbors)
-        if n_neighbors is not None:
-            count = _whole("n_neighbors", n_neighbors)
+        if n_neighbors is None:
+            n_neighbors = self.n_neighbors
+        count = require.whole("n_neighbors", n_neighbors, least=1)
         if count > len(self.model_.bank):
             raise AdaNPCError(f"n_neighbors must be at most {len(self.model_.bank)}, the rows held, got {count}")
         contents = self.model_.bank.contents
@@ -269,20 +268,15 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
     def _build(self, dim: int, classes: int | Sequence[str]) -> AdaNPC:
         """An empty classifier with these arguments; raises an AdaNPCError that names an invalid one."""
-        k = _whole("n_neighbors", self.n_neighbors)
-        capacity = self.capacity
-        if capacity is not None:
-            capacity = _whole("capacity", capacity)
+        k = require.whole("n_neighbors", self.n_neighbors, least=1)
         admission = self.admission
         if admission is None:
             admission = DEFAULT_ADMISSION
-        if not isinstance(self.temperature, Real):
-            raise AdaNPCError(f"temperature must be a number, got {self.temperature!r}")
         bank = MemoryBank(
             dim,
             classes,
             storage=self.storage,
-            capacity=capacity,
+            capacity=self.capacity,
             evict=self.evict,
             soft=self.preset == "safe",
             seed=self.random_state,
@@ -296,7 +290,7 @@ class AdaNPCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             preset=self.preset,
             k=k,
             rule=self.rule,
-            temperature=float(self.temperature),
+            temperature=self.temperature,
             admission=admission,
             centering=self.centering,
         )
@@ -475,10 +469,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     return value
-
-
-def _whole(name: str, value: Any) -> int:
-    """The value as an int of at least 1; raises an AdaNPCError for anything else."""
-    if not isinstance(value, Integral) or value < 1:
-        raise AdaNPCError(f"{name} must be a whole number of at least 1, got {value!r}")
-    return int(value)

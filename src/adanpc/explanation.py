@@ -21,14 +21,15 @@ from adanpc.core import MemoryBank, Origin, Prediction
 from adanpc.core.contents import Contents
 from adanpc.core.table import VETOED
 from adanpc.errors import AdaNPCError
+from adanpc.printable import spelled_out
 
 Files = Mapping[int, Any] | Sequence[Any]
 HEADINGS = ("share", "class", "similarity", "origin", "row", "key", "file")
 UNKNOWN = "–"
 THUMBNAIL = 64  # length of a thumbnail's longer side, in pixels
-SHOWN = 20  # how many rows a table shows; programs get all of them
+MOST_SHOWN = 20  # how many rows a table shows; programs get all of them
 CLASSES = 10  # how many classes the line of votes names
-LEAST_SHARE = 0.0005  # smaller shares would be shown as 0.000
+LEAST_SHARE = 0.0005  # smaller shares would be shown as 0.000, and are left out
 MOST_BYTES = 64 << 20  # larger pictures get no thumbnail
 
 
@@ -89,6 +90,11 @@ class Explanation:
         return f"Query {self.query}: {self.answer}, confidence {self.confidence:.3f}{adapted}; it {fate}."
 
     @property
+    def shown(self) -> list[Witness]:
+        """The rows that a table shows."""
+        return [witness for witness in self.witnesses[:MOST_SHOWN] if witness.share >= LEAST_SHARE]
+
+    @property
     def summary(self) -> str:
         """The votes in one line, those of minor classes summed up, and how many rows the table leaves out."""
         named = sum(share >= LEAST_SHARE for share in self.votes.values())
@@ -101,41 +107,46 @@ class Explanation:
         if others:
             shares.append(f"{len(others)} others {sum(others):.3f}")
         votes = "Votes: " + ", ".join(shares)
-        more = len(self.witnesses) - SHOWN
-        if more <= 0:
+        left_out = len(self.witnesses) - len(self.shown)
+        if left_out == 0:
             return votes
-        return f"… and {more} rows with smaller shares. {votes}"
+        if left_out == 1:
+            return f"… and 1 row with a smaller share. {votes}"
+        return f"… and {left_out} rows with smaller shares. {votes}"
 
     def __str__(self) -> str:
-        lines = [HEADINGS, *(witness.cells for witness in self.witnesses[:SHOWN])]
+        lines: list[tuple[str, ...]] = [HEADINGS]
+        for witness in self.shown:
+            cells = [spelled_out(cell) for cell in witness.cells]
+            lines.append(tuple(cells))
         columns = zip(*lines, strict=True)
         widths = [max(map(len, column)) for column in columns]
         table = []
         for line in lines:
-            cells = [_printable(cell).ljust(width) for cell, width in zip(line, widths, strict=True)]
-            table.append("  " + "  ".join(cells).rstrip())
-        return "\n".join([_printable(self.title), *table, _printable(self.summary)])
+            padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+            table.append("  " + "  ".join(padded).rstrip())
+        return "\n".join([spelled_out(self.title), *table, spelled_out(self.summary)])
 
     __repr__ = __str__
 
     def __rich__(self) -> Any:
         """The table for ``rich.print``."""
         text = import_module("rich.text").Text  # a Text shows brackets as they are, where a str would be markup
-        title = text(_printable(self.title))
-        caption = text(_printable(self.summary))
+        title = text(spelled_out(self.title))
+        caption = text(spelled_out(self.summary))
         table = import_module("rich.table").Table(*HEADINGS, title=title, caption=caption)
-        for witness in self.witnesses[:SHOWN]:
-            cells = [text(_printable(cell)) for cell in witness.cells]
+        for witness in self.shown:
+            cells = [text(spelled_out(cell)) for cell in witness.cells]
             table.add_row(*cells)
         return table
 
     def _repr_html_(self) -> str:
         """The table for a notebook, with thumbnails of the files that can be shown."""
         lines = [_html_row("th", [*HEADINGS, ""])]
-        for witness in self.witnesses[:SHOWN]:
+        for witness in self.shown:
             lines.append(_html_row("td", witness.cells, _thumbnail(witness.file)))
-        title = html.escape(_printable(self.title))
-        summary = html.escape(_printable(self.summary))
+        title = html.escape(spelled_out(self.title))
+        summary = html.escape(spelled_out(self.summary))
         return f"<p>{title}</p><table>{''.join(lines)}</table><p>{summary}</p>"
 
 
@@ -244,14 +255,9 @@ def _witnesses(
     return sorted(witnesses, key=lambda witness: -witness.share)
 
 
-def _printable(text: str) -> str:
-    """The text without control characters: the name of a file or class must not be able to control a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 def _html_row(tag: str, cells: Sequence[str], picture: str = "") -> str:
     """One row of an HTML table, with a picture given by its URL as the last cell."""
-    shown = "".join(f"<{tag}>{html.escape(_printable(cell))}</{tag}>" for cell in cells)
+    shown = "".join(f"<{tag}>{html.escape(spelled_out(cell))}</{tag}>" for cell in cells)
     if picture:
         shown += f'<{tag}><img src="{picture}" alt=""></{tag}>'
     return f"<tr>{shown}</tr>"

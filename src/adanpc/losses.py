@@ -56,6 +56,7 @@ class KNNLoss(nn.Module):
     ) -> None:
         super().__init__()
         require.whole("k", k, least=1)
+        require.positive("temperature", temperature)
         if refresh is not None:
             require.whole("refresh", refresh, least=1)
         self.k = k

@@ -11,7 +11,10 @@ from operator import length_hint
 from typing import IO, ClassVar, Generic, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from adanpc.printable import spelled_out
 
 T = TypeVar("T")
 
@@ -32,19 +35,24 @@ class Tracked(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.items = items
-        self.description = _printable(description)
+        self.description = spelled_out(description)
         if total is None:
             total = length_hint(items) or None
         self.total = total
         self._clock = clock
         self._note = ""
+        self._expected_end: float | None = None  # by the clock
         self._bar: Progress | None = None
 
     def note(self, text: str) -> None:
         """Shows a short text, such as the loss, next to the progress."""
-        self._note = _printable(text)
+        self._note = spelled_out(text)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], note=self._note)
+
+    def expect(self, seconds: float) -> None:
+        """Shows this as the time left, instead of one that is extrapolated from the mean time of an item."""
+        self._expected_end = self._clock() + seconds
 
     def __iter__(self) -> Iterator[T]:
         if Tracked.reporting or not _is_main_process():
@@ -61,7 +69,7 @@ class Tracked(Generic[T]):
             Tracked.reporting = False
 
     def _with_bar(self, console: Console) -> Iterator[T]:
-        with _bar(console) as self._bar:
+        with _bar(console, self._expected_seconds) as self._bar:
             task = self._bar.add_task(self.description, total=self.total, note=self._note)
             for item in self.items:
                 yield item
@@ -87,10 +95,32 @@ class Tracked(Generic[T]):
         if self._note:
             parts.append(self._note)
         if self.total is not None and done < self.total:
-            seconds_per_item = elapsed / done
-            remaining = seconds_per_item * (self.total - done)
+            remaining = self._expected_seconds()
+            if remaining is None:
+                seconds_per_item = elapsed / done
+                remaining = seconds_per_item * (self.total - done)
             parts.append(f"{_duration(remaining)} left")
         return f"{self.description}: {', '.join(parts)}"
+
+    def _expected_seconds(self) -> float | None:
+        """The seconds that are left of what was expected last; None if nothing was."""
+        if self._expected_end is None:
+            return None
+        return max(0.0, self._expected_end - self._clock())
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """A column with the expected time, or else with the one that rich extrapolates."""
+
+    def __init__(self, expected_seconds: Callable[[], float | None]) -> None:
+        super().__init__()
+        self.expected_seconds = expected_seconds
+
+    def render(self, task: Task) -> Text:
+        seconds = self.expected_seconds()
+        if seconds is None or task.finished:
+            return super().render(task)
+        return Text(f"{_duration(seconds)} left", style="progress.remaining")
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Tracked[T]:
@@ -116,13 +146,13 @@ def _is_main_process() -> bool:
     return multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
 
 
-def _bar(console: Console) -> Progress:
+def _bar(console: Console, expected_seconds: Callable[[], float | None]) -> Progress:
     """An empty bar with the columns that ``Tracked`` fills."""
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        _TimeLeft(expected_seconds),
         TextColumn("{task.fields[note]}", markup=False),
         console=console,
     )
@@ -134,11 +164,6 @@ def _can_draw(console: Console) -> bool:
         return find_spec("ipywidgets") is not None
     # The file is asked first: with FORCE_COLOR, rich would take a log file for a terminal.
     return console.file.isatty() and console.is_interactive
-
-
-def _printable(text: str) -> str:
-    """The text with control characters escaped: the name of a file must not be able to control a terminal."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def _duration(seconds: float) -> str:

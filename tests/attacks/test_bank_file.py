@@ -64,6 +64,7 @@ def test_a_forged_file_in_order_is_loaded(tmp_path: Path) -> None:
 # Damage
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("storage", ["float32", "int8"])
 def test_cut_at_every_byte(tmp_path: Path, storage: str) -> None:
     data = honest(storage)
@@ -82,6 +83,7 @@ def identity(classifier: AdaNPC) -> tuple[str, int]:
     return classifier.digest(), classifier.position
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("storage", ["float16", "int8"])
 def test_a_changed_byte_anywhere(tmp_path: Path, storage: str) -> None:
     """It is refused, or it was a blank behind the header and nothing has changed."""
@@ -110,6 +112,7 @@ def test_a_blank_changed_to_another_blank(tmp_path: Path) -> None:
     assert identity(load(written(tmp_path / "bank", data[: start - 1] + b"\n" + data[start:]))) == same
 
 
+@pytest.mark.no_cover
 def test_a_changed_byte_anywhere_under_a_right_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What still loads is in order; nothing but a BankFileError is ever raised."""
     data = honest("int8")
@@ -765,6 +768,7 @@ def test_the_forger_knows_format_1(tmp_path: Path) -> None:
         assert paper(loaded).temperature == 1
 
 
+@pytest.mark.no_cover
 def test_format_1_cut_or_changed(tmp_path: Path) -> None:
     data = of_format_1("int8")
     same = identity(load(written(tmp_path / "bank", data)))

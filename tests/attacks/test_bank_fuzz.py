@@ -150,6 +150,7 @@ def check_that_it_works(classifier: AdaNPC, folder: Path) -> None:
         save(classifier, folder / "again")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize(
     "change",

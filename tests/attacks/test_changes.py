@@ -140,6 +140,7 @@ def kinds_and_changes() -> list[Any]:
     return cases
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("kind", "change"), kinds_and_changes())
 @pytest.mark.parametrize("storage", ["float32", "int8"])
 def test_a_change_that_was_changed(

@@ -32,6 +32,7 @@ def test_a_process_may_be_killed_before_any_line(tmp_path: Path) -> None:
     assert {"sqlite.py", "durable.py"} <= {name.partition(":")[0] for name in names}
 
 
+@pytest.mark.no_cover
 @linux
 def test_nothing_acknowledged_is_lost_when_the_power_is_cut(tmp_path: Path) -> None:
     pytest.importorskip("apsw")
@@ -42,6 +43,7 @@ def test_nothing_acknowledged_is_lost_when_the_power_is_cut(tmp_path: Path) -> N
         assert found["acknowledged"] > 0
 
 
+@pytest.mark.no_cover
 def test_a_byte_that_is_altered_is_noticed(tmp_path: Path) -> None:
     step = max(1, 97 // PATIENCE)
     flips_of_a_closed_bank(tmp_path, step)

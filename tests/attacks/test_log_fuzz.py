@@ -150,6 +150,7 @@ def check_that_it_works(folder: Path) -> None:
         assert bank.digest() == digest
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("change", [with_other_bytes, without_a_file, with_other_rows, with_forged_changes])
 def test_a_bank_that_was_changed(original: Path, tmp_path: Path, change: Callable[[Path, random.Random], None]) -> None:
     folder = tmp_path / "bank"

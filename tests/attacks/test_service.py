@@ -11,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import requests
+import torch
 from PIL import Image
 from pydantic import ValidationError
 from services import encode, filled, queries
@@ -76,9 +78,10 @@ def test_too_many_fields_are_refused_with_those_that_there_are(url: str, route: 
 
 
 def test_json_that_is_none_is_refused_by_the_name_of_what_is_wrong(url: str) -> None:
-    refused = requests.post(f"{url}/v1/predict", data=b'{"features": [', headers=JSON)
-    assert refused.status_code == 422
-    assert refused.json()["error"].startswith("body: Invalid JSON")
+    for route in ("predict", "veto"):  # one of them is read by hand, the other by the framework
+        refused = requests.post(f"{url}/v1/{route}", data=b'{"features": [', headers=JSON)
+        assert refused.status_code == 422
+        assert refused.json()["error"].startswith("the body is not valid JSON: ")
 
 
 @pytest.mark.parametrize("behind", [gzip.compress(b"more"), b"more"], ids=["another piece", "no piece"])
@@ -137,6 +140,34 @@ def test_banks_of_earlier_positions_are_in_memory_one_at_a_time(
         answers = list(pool.map(lambda body: requests.post(f"{url}/v1/rollback", json=body), bodies_sent))
     assert [answer.status_code for answer in answers] == [200] * 8
     assert most == [1] * 8
+
+
+def test_predictions_that_nothing_learns_from_are_made_by_as_many_threads_as_there_are_cores(
+    bank: adanpc.DurableBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a bank of 100,000 rows, answers to 500 queries take 640 MiB for a moment."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    predict = adanpc.DurableBank.predict
+    now: list[int] = []
+    most: list[int] = []
+
+    def watched(self: adanpc.DurableBank, features: torch.Tensor, **options: Any) -> adanpc.Prediction:
+        now.append(len(features))
+        most.append(len(now))
+        time.sleep(0.1)  # so that others would come meanwhile
+        try:
+            return predict(self, features, **options)
+        finally:
+            now.pop()
+
+    monkeypatch.setattr(adanpc.DurableBank, "predict", watched)
+    query = queries(1).tolist()
+    asked = [("predict?adapt=false", {"features": query}), ("preview", {"features": query[0]})] * 6
+    with serving(create(bank)) as url, ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda each: requests.post(f"{url}/v1/{each[0]}", json=each[1]), asked))
+    assert [answer.status_code for answer in answers] == [200] * 12
+    assert len(most) == 12
+    assert max(most) <= 2
 
 
 def test_a_flood_of_header_lines_is_refused_before_it_is_all_in_memory(url: str) -> None:

@@ -258,7 +258,7 @@ def test_an_image_for_which_nobody_waits_any_more_stops_no_other() -> None:
     assert encoder.submit(pixels).cancel()  # its connection is gone
     last = encoder.submit(pixels)
     free.set()
-    assert first.result(timeout=60).tolist() == last.result(timeout=60).tolist()
+    assert first.result(timeout=300).tolist() == last.result(timeout=300).tolist()
     encoder.close()
 
 
@@ -266,5 +266,5 @@ def test_an_encoder_that_gives_too_few_features_is_an_error_of_each_image() -> N
     encoder = BatchingEncoder(lambda images: torch.zeros(0, DIM))
     for _ in range(2):  # the thread goes on
         with pytest.raises(ValueError, match="zip"):
-            encoder.submit(np.zeros((2, 2, 3), np.uint8)).result(timeout=60)
+            encoder.submit(np.zeros((2, 2, 3), np.uint8)).result(timeout=300)
     encoder.close()

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt import ADAPTERS, Adapter, Source
 from adanpc.testing import ADAPTER_CHECKS, check_adapter
-from adanpc.testing.adapters import CUTS, long_stream, toy_source, toy_stream
+from adanpc.testing.adapters import CUTS, long_stream, run, toy_source, toy_stream
 
 # Methods that train on many views of each image do so on a few; all others have their defaults.
 FEWER: dict[str, dict[str, int]] = {
@@ -23,9 +24,11 @@ FEWER: dict[str, dict[str, int]] = {
     "ttt-online": {"copies": 4},
     "boost-adapter": {"views": 20},
     "boost-adapter-published": {"views": 20},
+    "cotta": {"views": 4},
 }
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_contract(name: str, check: Callable[..., None]) -> None:
@@ -132,10 +135,53 @@ class MovesLate(ActsLate):
         return probs
 
 
+class SeesPixels(Counting):
+    sees = "pixels"  # type: ignore[assignment]
+
+
+class NeedsHalfARow(Counting):
+    least = 0.5  # type: ignore[assignment]
+
+
+class AsksForLabels(Counting):
+    def answer(self, batch: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.nn.functional.one_hot(labels, 3).float()
+
+
+class CentersInPlace(Counting):
+    def answer(self, batch: Tensor) -> Tensor:
+        batch -= batch.mean(0)
+        return super().answer(batch)
+
+
+class OverwritesTheSource(Counting):
+    """Puts its queries in the place of source rows, which other methods are given, too."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self.rows = source.features
+
+    def answer(self, batch: Tensor) -> Tensor:
+        self.rows[: len(batch)] = batch
+        return super().answer(batch)
+
+
+class CentersOnItsBatch(Adapter):
+    """Says that every row is answered on its own, but subtracts the mean of the batch."""
+
+    sees = "features"
+    one_by_one = True
+
+    def answer(self, batch: Tensor) -> Tensor:
+        probs: Tensor = self.model.head(batch - batch.mean(0)).softmax(1)
+        return probs
+
+
 # These answer by the source model, or start from it at every batch.
 NEVER_LEARN = {"source", "knn", "lame", "zero-shot", "stat-a", "bn-adapt", "ttaug", "memo", "ttt"}
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", sorted(ADAPTERS.keys() - NEVER_LEARN))
 def test_every_method_has_learned_when_the_contract_saves_its_state(name: str) -> None:
     """NOTE and RoTTA learn from 64 images at a time; SAR learns from answers that are neither sure nor even."""
@@ -175,11 +221,57 @@ def test_a_method_that_keeps_the_contract_passes() -> None:
         (ActsLate, "ActsLate: after reset the answers differ"),
         (MovesLate, r"MovesLate moves \['late'\], which it does not declare"),
         (PredictsSomethingElse, "predict does not answer as step would"),
+        (SeesPixels, "SeesPixels: sees must be 'images' or 'features', got 'pixels'"),
+        (NeedsHalfARow, "NeedsHalfARow: least must be a whole number of at least 1, got 0.5"),
+        (
+            AsksForLabels,
+            "AsksForLabels.answer must take a batch and nothing else, never labels; it takes batch, labels",
+        ),
+        (CentersInPlace, "CentersInPlace changes the batches that it is given"),
+        (OverwritesTheSource, "OverwritesTheSource changes its source: features"),
+        (CentersOnItsBatch, "CentersOnItsBatch says that it answers one by one, but the rest of a batch changes"),
     ],
 )
 def test_a_method_that_breaks_the_contract_is_named(kind: type[Adapter], sentence: str) -> None:
     with pytest.raises(AssertionError, match=sentence):
         check_adapter(kind)
+
+
+def test_a_method_that_overwrites_its_source_spoils_it_for_no_other_check() -> None:
+    before = toy_source().features.clone()
+    with pytest.raises(AssertionError):
+        check_adapter(OverwritesTheSource)
+    assert torch.equal(toy_source().features, before)
+
+
+IMAGES = [name for name, kind in ADAPTERS.items() if kind.sees == "images"]
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_methods_make_as_many_passes_as_they_say(name: str) -> None:
+    """Images are counted at the BatchNorm of the toy model, three times where a gradient will flow back."""
+    kind = ADAPTERS[name]
+    adapter = kind(toy_source())
+    passes = 0
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal passes
+        if isinstance(module, nn.BatchNorm2d):
+            passes += len(output) * (3 if output.requires_grad else 1)
+
+    batches = long_stream(kind)
+    if kind.one_by_one:  # one image is enough, and more take long
+        batches = [batches[0][:1]]
+    hook = register_module_forward_hook(count)
+    try:
+        run(adapter, batches)
+    finally:
+        hook.remove()
+    counted = passes / sum(map(len, batches))
+    if kind.passes == 1:
+        assert counted <= 8
+    else:
+        assert kind.passes / 2 <= counted <= kind.passes  # CoTTA looks at 32 views of batches that it doubts
 
 
 def test_a_source_needs_no_rows_for_methods_without_a_bank() -> None:

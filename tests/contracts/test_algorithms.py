@@ -22,6 +22,7 @@ SHORT: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("check", ALGORITHM_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_contract(name: str, check: Callable[..., None]) -> None:

@@ -27,6 +27,7 @@ BANKS: list[dict[str, Any]] = [
         STORAGE, (False, True), [(None, "fifo"), *((5, policy) for policy in POLICIES)]
     )
 ]
+SOFT_BANKS = [bank for bank in BANKS if bank["soft"]]
 SAFE: list[dict[str, Any]] = [{}, {"stream": "mixed"}, {"guard": False, "balance": 1.0}]
 # Every rule, centering and admission meets every other; banks take turns.
 MODELS: list[dict[str, Any]] = [
@@ -37,6 +38,7 @@ MODELS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("number", range(len(MODELS)))
 def test_every_setting_replays(number: int) -> None:
     bank = BANKS[number % len(BANKS)]
@@ -44,17 +46,21 @@ def test_every_setting_replays(number: int) -> None:
     check_replay(lambda: AdaNPC(MemoryBank(5, 3, **bank), **settings), seed=number)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("bank", BANKS, ids=lambda bank: "-".join(str(value) for value in bank.values()))
 def test_every_bank_replays(bank: dict[str, Any]) -> None:
     check_replay(lambda: AdaNPC(MemoryBank(5, 3, **bank), k=6, centering="stream", admission=everyone))
 
 
-@pytest.mark.parametrize("options", SAFE, ids=str)
-@pytest.mark.parametrize("bank", [bank for bank in BANKS if bank["soft"]], ids=lambda bank: str([*bank.values()]))
-def test_the_safe_preset_replays(bank: dict[str, Any], options: dict[str, Any]) -> None:
+@pytest.mark.no_cover
+@pytest.mark.parametrize("number", range(len(SOFT_BANKS)))
+def test_the_safe_preset_replays(number: int) -> None:
+    bank = SOFT_BANKS[number]
+    options = SAFE[number % len(SAFE)]
     check_replay(lambda: AdaNPC(MemoryBank(5, 3, **bank), preset="safe", **options))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("number", range(0, len(MODELS), 7))
 def test_a_bank_that_searches_by_codes_replays(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_codes, "ROWS_FOR_CODES", 16)

@@ -411,7 +411,7 @@ def test_the_caller_may_reuse_its_tensors() -> None:
 def test_bytes_per_row(storage: str) -> None:
     made = MemoryBank(512, 10, storage=storage)
     made.apply(Append(torch.rand(6400, 512), torch.zeros(6400, dtype=torch.int64)))
-    coordinate = {"float32": 4, "float16": 2, "int8": 2}[storage]  # int8: one to scan, one to re-rank
+    coordinate = {"float32": 5, "float16": 2, "int8": 2}[storage]  # float32 and int8: one of them to scan
     assert made.nbytes / 6400 == pytest.approx(512 * coordinate + 64, rel=0.05)
 
 
@@ -601,6 +601,7 @@ def test_memory_says_what_bytes_are_for(storage: str) -> None:
     assert total == sum(parts.values()) == bank.nbytes
     width = {"float32": 4, "float16": 2, "int8": 1, "progressive": 2}[storage]
     assert parts["rows"] == 20 * 20 * width
+    assert parts.get("codes", 0) == (20 * (20 + 8) if storage == "float32" else 0)
     assert parts["labels and the like"] == 20 * (3 * 8 + 4 + 1 + 3 * 4)
 
 
@@ -611,7 +612,7 @@ def test_memory_that_is_requested_for_later_rows_is_counted(storage: str) -> Non
     few = bank.memory()
     assert "ahead of growth" not in few, "blocks that still double are counted by their slots"
     many = bank.contents.memory(1 << 16)
-    row_bytes = {"float32": 4, "int8": 2, "progressive": 2}[storage] * 64
+    row_bytes = {"float32": 5, "int8": 2, "progressive": 2}[storage] * 64
     assert many["ahead of growth"] >= min(1 << 16, (16 << 20) // (row_bytes + 24)) * row_bytes
     assert many["total"] == sum(size for name, size in many.items() if name != "total")
     assert bank.contents.memory(1 << 24)["ahead of growth"] <= 4 * 16 << 20, "it does not grow with the bank"

@@ -101,6 +101,7 @@ def fix_what_is_random(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mixup, "_shares", lambda self, count: [0.3] * count)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", CASES)
 def test_the_model_moves_as_in_domainbed(
     name: str, training: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch

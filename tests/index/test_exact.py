@@ -49,13 +49,19 @@ def oracle(index: ExactIndex, queries: torch.Tensor, k: int, usable: np.ndarray)
     return answers
 
 
-@pytest.fixture(params=[*kernels.paths(), "numkong", "torch"])
+COMPILED = [path for path in kernels.paths() if path != "numpy"]
+
+
+@pytest.fixture(params=[*kernels.paths(), *[f"{path} by bytes" for path in COMPILED], "numkong", "torch"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param in kernels.paths():
-        monkeypatch.setenv(kernels.VARIABLE, request.param)
-        monkeypatch.setattr(scans, "MULTIPLYING", [path for path in kernels.paths() if path != "numpy"])
-        return str(request.param)
-    monkeypatch.setenv(kernels.VARIABLE, "numpy")
+    path, _, by_bytes = request.param.partition(" ")
+    if path in kernels.paths():
+        monkeypatch.setattr(kernels, "WANTED", path)
+        monkeypatch.setattr(scans, "MULTIPLYING", COMPILED)
+        if by_bytes:  # however few rows there are
+            monkeypatch.setattr(single, "LEAST_BYTES", 0)
+        return str(path)
+    monkeypatch.setattr(kernels, "WANTED", "numpy")
     if request.param == "torch":
         monkeypatch.setattr(scans, "numkong", None)
         monkeypatch.setattr(scans, "CACHED", 0)
@@ -75,6 +81,7 @@ def test_a_query_may_lie_scattered_in_memory(engine: str) -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("batch", [1, 3, 9])
 @pytest.mark.parametrize("spread", [1.0, 1e-4])
@@ -115,7 +122,9 @@ def test_one_query_finds_what_a_batch_and_a_loop_find(data: st.DataObject) -> No
     width = min(k, count)
     order = order[:width]
 
-    found = index.search(query, k, exclude=exclude)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(single, "LEAST_BYTES", data.draw(st.sampled_from([0, single.LEAST_BYTES])))
+        found = index.search(query, k, exclude=exclude)
     for count in (2, 9):  # in NumPy as one is, and in torch
         many = index.search(query.repeat(count, 1), k, exclude=None if exclude is None else exclude.repeat(count, 1))
         for alone, all_of_them in zip(found, many, strict=True):
@@ -127,6 +136,7 @@ def test_one_query_finds_what_a_batch_and_a_loop_find(data: st.DataObject) -> No
     assert found.similarity[0].tolist() == [score[slot] for slot in order] + [-np.inf] * missing
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("count", [1, 2, 9])
 @pytest.mark.parametrize("long", [batch.LONG, 1])  # many candidates are scored at once, or query by query
@@ -229,6 +239,41 @@ def test_a_query_near_many_copies_of_a_row_finds_the_first_of_them(storage: str)
     found = build(features, storage).search(unit(row), 2)
     assert found.ids.tolist() == [[1, 2]]
     assert torch.allclose(found.similarity, torch.ones(1, 2, dtype=torch.float64), atol=1e-2)
+
+
+@pytest.mark.parametrize("dominance", [0.0, 4.0])  # of one coordinate, which leaves little of a byte to the others
+def test_bytes_that_are_read_first_change_no_answer(dominance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(3000, 96, generator=generator)
+    features[:900] = features[0]
+    features[:, 5] += dominance * 96**0.5
+    queries = unit(torch.cat([features[:3], torch.randn(20, 96, generator=generator)]))
+    group = torch.randint(0, 3, (3000,), generator=generator).to(torch.uint8)
+    slots = torch.arange(3000)
+    index = ExactIndex(96).put(slots, slots.flip(0), encode(unit(features), "float32"), group)
+    worthwhile = dominance == 0 and kernels.chosen() in scans.MULTIPLYING
+    assert single.reads_bytes(index) == worthwhile
+    monkeypatch.setattr(exact, "MOST_LEFT_OUT", 100.0)
+    assert single.reads_bytes(index) == (kernels.chosen() in scans.MULTIPLYING)
+    by_bytes = index.search_groups(queries, [(9, None), (40, 2)])
+    monkeypatch.setattr(single, "LEAST_BYTES", 1 << 40)
+    for ours, theirs in zip(by_bytes, index.search_groups(queries, [(9, None), (40, 2)]), strict=True):
+        for found, expected in zip(ours, theirs, strict=True):
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("path", kernels.paths())
+def test_bytes_are_those_nearest_to_the_coordinates(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "WANTED", path)
+    rows = unit(torch.randn(50, 30, generator=torch.Generator().manual_seed(0))).numpy()
+    made = grid.coarse(rows)
+    assert np.abs(made["coarse"]).max(1).tolist() == [127] * 50
+    step = np.abs(rows).max(1, keepdims=True) / 127
+    np.testing.assert_allclose(made["scale"], step, rtol=1e-6)
+    assert (np.abs(made["coarse"] * step - rows) <= 0.5001 * step).all()
+    length = np.linalg.norm(made["coarse"] * made["scale"].astype(float) - rows, axis=1)
+    assert (made["residual"][:, 0] >= length).all()
+    np.testing.assert_allclose(made["residual"][:, 0], length, rtol=2e-4)
 
 
 def test_rows_that_are_hidden_are_not_found_until_they_are_shown() -> None:

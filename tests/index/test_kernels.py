@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -251,65 +252,144 @@ def test_scores_of_what_does_not_fit_are_refused(path: str, flaw: str) -> None:
 
 
 def searched(path: str, rows: Rows, query: Array, k: int, group: int, groups: Array, crowd: int) -> Any:
-    found = kernels.nearest_rows(path, rows, query, k, groups, group, crowd=crowd, slack=1e-5)
-    if found is None:
+    found = kernels.nearest_rows(path, rows, query[None], [(k, group)], groups, crowd=crowd, slack=1e-5)
+    assert found.all_settled == found.settled[0]
+    if not found.all_settled:
         return None
-    return [column.tolist() for column in found]
+    there = found.slots[0, 0] >= 0
+    return [column[0, 0, there].tolist() for column in found[:3]]
 
 
-@settings(max_examples=80, deadline=None)
+def in_blocks(column: Array) -> list[Array]:
+    return list(column.reshape(4, 64, *column.shape[1:]))
+
+
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_the_nearest_rows_are_those_that_a_loop_finds(data: st.DataObject) -> None:
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     dim = data.draw(st.sampled_from([1, 7, 16, 33]))
-    dtype = data.draw(st.sampled_from([np.float16, np.float32]))
+    storage = data.draw(st.sampled_from(["float16", "float32", "float32 with bytes", "int8"]))
     slots = data.draw(st.integers(1, 200))
-    drawn = on_grid(random, 256, dim, dtype)
+    drawn = on_grid(random, 256, dim, np.float16 if storage == "float16" else np.float32)
+    queries = on_grid(random, data.draw(st.sampled_from([1, 3, 9])), dim, np.float32)
+    if storage in ("float32 with bytes", "int8"):  # whose bounds hold for rows and queries of length one
+        drawn = grid.unit(torch.from_numpy(drawn)).numpy()
+        queries = grid.unit(torch.from_numpy(queries)).numpy()
     copies = data.draw(st.integers(0, 100))
     drawn[:copies] = drawn[0]
     ids = random.permutation(256)
     groups = random.integers(0, 3, 256).astype(np.uint8)
-    group = data.draw(st.sampled_from([-1, 0, 2]))
-    query = on_grid(random, 1, dim, np.float32)[0]
-    k = data.draw(st.sampled_from([1, 5, 60]))
-    similarity = drawn[:slots].astype(float) @ query.astype(float)  # exact on the grid
-    shown = np.ones(slots, bool)
-    if group >= 0:
+    shows_all = data.draw(st.booleans())
+    wanted = [(data.draw(st.sampled_from([1, 5, 60])), 0)]
+    shown = {0: np.ones(slots, bool)}
+    some_groups = groups[:0]
+    if not shows_all:
+        wanted.append((data.draw(st.sampled_from([1, 5, 60])), 2))
         drawn[groups == 0] = np.nan  # as in slots that were never written
-        shown = groups[:slots] == group if group else groups[:slots] != 0
-    there = shown.nonzero()[0]
-    order = there[np.lexsort((ids[there], -similarity[there]))][:k]
-    expected = [order.tolist(), ids[order].tolist(), similarity[order].tolist()]
-    rows = Rows([drawn[:64], drawn[64:128], drawn[128:192], drawn[192:]], list(ids.reshape(4, 64)), 64, slots)
-    some_groups = groups if group >= 0 else groups[:0]
+        shown = {0: groups[:slots] != 0, 2: groups[:slots] == 2}
+        some_groups = groups
+    lists = [in_blocks(drawn), in_blocks(ids)]
+    with np.errstate(all="ignore"):
+        if storage == "float32 with bytes":
+            lists += [in_blocks(column) for column in grid._coarse_array(drawn).values()]
+        if storage == "int8":
+            columns = {name: column.numpy() for name, column in grid._int8_array(drawn).items()}
+            drawn = grid.decode(columns)
+            lists[0] = in_blocks(columns["fine"])
+            lists += [in_blocks(columns[name]) for name in ("row", "scale", "residual")]
+    rows = Rows(lists, 64, slots)
     for path in COMPILED:
-        assert searched(path, rows, query, k, group, some_groups, 400) == expected, path
+        found = kernels.nearest_rows(path, rows, queries, wanted, some_groups, crowd=400, slack=1e-5)
+        assert found.settled.all()
+        assert found.all_settled
+        for number, query in enumerate(queries):
+            similarity = drawn[:slots].astype(float) @ query.astype(float)  # exact on the grid
+            for pair, (k, group) in enumerate(wanted):
+                there = shown[group].nonzero()[0]
+                order = there[np.lexsort((ids[there], -similarity[there]))][:k]
+                missing = found.slots.shape[2] - len(order)
+                assert found.slots[number, pair].tolist() == [*order, *[-1] * missing], path
+                assert found.ids[number, pair].tolist() == [*ids[order], *[-1] * missing], path
+                assert found.similarity[number, pair].tolist() == [*similarity[order], *[-np.inf] * missing], path
 
 
 @pytest.mark.parametrize("path", COMPILED)
 def test_more_candidates_than_are_wanted_at_all_are_not_scored(path: str) -> None:
-    rows = Rows([np.ones((64, 1), np.float32)], [np.arange(64)], 64, 64)
+    rows = Rows([[np.ones((64, 1), np.float32)], [np.arange(64)]], 64, 64)
     query = np.ones(1, np.float32)
     nobody = np.zeros(0, np.uint8)
-    assert searched(path, rows, query, 3, -1, nobody, 63) is None
-    assert searched(path, rows, query, 3, -1, nobody, 64) == [[0, 1, 2], [0, 1, 2], [1.0, 1.0, 1.0]]
+    assert searched(path, rows, query, 3, 0, nobody, 63) is None
+    assert searched(path, rows, query, 3, 0, nobody, 64) == [[0, 1, 2], [0, 1, 2], [1.0, 1.0, 1.0]]
+
+
+@pytest.mark.parametrize("path", COMPILED)
+def test_where_bytes_say_little_the_rows_are_read(path: str) -> None:
+    random = np.random.default_rng(1)
+    drawn = grid.unit(torch.from_numpy(0.001 * random.standard_normal((64, 9)) + 10.0 * np.eye(9)[0])).numpy()
+    bytes_of_rows = grid._coarse_array(drawn)
+    assert len(np.unique(bytes_of_rows["coarse"], axis=0)) == 1
+    lists = [[drawn], [np.arange(64)], *[[column] for column in bytes_of_rows.values()]]
+    query = np.eye(9, dtype=np.float32)[1]
+    similarity = drawn.astype(float) @ query.astype(float)
+    nearest = np.argsort(-similarity)[:3].tolist()
+    found = searched(path, Rows(lists, 64, 64), query, 3, 0, np.zeros(0, np.uint8), 20)
+    assert found == [nearest, nearest, similarity[nearest].tolist()]
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("dim", [1, 8, 37, 512])
+def test_a_kernel_rounds_to_bytes_as_numpy_does(path: str, dim: int) -> None:
+    random = np.random.default_rng(dim)
+    rows = grid.unit(torch.from_numpy(random.standard_normal((40, dim)).astype(np.float32))).numpy()
+    rows[3] = 0
+    whole, scales, residuals = kernels.coarse_rows(path, rows)
+    expected = grid._coarse_array(rows)
+    assert np.array_equal(whole, expected["coarse"])
+    assert np.array_equal(scales, expected["scale"])
+    np.testing.assert_allclose(residuals, expected["residual"], rtol=1e-6)
+    hidden = rows - whole.astype(float) * scales
+    assert (residuals[:, 0] >= np.linalg.norm(hidden, axis=1)).all()
+
+
+@pytest.mark.parametrize("path", COMPILED)
+@pytest.mark.parametrize("flaw", ["rows", "dim", "bytes", "residuals"])
+def test_rows_that_do_not_fit_are_not_rounded_to_bytes(path: str, flaw: str) -> None:
+    given: dict[str, Any] = {
+        "rows": np.zeros((2, 3), np.float32), "dim": 3, "bytes": np.zeros((2, 3), np.int8),
+        "scales": np.zeros(2, np.float32), "residuals": np.zeros(2, np.float32),
+    }  # fmt: skip
+    if flaw == "dim":
+        given["dim"] = 0
+    else:
+        given[flaw] = given[flaw][:1]
+    with pytest.raises(ValueError, match="does not fit"):
+        kernels._compiled.coarse_rows(path, *given.values())
 
 
 BLOCK = np.zeros((64, 3), np.float32)
 IDS = np.arange(64)
+ONES = np.ones((64, 1), np.float32)
 MISFITS: dict[str, dict[str, Any]] = {
-    "fewer rows": {"blocks": [BLOCK, BLOCK[:-1]]},
-    "wider rows": {"blocks": [BLOCK.astype(np.float64), BLOCK]},
-    "not a block": {"blocks": [BLOCK, None]},
+    "fewer rows": {"rows": [BLOCK, BLOCK[:-1]]},
+    "two bytes without the first": {"rows": [BLOCK.astype(np.int8)] * 2, "lists": 2},
+    "wider rows": {"rows": [BLOCK.astype(np.float64), BLOCK]},
+    "not a block": {"rows": [BLOCK, None]},
     "fewer ids": {"ids": [IDS, IDS[:30]]},
     "no ids": {"ids": [IDS]},
+    "fewer bytes": {"bytes": [BLOCK.astype(np.int8), BLOCK.astype(np.int8)[:-1]]},
+    "fewer scales": {"scales": [ONES]},
+    "fewer residuals": {"residuals": [ONES, ONES[:-1]]},
     "half a tile": {"size": 65},
     "more slots": {"slots": 129},
     "no slots": {"slots": 0},
-    "a narrow query": {"query": np.ones(3, np.float16)},
+    "a narrow query": {"queries": np.ones((1, 3), np.float16)},
     "fewer groups": {"groups": np.ones(99, np.uint8)},
     "room for fewer than k": {"crowd": 2},
-    "nothing wanted": {"k": 0},
+    "nothing wanted": {"wanted": np.array([[0, 1]])},
+    "more wanted than there is room for": {"wanted": np.array([[4, 1]])},
+    "no search": {"wanted": np.zeros((0, 2), np.int64)},
+    "room for fewer slots": {"found": np.zeros((1, 1, 2), np.int64)},
 }
 
 
@@ -317,13 +397,27 @@ MISFITS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("misfit", MISFITS)
 def test_a_search_among_what_does_not_fit_is_refused(path: str, misfit: str) -> None:
     given: dict[str, Any] = {
-        "blocks": [BLOCK, BLOCK], "ids": [IDS, IDS], "size": 64, "slots": 100, "query": np.ones(3, np.float32),
-        "groups": np.ones(100, np.uint8), "crowd": 10, "k": 3,
+        "rows": [BLOCK, BLOCK], "ids": [IDS, IDS], "bytes": [BLOCK.astype(np.int8)] * 2, "scales": [ONES] * 2,
+        "residuals": [ONES] * 2, "size": 64, "slots": 100, "queries": np.ones((1, 3), np.float32),
+        "groups": np.ones(100, np.uint8), "wanted": np.array([[3, 1]]), "crowd": 10, "lists": 5,
+        "found": np.zeros((1, 1, 3), np.int64),
     }  # fmt: skip
     given |= MISFITS[misfit]
-    rows = Rows(given["blocks"], given["ids"], given["size"], given["slots"])
+    lists = [given[name] for name in ("rows", "ids", "bytes", "scales", "residuals")]
+    lists = lists[: given["lists"]]
+    width = given["rows"][0].itemsize
     with pytest.raises((ValueError, TypeError)):
-        searched(path, rows, given["query"], given["k"], 1, given["groups"], given["crowd"])
+        kernels._compiled.nearest_rows(
+            path, lists, given["size"], 3, width, given["slots"], given["queries"], given["groups"], given["wanted"], 3,
+            given["crowd"], 0.0, given["found"], np.zeros((1, 1, 3), np.int64), np.zeros((1, 1, 3)), np.zeros(1, bool),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("path", COMPILED)
+def test_a_search_among_lists_of_another_number_is_refused(path: str) -> None:
+    rows = Rows([[BLOCK], [IDS], [BLOCK.astype(np.int8)]], 64, 64)
+    with pytest.raises(ValueError, match="does not fit"):
+        searched(path, rows, np.ones(3, np.float32), 3, 0, np.zeros(0, np.uint8), 10)
 
 
 class Tiles(NamedTuple):
@@ -690,7 +784,7 @@ def test_a_kernel_encodes_as_numpy_does(path: str, dim: int, monkeypatch: pytest
     coder = Coder.fitted(rows, seed=1)
     center = 0.1 * random.standard_normal(coder.padded) / np.sqrt(dim)
     rows = np.concatenate([rows[:7], np.zeros((1, dim)), np.eye(dim)[:1]])
-    monkeypatch.setenv(kernels.VARIABLE, path)
+    monkeypatch.setattr(kernels, "WANTED", path)
     for ours, theirs in zip(coder.split(rows), coder._split(rows), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-14)
     made = coder.encode(rows, center)
@@ -714,7 +808,7 @@ def test_all_paths_encode_to_the_same_bits(dim: int, monkeypatch: pytest.MonkeyP
     rows[4] = 1e308
     made = []
     for path in COMPILED:
-        monkeypatch.setenv(kernels.VARIABLE, path)
+        monkeypatch.setattr(kernels, "WANTED", path)
         made.append(coder.encode(rows[:16], np.zeros(coder.padded)))
     for others in made[1:]:
         for name in ("head", "bits", "nibbles"):
@@ -767,16 +861,18 @@ def test_an_unknown_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     query = tile_query(np.random.default_rng(0), 2, 2, 1)
     with pytest.raises(ValueError, match="no kernels 'sse9' run on this machine"):
         scanned("sse9", codes, 0, 1, query)
-    monkeypatch.setenv(kernels.VARIABLE, "avx1024")
+    monkeypatch.setattr(kernels, "WANTED", "avx1024")
     with pytest.raises(AdaNPCError, match="ADANPC_KERNELS must be one of"):
         kernels.chosen()
 
 
 def test_the_environment_chooses_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    monkeypatch.setenv("ADANPC_KERNELS", "numpy")
+    assert runpy.run_path(str(kernels.__file__))["chosen"]() == "numpy"
+    monkeypatch.setattr(kernels, "WANTED", None)
     assert kernels.chosen() == kernels.paths()[0]
     for path in kernels.paths():
-        monkeypatch.setenv(kernels.VARIABLE, path)
+        monkeypatch.setattr(kernels, "WANTED", path)
         assert kernels.chosen() == path
 
 
@@ -786,7 +882,7 @@ def test_without_a_compiler_there_is_numpy() -> None:
 
 @pytest.mark.parametrize("path", kernels.paths())
 def test_units_of_what_is_not_finite_are_those_of_numpy(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kernels.VARIABLE, path)
+    monkeypatch.setattr(kernels, "WANTED", path)
     features = torch.tensor([[1.0, 2.0], [torch.nan, 1.0]])
     made = grid.unit(features)
     assert torch.equal(made[:1], grid.unit(features[:1]))

@@ -69,12 +69,14 @@ def both(dim: int, rows: Tensor, **options: Any) -> tuple[ProgressiveIndex, Exac
     return fast.put(slots, slots, columns, group), plain.put(slots, slots, columns, group)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("path", kernels.paths())
 def test_the_contract_holds_on_every_path(path: str, eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kernels.VARIABLE, path)
+    monkeypatch.setattr(kernels, "WANTED", path)
     check_index(ProgressiveIndex, "progressive")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("storage", ["float32", "int8"])
 def test_the_contract_holds_for_other_storages_and_certified(storage: str, eager: None) -> None:
     check_index(partial(ProgressiveIndex, certified=True), storage)
@@ -136,12 +138,13 @@ def drawn_rows(kind: str, count: int, dim: int, generator: torch.Generator) -> T
 KINDS = ["isotropic", "copies", "nearly equal", "outliers", "axes", "clustered"]
 
 
+@pytest.mark.no_cover
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_whatever_happens_the_answers_are_those_of_exact_search(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         make_eager(monkeypatch)
-        monkeypatch.setenv(kernels.VARIABLE, data.draw(st.sampled_from(kernels.paths())))
+        monkeypatch.setattr(kernels, "WANTED", data.draw(st.sampled_from(kernels.paths())))
         monkeypatch.setattr(progressive, "LEAST_TOGETHER", data.draw(st.sampled_from([1, 8])))
         monkeypatch.setattr(progressive, "MOST_TOGETHER", data.draw(st.sampled_from([2, 64])))
         generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
@@ -170,6 +173,7 @@ def test_whatever_happens_the_answers_are_those_of_exact_search(data: st.DataObj
             life.check(queries, [(k, None), (3, 1), (k, 2)], exclude)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("dim", [128, 640, 1100])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_in_many_dimensions(dim: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +238,7 @@ def counting_scores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_queries_that_share_a_pass_look_at_few_rows_and_nearly_all_are_certain(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(kernels.VARIABLE, path)
+    monkeypatch.setattr(kernels, "WANTED", path)
     monkeypatch.setattr(Coder, "fitted", partial(Coder.fitted, seed=0))  # the same codes in every run
     rows = spread_rows(17000, 128, 1)
     fast, plain = both(128, rows)
@@ -356,7 +360,7 @@ def test_errors_are_as_likely_as_the_bound_says() -> None:
 @pytest.mark.parametrize("path", kernels.paths())
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_bound_is_below_the_similarity(kind: str, path: str, eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kernels.VARIABLE, path)
+    monkeypatch.setattr(kernels, "WANTED", path)
     generator = torch.Generator().manual_seed(9)
     rows = drawn_rows(kind, 300, 200, generator)
     fast, plain = both(200, rows)

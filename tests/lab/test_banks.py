@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
+from adanpc import cli
 from adanpc.core import MemoryBank, large
 from adanpc.errors import AdaNPCError
 from adanpc.lab import banks
@@ -23,40 +25,25 @@ from adanpc.lab.networks import features as features_module
 from adanpc.lab.networks.features import features, features_in_pieces
 from adanpc.store import DurableBank
 
-SCRIPT = """
+# The command, killed once it has written five pieces.
+KILLED = """
 import os, signal, sys
-from pathlib import Path
-from adanpc.cli.app import app
-import adanpc.cli
+from adanpc import cli
 from adanpc.lab.networks import features
 
-images, weights, bank, kill_after, preset = sys.argv[1:]
 features.BATCH = 2
 features.PIECE = 8
 write = features.write_sealed
-encode = features._encode
-left = int(kill_after)
-encoded = 0
+written = []
 
-def written(*arguments):
-    global left
+def write_and_count(*arguments):
     write(*arguments)
-    left -= 1
-    if not left:
+    written.append(arguments)
+    if len(written) == 5:
         os.kill(os.getpid(), signal.SIGKILL)
 
-def counted(*arguments):
-    global encoded
-    encoded += 1
-    return encode(*arguments)
-
-features.write_sealed = written
-features._encode = counted
-command = ["bank", "create", bank, "--from", images, "--encoder", "convnet", "--weights", weights, "--preset", preset]
-try:
-    adanpc.cli.app(command)
-finally:
-    print(encoded, flush=True)
+features.write_sealed = write_and_count
+cli.app(sys.argv[1:])
 """
 
 
@@ -69,39 +56,48 @@ def weights(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def create(images: Path, weights: Path, bank: Path, kill_after: int, preset: str) -> tuple[int, int]:
-    """Runs the command in a process that may be killed: how it ended, and how many pieces it encoded."""
-    arguments = [str(images), str(weights), str(bank), str(kill_after), preset]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    encoded = 0
-    if done.returncode == 0:
-        encoded = int(done.stdout.splitlines()[-1])
-    else:
-        assert done.returncode == -signal.SIGKILL, done.stderr
-    return done.returncode, encoded
+def create(bank: Path, images: Path, weights: Path, preset: str) -> list[str]:
+    """The arguments of the command."""
+    options = ["--encoder", "convnet", "--weights", str(weights), "--preset", preset]
+    return ["bank", "create", str(bank), "--from", str(images), *options]
+
+
+def pieces_encoded(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Runs the command in this process, and tells how many pieces it encoded."""
+    encode = features_module._encode
+    encoded: list[int] = []
+
+    def counted(model: Any, domain: Any, *others: Any) -> Any:
+        encoded.append(len(domain))
+        return encode(model, domain, *others)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(features_module, "BATCH", 2)
+        patches.setattr(features_module, "PIECE", 8)
+        patches.setattr(features_module, "_encode", counted)
+        done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    return len(encoded)
 
 
 @pytest.mark.parametrize("preset", ["paper", "safe"])
 def test_a_build_that_is_killed_goes_on_where_it_was(
-    data_dir: Path, weights: Path, tmp_path: Path, preset: str
+    data_dir: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preset: str
 ) -> None:
     """90 images in three domains: 12 pieces."""
-    assert create(data_dir, weights, tmp_path / "whole", 0, preset) == (0, 12)
+    assert pieces_encoded(create(tmp_path / "whole", data_dir, weights, preset), monkeypatch) == 12
     killed = tmp_path / "killed"
     workspace = tmp_path / ".killed.building"
-    create(data_dir, weights, killed, 5, preset)
+    arguments = create(killed, data_dir, weights, preset)
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert not killed.exists()
     assert len(list(workspace.glob("*.safetensors"))) == 5
     damaged = sorted(workspace.glob("*.safetensors"))[0]
     data = bytearray(damaged.read_bytes())
     data[-1] ^= 1
     damaged.write_bytes(data)
-    assert create(data_dir, weights, killed, 0, preset) == (0, 12 - 5 + 1)
+    assert pieces_encoded(arguments, monkeypatch) == 12 - 5 + 1
     assert not workspace.exists()
     with DurableBank.open(tmp_path / "whole") as whole, DurableBank.open(killed) as resumed:
         assert resumed.digest() == whole.digest()

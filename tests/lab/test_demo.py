@@ -176,8 +176,8 @@ def test_the_figure_depends_on_the_result(result: Result, tmp_path: Path) -> Non
     ("name", "message"),
     [
         ("missing/demo.png", "folder .*missing' does not exist"),
-        ("demo.xyz", r"must end in \.png, \.pdf, \.svg, got '.*demo\.xyz'"),
-        ("demo", r"must end in \.png"),
+        ("demo.xyz", r"must end in one of \.png, \.pdf, \.svg, got '.*demo\.xyz'"),
+        ("demo", r"must end in one of \.png"),
         ("folder.png", "cannot be written"),
     ],
 )

@@ -21,54 +21,57 @@ from adanpc.errors import AdaNPCError
 from adanpc.models import kept as kept_module
 from adanpc.models.kept import KeptFeatures, digest_of_batch
 
-SCRIPT = """
-import os, signal, sys
+# A text, so that a process that is killed runs the same as this one.
+BUILD = """
+import os, signal
 import torch
 from torch import nn
 import adanpc
 
-workspace, kill_after = sys.argv[1:]
-left = int(kill_after)
-ran = 0
+def build(workspace, kill_after=None):
+    ran = 0
 
-class Encoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(6, 8)
-        self.head = nn.Linear(8, 3)
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(6, 8)
+            self.head = nn.Linear(8, 3)
 
-    def forward(self, inputs):
-        global ran
-        if ran == left:
-            os.kill(os.getpid(), signal.SIGKILL)
-        ran += 1
-        return self.head(self.body(inputs).relu())
+        def forward(self, inputs):
+            nonlocal ran
+            if ran == kill_after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            ran += 1
+            return self.head(self.body(inputs).relu())
 
-torch.manual_seed(0)
-model = Encoder()
-inputs = torch.randn(60, 6)
-labels = torch.arange(60) % 3
-batches = [(inputs[start : start + 5], labels[start : start + 5]) for start in range(0, 60, 5)]
-wrapped = adanpc.wrap(model, batches, layer="input of head", classes=3, workspace=workspace or None)
-print(ran, wrapped.classifier.digest())
+    torch.manual_seed(0)
+    model = Encoder()
+    inputs = torch.randn(60, 6)
+    labels = torch.arange(60) % 3
+    batches = [(inputs[start : start + 5], labels[start : start + 5]) for start in range(0, 60, 5)]
+    wrapped = adanpc.wrap(model, batches, layer="input of head", classes=3, workspace=workspace)
+    return ran, wrapped.classifier.digest()
 """
 
 
-def build(workspace: Path | str, kill_after: int) -> tuple[int, str]:
-    """How often the model ran and the digest of the bank, from a process; (-9, "") if that was killed."""
-    command = [sys.executable, "-c", SCRIPT, str(workspace), str(kill_after)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == -signal.SIGKILL:
-        return -9, ""
-    assert done.returncode == 0, done.stderr
-    ran, digest = done.stdout.split()
-    return int(ran), digest
+def build(workspace: Path | None) -> tuple[int, str]:
+    """How often the model ran, and the digest of the bank."""
+    names: dict[str, Any] = {}
+    exec(BUILD, names)
+    made: tuple[int, str] = names["build"](workspace)
+    return made
+
+
+def build_and_be_killed(workspace: Path, kill_after: int) -> None:
+    program = f"{BUILD}\nbuild({str(workspace)!r}, {kill_after})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def test_a_wrap_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
-    _, digest = build("", -1)
+    _, digest = build(None)
     workspace = tmp_path / "new" / "workspace"
-    assert build(workspace, 7) == (-9, "")
+    build_and_be_killed(workspace, 7)
     files = sorted(workspace.glob("*.features"))
     assert len(files) == 7
     damaged = bytearray(files[0].read_bytes())
@@ -81,9 +84,9 @@ def test_a_wrap_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     os.mkfifo(files[5].with_suffix(".pipe"))
     files[5].with_suffix(".pipe").rename(files[5])
     untouched = elsewhere.read_bytes()
-    assert build(workspace, -1) == (12 - 7 + 5, digest)
+    assert build(workspace) == (12 - 7 + 5, digest)
     assert elsewhere.read_bytes() == untouched
-    assert build(workspace, -1) == (0, digest)
+    assert build(workspace) == (0, digest)
 
 
 def made_of(features: Tensor) -> Any:

@@ -338,6 +338,21 @@ def test_features_that_cannot_be_used_are_refused(
     assert bank.position == 1
 
 
+@pytest.mark.parametrize(
+    ("route", "body", "place"),
+    [
+        ("predict", {"features": [[1, 0, "x", 0]]}, "features.0.2: "),
+        ("predict", {"features": "none"}, "features: "),
+        ("relabel", {"rows": [1], "label": 1.5}, "body.label: "),
+        ("relabel", {"rows": [1, "x"], "label": 1}, "body.rows.1: "),
+    ],
+)
+def test_a_refusal_names_the_place_in_what_was_sent(url: str, route: str, body: Any, place: str) -> None:
+    refused = requests.post(f"{url}/v1/{route}", json=body)
+    assert refused.status_code == 422
+    assert refused.json()["error"].startswith(f"{place}Input should be")
+
+
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
 def test_json_that_is_not_called_json_is_refused_by_its_type(url: str, bank: adanpc.DurableBank, kind: str) -> None:
     """As sent by curl -d without a header."""

@@ -181,18 +181,72 @@ def test_what_is_not_http_is_refused_in_the_one_shape(bank: adanpc.DurableBank, 
         assert (status, document["code"]) == (400, "bad-request")
 
 
-def test_a_chunk_that_is_none_ends_the_connection(bank: adanpc.DurableBank) -> None:
-    """The request is being answered, so there is no place for a second response."""
+@pytest.mark.parametrize("path", ["/v1/predict", INFER])
+def test_a_chunk_that_is_none_is_refused_and_ends_the_connection(bank: adanpc.DurableBank, path: str) -> None:
     with serving(create(bank)) as url, ExitStack() as stack:
         other = connected(stack, url)
-        other.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nnone\r\n")
-        assert everything_from(other) == b""
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        other.sendall(head.encode() + b"2\r\n{}\r\nnone\r\n")
+        status, document = refusal_in(everything_from(other))
+        assert (status, document["code"]) == (400, "bad-request")
         assert asked(url) == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/v2/health/live", "/v2/health/ready", "/v2/models/adanpc/ready"])
+def test_a_client_that_has_said_all_it_has_to_say_gets_its_answer(bank: adanpc.DurableBank) -> None:
+    """As nc and socat do when their input ends: they close the connection in one direction only."""
+    body = json.dumps({"features": queries(1).tolist()}).encode()
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+    with serving(create(bank)) as url, ExitStack() as stack:
+        other = connected(stack, url)
+        other.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        other.shutdown(socket.SHUT_WR)
+        answered = everything_from(other)
+        assert answered.startswith(b"HTTP/1.1 200")
+        assert len(json.loads(answered.partition(b"\r\n\r\n")[2])["answers"]) == 1
+        broken_off = connected(stack, url)
+        broken_off.sendall(head.encode() + b"\r\n{")
+        broken_off.shutdown(socket.SHUT_WR)
+        assert b"200" not in everything_from(broken_off)
+        assert asked(url) == 200
+
+
+def test_in_the_middle_of_a_response_there_is_no_second_one(bank: adanpc.DurableBank) -> None:
+    """The events are a response without end, and the body of a request for them is not needed to begin it."""
+    with serving(create(bank)) as url, ExitStack() as stack:
+        other = connected(stack, url)
+        other.sendall(b"GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        begun = other.recv(2**16)
+        assert begun.startswith(b"HTTP/1.1 200")
+        other.sendall(b"none\r\n")
+        assert b"HTTP/1.1" not in everything_from(other)
+        assert asked(url) == 200
+
+
+def test_a_head_that_is_too_large_is_refused_with_its_limit(bank: adanpc.DurableBank) -> None:
+    with serving(create(bank)) as url, ExitStack() as stack:
+        other = connected(stack, url)
+        other.sendall(b"GET /v2 HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 2**16)
+        status, document = refusal_in(everything_from(other))
+        assert (status, document["code"]) == (400, "bad-request")
+        assert "its head has more than 65,536 bytes" in document["error"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/adanpc/ready", "/v1/log", "/page/page.css"]
+)
 def test_those_who_only_look_whether_it_answers_may_ask_for_the_head(bank: adanpc.DurableBank, path: str) -> None:
     with serving(create(bank)) as url:
         found = requests.head(url + path)
         assert (found.status_code, found.content) == (200, b"")
         assert found.headers["Content-Length"] == requests.get(url + path).headers["Content-Length"]
+
+
+def test_the_head_of_events_is_all_of_the_answer(bank: adanpc.DurableBank) -> None:
+    """They have no end, so a connection on which they were still being sent could not be used again."""
+    app = create(bank)
+    with serving(app) as url, requests.Session() as session:
+        for _ in range(3):
+            found = session.head(f"{url}/v1/events")
+            assert found.headers["Content-Type"].startswith("text/event-stream")
+        assert session.get(f"{url}/v2").status_code == 200
+        assert session.head(f"{url}/v1/predict").status_code == 405

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -451,3 +452,42 @@ def test_a_row_of_the_stream_says_how_it_came(url: str) -> None:
     assert sum(row["probs"]) == pytest.approx(1, abs=1e-5)
     assert row["key"] is None
     assert requests.get(f"{url}/v1/rows/999").json()["code"] == "unknown-row"
+
+
+def test_a_change_is_told_at_its_own_position_however_much_happens_meanwhile(
+    url: str, bank: adanpc.DurableBank
+) -> None:
+    """Whoever takes it back by this position must not take back what somebody else did."""
+    ended = threading.Event()
+
+    def ask() -> None:
+        with requests.Session() as session:
+            number = 0
+            while not ended.is_set():
+                number += 1
+                session.post(f"{url}/v1/predict", json={"features": queries(1, seed=number).tolist()})
+
+    def judge(expert: int) -> list[tuple[int, str, str]]:
+        made = []
+        for number in range(20):
+            why = f"{expert}-{number}"
+            for kind in ("veto", "restore"):
+                made.append((changed(url, kind, rows=[expert], why=why), kind, why))
+            made.append((changed(url, "relabel", rows=[expert], label=1, why=why), "relabel", why))
+            made.append((changed(url, "undo", position=made[-1][0], why=why), "relabel", why))
+        return made
+
+    with ThreadPoolExecutor(5) as people:
+        for _ in range(3):
+            people.submit(ask)
+        told = [people.submit(judge, expert) for expert in range(2)]
+        try:
+            made = [each for one in told for each in one.result()]
+            for turn in range(10):
+                made.append((changed(url, "rollback", to=bank.log.start, why=str(turn)), "rollback", str(turn)))
+        finally:
+            ended.set()
+    changes = dict(enumerate(bank.log.read(bank.log.start), bank.log.start + 1))
+    for position, kind, why in made:
+        change = changes[position]
+        assert (type(change).__name__.lower(), change.why) == (kind, why)

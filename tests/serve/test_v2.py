@@ -145,6 +145,13 @@ def test_compressed_requests_are_read(client: Any, algorithm: str) -> None:
     np.testing.assert_array_equal(answered.as_numpy("probs"), expected)
 
 
+@pytest.mark.parametrize("encoding", ["GZIP", "x-gzip"])
+def test_a_compression_may_be_named_in_other_ways(url: str, encoding: str) -> None:
+    content = gzip.compress(json.dumps(infer_document(queries(1))).encode())
+    answered = requests.post(f"{url}/v2/models/adanpc/infer", data=content, headers={"Content-Encoding": encoding})
+    assert answered.status_code == 200
+
+
 @pytest.mark.parametrize(
     ("content", "encoding", "status"),
     [
@@ -189,12 +196,29 @@ def test_a_header_that_states_a_wrong_length_is_refused(url: str, stated: str) -
         {"inputs": [{"name": "images", "shape": [1, 4], "datatype": "FP32", "data": [1, 0, 0, 0]}]},
         {"inputs": [{"name": "features", "shape": [1, 4], "datatype": "BYTES", "data": ["a"]}]},
         {"inputs": [{"name": "features", "shape": [1] * 9, "datatype": "FP32", "data": [1]}]},
+        {"inputs": [{"name": "features", "shape": [1], "datatype": "FP32"}]},
     ],
 )
 def test_what_is_asked_wrongly_is_refused_with_a_sentence(url: str, bank: adanpc.DurableBank, more: Any) -> None:
     refused = requests.post(f"{url}/v2/models/adanpc/infer", json={**infer_document(queries(1)), **more})
     assert refused.status_code == 400
     assert set(refused.json()) == {"error", "code"}
+    assert bank.position == 1
+
+
+def test_extensions_of_triton_that_would_change_the_answer_are_refused(client: Any, bank: adanpc.DurableBank) -> None:
+    """Without them a client would take the probabilities for texts, or look for the answer in memory of its own."""
+    given = [tensor(queries(1))]
+    ranked = triton.InferRequestedOutput("probs", class_count=1)
+    with pytest.raises(triton.InferenceServerException, match="classification is not supported: read the labels"):
+        client.infer("adanpc", given, outputs=[ranked])
+    placed = triton.InferRequestedOutput("probs")
+    placed.set_shared_memory("region", 8)
+    with pytest.raises(triton.InferenceServerException, match="shared_memory_region is not supported: send tensors"):
+        client.infer("adanpc", given, outputs=[placed])
+    given[0].set_shared_memory("region", 16)
+    with pytest.raises(triton.InferenceServerException, match="shared_memory_region is not supported: send tensors"):
+        client.infer("adanpc", given)
     assert bank.position == 1
 
 

@@ -174,9 +174,9 @@ def test_arrays_that_cannot_be_used(tmp_path: Path) -> None:
     labels = saved(tmp_path / "labels.npy", [0, 1])
     with pytest.raises(EmbeddingsError, match="there are 2 labels for 3 rows"):
         read_embeddings(rows, labels)
-    with pytest.raises(EmbeddingsError, match="an array has no labels; give the file that holds them as labels"):
+    with pytest.raises(EmbeddingsError, match="an array has no labels; give the file that holds them as `labels`"):
         read_embeddings(rows)
-    with pytest.raises(EmbeddingsError, match="its labels are in a column; leave labels out"):
+    with pytest.raises(EmbeddingsError, match="its labels are in a column; leave out `labels`"):
         read_embeddings(written(tmp_path / "rows.csv", CSV), labels)
     with pytest.raises(EmbeddingsError, match=r"its features must have shape \(n, D\), got \(2,\)"):
         read_embeddings(labels, labels)

@@ -1015,7 +1015,7 @@ def test_two_writing_processes_and_a_reader(tmp_path: Path) -> None:
     with helper(folder / "bank", *banks) as one, helper(folder / "bank", *banks) as two:
         children = [ask(process, "ever") for process in (one, two)]
         loads = 0
-        while loads < 200 or (seen != valid and loads < 5000):
+        while loads < 100 or (seen != valid and loads < 5000):
             seen.add(load(folder / "bank").bank.digest())
             loads += 1
         for child in children:

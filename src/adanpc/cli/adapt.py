@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ALL = "all"
 DEFAULT = "adanpc-safe"  # learns in the same way as a wrapped model
 COLUMNS = 140  # the table needs this width, even if the terminal is narrower
+MEASURES = ("mean", "worst", "ECE", "OOD", "source", "ms p50", "p99", "enc", "MB")  # the columns after the domains
 LEGEND = (
     "Accuracy on each domain as its samples arrive; worst: over the worst tenth of windows of 100 answers; ECE: "
     "expected calibration error; OOD: how well confidence separates the images from shuffled ones (AUROC); source: on "
@@ -149,7 +150,7 @@ def adapt(
 
 
 def _settings_by_method(given: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns the settings of each method from texts method.name=value, after checking that the methods take them."""
+    """The settings of each method from texts method.name=value, after checking that the methods take them."""
     from adanpc.lab.adapt import find
     from adanpc.lab.settings import check_settings
 
@@ -157,7 +158,9 @@ def _settings_by_method(given: Sequence[str], names: Sequence[str]) -> dict[str,
     for key, value in settings(given).items():
         method, _, name = key.rpartition(".")  # at the last dot, because file.py:Class has one, too
         if method not in names:
-            raise AdaNPCError(f"--set takes method.name=value with one of {', '.join(names)}, got {key}={value}")
+            raise AdaNPCError(
+                f"--set takes method.name=value with one of the methods {', '.join(names)}, got {key}={value}"
+            )
         by_method.setdefault(method, {})[name] = value
     for name in names:
         check_settings(name, [find(name)], by_method.get(name, {}), ("source",))
@@ -293,7 +296,7 @@ def _show(records: Sequence[dict[str, Any]], domains: Sequence[str], images: int
 def _table(records: Sequence[dict[str, Any]], domains: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), title="Accuracy (%)", title_justify="left")
     table.add_column("method", justify="left", no_wrap=True)
-    for heading in ("batch", *domains, "mean", "worst", "ECE", "OOD", "source", "ms p50", "p99", "enc", "MB"):
+    for heading in ("batch", *domains, *MEASURES):
         table.add_column(heading, justify="right", no_wrap=True)
     for record in records:
         _, _, method = record["method"].rpartition(":")  # only the class, if it is the user's own
@@ -302,21 +305,24 @@ def _table(records: Sequence[dict[str, Any]], domains: Sequence[str]) -> Table:
 
 
 def _cells(record: dict[str, Any], domains: Sequence[str]) -> list[str]:
-    """Returns the cells of a row, after those of the method and the batch size."""
+    """The cells of a row, after those of the method and the batch size: the domains and then ``MEASURES``."""
     if "error" in record:
-        return ["–"] * (len(domains) + 9)
+        return ["–"] * (len(domains) + len(MEASURES))
     before = record["source"]["before"]
     *_, after = record["source"]["after"].values()  # after the last domain
-    return [
-        *[_percent(record["domains"].get(name)) for name in domains],
-        f"{record['average']:.1f}",
-        *[_percent(record.get(field)) for field in ("worst_tenth", "calibration_error", "ood_auroc")],
+    by_domain = [_percent(record["domains"].get(name)) for name in domains]
+    measures = [
+        _percent(record["average"]),
+        _percent(record.get("worst_tenth")),
+        _percent(record.get("calibration_error")),
+        _percent(record.get("ood_auroc")),
         f"{after:.1f} ({before:.1f})",
         f"{record['ms']['p50']:.2f}",
         f"{record['ms']['p99']:.2f}",
         f"{record['encoder_ms']:.2f}",
         f"{record['extra_bytes'] / 1e6:.1f}",
     ]
+    return by_domain + measures
 
 
 def _percent(number: float | None) -> str:

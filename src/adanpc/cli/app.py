@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from adanpc.errors import AdaNPCError
+from adanpc.printable import on_one_line
 from adanpc.version import __version__
 
 STOPPED = 130  # the exit code that shells expect after Ctrl-C
@@ -22,16 +23,19 @@ REPEATED = ("--method", "--batch-size", "--target", "--set", "--only")
 ARGUMENTS = (  # arguments of the library that are flags here
     "algorithm",
     "budget",
+    "capacity",
     "data",
     "device",
     "encoder",
     "every",
     "images",
     "method",
+    "preset",
     "scale",
     "seed",
     "seeds",
     "steps",
+    "storage",
     "stream",
     "to",
     "trial",
@@ -92,13 +96,13 @@ def one_sentence(stopped: str = "Stopped.", disk_full: str = "") -> Iterator[Non
     except BrokenPipeError:
         raise  # the reader has gone, as in `adanpc … | head`: nobody is left to tell
     except OSError as error:
-        message = printable(_without_number(error))
+        message = on_one_line(_without_number(error))
         if error.errno == ENOSPC and disk_full:
             message = f"{message}; nothing that was saved is lost: free some space, then {disk_full}"
         typer.echo(f"adanpc: {message}", err=True)
         raise typer.Exit(REFUSED) from None
     except AdaNPCError as error:
-        message = with_flags(printable(str(error)))
+        message = with_flags(on_one_line(str(error)))
         typer.echo(f"adanpc: {message}", err=True)
         raise typer.Exit(REFUSED) from None
 
@@ -125,12 +129,6 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nan(each) for each in value]
     return value
-
-
-def printable(text: str) -> str:
-    """The text on one line, without characters that could control the terminal: names of files may contain any."""
-    shown = [letter if letter.isprintable() else " " for letter in text]
-    return " ".join("".join(shown).split())
 
 
 def with_flags(message: str) -> str:

@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from adanpc.cli.app import REFUSED, app, one_sentence, print_json, printable, settings
+from adanpc.cli.app import REFUSED, app, one_sentence, print_json, settings
 from adanpc.cli.names import ENCODERS, PRESETS, completing
 from adanpc.errors import AdaNPCError
+from adanpc.printable import on_one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -215,10 +216,10 @@ def _show_info(document: dict[str, Any]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in document.items():
         if name != "notices":
-            table.add_row(name, Text(printable(str(value))))
+            table.add_row(name, Text(on_one_line(str(value))))
     Console(highlight=False).print(table)
     for notice in document["notices"]:
-        typer.echo(f"Note: {printable(notice)}.", err=True)
+        typer.echo(f"Note: {on_one_line(notice)}.", err=True)
 
 
 @bank.command()
@@ -268,7 +269,7 @@ def _show_log(entries: Sequence[dict[str, Any]]) -> None:
         table.add_column(heading)
     for entry in entries:
         cells = (str(entry["position"]), _time(entry["when"]), entry["kind"], _rows(entry), entry["who"], entry["why"])
-        shown = [Text(printable(cell)) for cell in cells]
+        shown = [Text(on_one_line(cell)) for cell in cells]
         table.add_row(*shown)
     console = Console(highlight=False)
     console.width = max(console.width, COLUMNS)
@@ -314,7 +315,7 @@ def verify(folder: Folder, json: Json = False) -> None:
         elif not report.problems:
             typer.echo(f"{folder} is whole: changes {report.start} … {report.position}, digest {report.digest}")
         for problem in report.problems:
-            typer.echo(f"adanpc: {printable(problem)}", err=True)
+            typer.echo(f"adanpc: {on_one_line(problem)}", err=True)
         if report.problems:
             raise typer.Exit(REFUSED)
 
@@ -479,7 +480,7 @@ def _change(folder: Path, action: Callable[[DurableBank], object], json: bool) -
 def _tell(opened: DurableBank, what: str, folder: Path, json: bool) -> None:
     rows = len(opened.contents)
     for notice in opened.notices:
-        typer.echo(f"Note: {printable(notice)}.", err=True)
+        typer.echo(f"Note: {on_one_line(notice)}.", err=True)
     if json:
         print_json({"bank": str(folder), "position": opened.position, "start": opened.log.start, "rows": rows})
     else:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from adanpc.cli.app import REFUSED, app, one_sentence, print_json
 from adanpc.cli.names import DATA_SETS, completing
+from adanpc.printable import spelled_out
 
 if TYPE_CHECKING:
     from adanpc.lab.data import DataSet
@@ -35,7 +36,6 @@ def data(
     """Show a data set: its domains, classes and sizes."""
     with one_sentence():
         from adanpc.lab.data import find_data, read, unreadable
-        from adanpc.lab.data.printable import printable
 
         find_data(name)
         data_set = read(name, data_dir, seed=seed)
@@ -50,9 +50,9 @@ def data(
             if data_set.notice:
                 typer.echo(data_set.notice)
             for file in broken:
-                typer.echo(printable(file))
+                typer.echo(spelled_out(file))
         if broken:
-            typer.echo(f"{len(broken):,} images cannot be read: delete them, or copy them again.", err=True)
+            typer.echo(f"Images that cannot be read: {len(broken):,}. Delete them, or copy them again.", err=True)
             raise typer.Exit(REFUSED)
 
 
@@ -71,14 +71,12 @@ def _document(data_set: DataSet) -> dict[str, Any]:
 
 
 def _table(data_set: DataSet) -> Table:
-    from adanpc.lab.data.printable import printable
-
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, title=data_set.name, title_justify="left")
     table.add_column("domain")
     table.add_column("images", justify="right")
     table.add_column("classes", justify="right")
     for domain in data_set.domains:
-        domain_name = Text(printable(domain.name))  # a Text, because rich reads brackets in a string as markup
+        domain_name = Text(spelled_out(domain.name))  # a Text, because rich reads brackets in a string as markup
         classes = f"{len(domain.labels.unique())} of {len(data_set.classes)}"
         table.add_row(domain_name, f"{len(domain):,}", classes)
     return table

@@ -34,7 +34,7 @@ def _document() -> dict[str, Any]:
     from adanpc.index import kernels
 
     chosen_by = "speed"
-    if os.environ.get(kernels.VARIABLE):
+    if kernels.WANTED:
         chosen_by = kernels.VARIABLE
     installed = {package.metadata["Name"].lower(): package.version for package in distributions()}
     return {

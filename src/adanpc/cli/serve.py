@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adanpc.cli.app import app, one_sentence, print_json, printable
+from adanpc.cli.app import app, one_sentence, print_json
 from adanpc.cli.names import ENCODERS, completing
 from adanpc.errors import AdaNPCError
+from adanpc.printable import on_one_line
 
 if TYPE_CHECKING:
     from adanpc.serve.encoding import Encoder
@@ -170,13 +171,13 @@ def _answer(
         complete: gives the options of ``create`` for the bank.
         follow: called with the address and the bank before the service begins to answer.
     """
-    from adanpc.serve import create, listening, run
+    from adanpc.serve import create, ended_by_signals, listening, run
     from adanpc.store import DurableBank
 
-    with listening(host, port) as opened, DurableBank.open(folder) as bank:
+    with ended_by_signals(), listening(host, port) as opened, DurableBank.open(folder) as bank:
         service = create(bank, **complete(bank))
         for notice in bank.notices:
-            typer.echo(f"Note: {printable(notice)}.", err=True)
+            typer.echo(f"Note: {on_one_line(notice)}.", err=True)
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{opened.getsockname()[1]}"
         typer.echo(f"Serving {folder} at {address}")
@@ -217,6 +218,7 @@ def add(
 ) -> None:
     """Create a token and print it. It cannot be shown again, because the file keeps only its hash."""
     with one_sentence():
+        _check_libraries()
         from adanpc.serve.tokens import add_token
 
         typer.echo(add_token(file, name, role))
@@ -226,6 +228,7 @@ def add(
 def list_tokens(file: TokenFile, json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the owners of the tokens, and what the tokens allow."""
     with one_sentence():
+        _check_libraries()
         from adanpc.serve.tokens import read_tokens
 
         entries = read_tokens(file)
@@ -233,14 +236,15 @@ def list_tokens(file: TokenFile, json: Annotated[bool, typer.Option("--json", he
             print_json({"tokens": [{"name": entry.name, "role": entry.role} for entry in entries]})
             return
         for entry in entries:
-            typer.echo(f"{entry.role:8} {printable(entry.name)}")
+            typer.echo(f"{entry.role:8} {on_one_line(entry.name)}")
 
 
 @token.command("remove")
 def remove(file: TokenFile, name: TokenName) -> None:
     """Remove a token; a running service refuses it from then on."""
     with one_sentence():
+        _check_libraries()
         from adanpc.serve.tokens import remove_token
 
         remove_token(file, name)
-        typer.echo(f"Removed: the token of {printable(name)} is refused from now on.")
+        typer.echo(f"Removed: the token of {on_one_line(name)} is refused from now on.")

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from adanpc.cli.app import REFUSED, app, one_sentence, print_json, printable
+from adanpc.cli.app import REFUSED, app, one_sentence, print_json
 from adanpc.cli.names import ENCODERS, SCALES, TABLES, completing
 from adanpc.errors import AdaNPCError
+from adanpc.printable import on_one_line
 
 if TYPE_CHECKING:
     from adanpc.lab.show.exhibit import Exhibit, Sheet
@@ -116,7 +117,7 @@ def table(
             workers=workers,
             device=device,
             ray=ray,
-            notify=lambda message: typer.echo(printable(message), err=True),
+            notify=lambda message: typer.echo(on_one_line(message), err=True),
             consent=consent,
         )
         if not json:
@@ -197,36 +198,36 @@ def show(exhibit: Exhibit) -> None:
     from adanpc.lab.show.exhibit import Sheet
 
     console = Console(highlight=False)
-    console.print(Text(printable(f"{exhibit.title}. {exhibit.about}")))
+    console.print(Text(on_one_line(f"{exhibit.title}. {exhibit.about}")))
     for part in exhibit.parts:
         if isinstance(part, Sheet):
             grid = _grid(part)
             width = max(console.width, UNLIMITED.measure(grid).maximum)
             Console(highlight=False, width=width).print(grid)
             for line in render.legend(part):
-                console.print(Text(printable(line)))
+                console.print(Text(on_one_line(line)))
     for note in exhibit.notes:
-        console.print(Text(printable(f"Note: {note}")))
+        console.print(Text(on_one_line(f"Note: {note}")))
 
 
 def _grid(sheet: Sheet) -> Grid:
     """A sheet for the terminal. Everything is a Text, because rich reads brackets in a string as markup."""
     from adanpc.lab.show import render
 
-    title = Text(printable(render.heading(sheet)), style="table.title")
+    title = Text(on_one_line(render.heading(sheet)), style="table.title")
     grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, title=title, title_justify="left")
     grid.add_column("", justify="left", no_wrap=True)
     for heading in sheet.columns:
-        grid.add_column(Text(printable(heading)), justify="right", no_wrap=True)
+        grid.add_column(Text(on_one_line(heading)), justify="right", no_wrap=True)
     for (label, _), row in zip(sheet.rows, render.shown(sheet), strict=True):
         cells = [_text(cell) for cell in row]
-        grid.add_row(Text(printable(label)), *cells)
+        grid.add_row(Text(on_one_line(label)), *cells)
     return grid
 
 
 def _text(cell: Shown) -> Text:
     """Our number, bold if it is the best, and the paper's."""
-    text = Text(printable(cell.ours))
+    text = Text(on_one_line(cell.ours))
     if cell.best:
         text.stylize("bold")
     if cell.paper:

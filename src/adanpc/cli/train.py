@@ -120,13 +120,10 @@ def train(
 
         with process_group(device) as group:
             targets = tuple(target or ())
-            name = Spec.algorithm if algorithm is None else algorithm
+            name = algorithm or Spec.algorithm
             folder = resume or out or _default_folder(data, name, targets, seed, trial, steps)
             prepared: Prepared | None = None
             if resume is None and group.rank == 0:
-                weights_path: str | None = None
-                if weights is not None:
-                    weights_path = str(weights)
                 spec = Spec(
                     data,
                     targets,
@@ -139,7 +136,7 @@ def train(
                     hyper=settings(set_ or []),
                     trial=trial,
                     pretrained=pretrained,
-                    weights=weights_path,
+                    weights=_text(weights),
                     norm=norm,
                     dropout=dropout,
                     frozen_batchnorm=frozen_batchnorm,
@@ -181,8 +178,15 @@ def _refuse_other_options(context: typer.Context) -> None:
             )
 
 
+def _text(path: Path | None) -> str | None:
+    """The path as a spec holds it."""
+    if path is None:
+        return None
+    return str(path)
+
+
 def _default_folder(data: str, algorithm: str, targets: Sequence[str], seed: int, trial: int, steps: int) -> Path:
-    """Returns the folder of a run if --out does not name one."""
+    """The folder of a run if --out does not name one."""
     from adanpc.lab.own import split_name
 
     # Of the user's own code only the class or function: a path cannot be part of the folder's name.
@@ -212,6 +216,7 @@ def _command_to_resume(run: Run) -> str:
 
 
 def _show(run: Run, record: dict[str, Any], *, as_json: bool) -> None:
+    """Prints the last record of a run, and where the run is."""
     if as_json:
         print_json({"run": str(run.folder), "spec": run.spec.document(), **record})
         return

@@ -7,6 +7,7 @@ from functools import lru_cache
 from reprlib import repr as brief
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -15,7 +16,7 @@ from adanpc.core.changes import Append
 from adanpc.core.contents import BankSettings
 from adanpc.core.types import Origin
 from adanpc.errors import LabelError
-from adanpc.index.grid import Columns, tensor_of
+from adanpc.index.grid import Columns, tensor_of, to_main_memory
 
 UNKNOWN = -1  # domain or key
 NUMBER = (int, float)  # built once, because every append tests against it three times
@@ -119,7 +120,7 @@ def _finite_numbers(name: str, given: Tensor, shape: tuple[int, ...], device: to
     """The values as float32 of this shape, all finite."""
     value = _column(name, given, shape, device)
     numbers = value.float()
-    finite = numbers.abs() < torch.inf  # false for NaN, too
+    finite = numpy.isfinite(to_main_memory(numbers))
     if not value.is_floating_point() or not finite.all():
         raise LabelError(
             f"{name} must be finite floating-point numbers, got {value.dtype} with {value[:3].tolist()}, …"

@@ -35,17 +35,18 @@ class AdaNPC:
 
     Example::
 
-        classifier = AdaNPC(MemoryBank(dim=512, classes=10), k=10)
+        classifier = AdaNPC(MemoryBank(dim=512, classes=10, soft=True), preset="safe")
         classifier.learn(source_features, source_labels)
         answer = classifier.step(features)  # answers, and learns
         answer.labels
 
     Args:
         bank: the rows that vote.
-        preset: ``paper``, the rule of the paper: confident answers join the bank as if they were labels. Or ``safe``:
-            all queries join with their probabilities, features are transformed to suit the source, and answers fall
-            back to the frozen ones where adapting seems to do harm; see ``adanpc.core.safe``. It needs a bank with
-            ``soft=True``.
+        preset: ``paper``, the rule of the paper: confident answers join the bank as if they were labels, wrong ones,
+            too, so on data far from the source it may end below a vote that never adapts. Or ``safe``, which
+            ``adanpc.wrap`` and the estimator use: all queries join with their probabilities, features are transformed
+            to suit the source, and answers fall back to the frozen ones where adapting seems to do harm; see
+            ``adanpc.core.safe``. It needs a bank with ``soft=True``.
         **options: options of the preset. For ``paper``:
 
             * k: how many neighbors vote.

@@ -42,6 +42,10 @@
 #define BRIEF 2048  /* bytes of rows so short that the next ones are asked from memory before they are needed */
 #define INFINITE 0x7F800000  /* bits of the magnitude of infinity in float32; those of NaN are higher */
 #define LONGEST_SQUARES 8192  /* coordinates of rows whose squares are sure to fit into the 53 bits of float64 */
+#define LARGEST_WHOLE (127 * 256)  /* the largest whole number in a query that is multiplied by bytes */
+#define LONGEST_READ 2.05  /* the longest row that bytes may stand for; a stored row is at most 1.01 long */
+#define BEYOND_ROUNDING 1e-5  /* beyond what float32 may round in a bound, and by which a row or query may be longer than one */
+#define ROUNDED_UP 1.0001  /* a bound on a length stays one in spite of its rounding; as in adanpc/index/grid.py */
 #define LONGEST 65536  /* coordinates of rows whose products with bytes are sure to fit into 32 bits */
 
 enum path { PLAIN, WITH_AVX2, WITH_AVX512, PATHS };
@@ -179,6 +183,34 @@ static double single_plain(const struct score *s) {
     return sum;
 }
 
+/* A row in two bytes a coordinate and its query. */
+struct two_bytes {
+    const int8_t *coarse, *fine;
+    float scale;
+    const double *query;
+    Py_ssize_t dim;
+};
+
+/* The exact product: the row is read by one float operation after another, as in adanpc/index/grid.py. */
+ALWAYS static inline double product_of_two_bytes(const struct two_bytes *b) {
+    const float unit = b->scale * 0x1p24f, step = ceilf(b->scale / 254 * 0x1p24f);
+    double sums[8] = {0};
+    Py_ssize_t place = 0;
+    for (; place + 8 <= b->dim; place += 8)
+        for (int lane = 0; lane < 8; lane++) {
+            const float number = rintf(b->coarse[place + lane] * unit) + b->fine[place + lane] * step;
+            sums[lane] += (double)(number * 0x1p-24f) * b->query[place + lane];
+        }
+    for (; place < b->dim; place++) {
+        const float number = rintf(b->coarse[place] * unit) + b->fine[place] * step;
+        sums[0] += (double)(number * 0x1p-24f) * b->query[place];
+    }
+    for (int lane = 1; lane < 8; lane++) sums[0] += sums[lane];
+    return sums[0];
+}
+
+static double two_bytes_plain(const struct two_bytes *b) { return product_of_two_bytes(b); }
+
 /* Features that become rows of length one on the grid. */
 struct features {
     const float *given;  /* (count, dim) */
@@ -238,6 +270,47 @@ ALWAYS static inline int make_unit(const struct features *f) {
 
 static int directed_plain(const struct features *f) { return all_have_direction(f); }
 static int unit_plain(const struct features *f) { return make_unit(f); }
+
+/* Rows that get a byte for each coordinate. */
+struct coarse {
+    const float *rows;  /* (count, dim) */
+    Py_ssize_t count, dim;
+    int8_t *bytes;      /* (count, dim) */
+    float *scales;      /* (count,): the value of one unit of a byte */
+    float *residuals;   /* (count,): at least the length of what the bytes leave out */
+};
+
+/* One IEEE operation after another, as in adanpc/index/grid.py; only the sums of squares have another order there. */
+ALWAYS static inline void make_coarse(const struct coarse *c) {
+    for (Py_ssize_t number = 0; number < c->count; number++) {
+        const float *row = c->rows + number * c->dim;
+        int8_t *bytes = c->bytes + number * c->dim;
+        const int32_t bits = largest_bits(row, c->dim);
+        float largest;
+        memcpy(&largest, &bits, sizeof largest);
+        const float scale = (largest > 0x1p-24f ? largest : 0x1p-24f) / 127;
+        double sums[8] = {0};
+        Py_ssize_t place = 0;
+        for (; place + 8 <= c->dim; place += 8)
+            for (int lane = 0; lane < 8; lane++) {
+                const float whole = rintf(row[place + lane] / scale);
+                const double left = row[place + lane] - (double)whole * scale;
+                bytes[place + lane] = (int8_t)whole;
+                sums[lane] += left * left;
+            }
+        for (; place < c->dim; place++) {
+            const float whole = rintf(row[place] / scale);
+            const double left = row[place] - (double)whole * scale;
+            bytes[place] = (int8_t)whole;
+            sums[0] += left * left;
+        }
+        for (int lane = 1; lane < 8; lane++) sums[0] += sums[lane];
+        c->scales[number] = scale;
+        c->residuals[number] = (float)(sqrt(sums[0]) * ROUNDED_UP);
+    }
+}
+
+static void coarse_plain(const struct coarse *c) { make_coarse(c); }
 
 /* What products of whole rows need: few queries, and a block of rows that is read once for all of them. */
 struct products {
@@ -552,8 +625,12 @@ AVX512 static double single_avx512(const struct score *s) {
 
 AVX2 static int directed_avx2(const struct features *f) { return all_have_direction(f); }
 AVX2 static int unit_avx2(const struct features *f) { return make_unit(f); }
+AVX2 static double two_bytes_avx2(const struct two_bytes *b) { return product_of_two_bytes(b); }
+AVX2 static void coarse_avx2(const struct coarse *c) { make_coarse(c); }
 AVX512 static int directed_avx512(const struct features *f) { return all_have_direction(f); }
 AVX512 static int unit_avx512(const struct features *f) { return make_unit(f); }
+AVX512 static double two_bytes_avx512(const struct two_bytes *b) { return product_of_two_bytes(b); }
+AVX512 static void coarse_avx512(const struct coarse *c) { make_coarse(c); }
 
 AVX2 static inline __m256 floats_avx2(const char *row, Py_ssize_t place, int width) {
     if (width == 2) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(row + 2 * place)));
@@ -787,6 +864,18 @@ static int (*const UNITS[PATHS])(const struct features *) = {
     unit_avx2, unit_avx512,
 #endif
 };
+static double (*const TWO_BYTES[PATHS])(const struct two_bytes *) = {
+    two_bytes_plain,
+#if X86
+    two_bytes_avx2, two_bytes_avx512,
+#endif
+};
+static void (*const COARSE[PATHS])(const struct coarse *) = {
+    coarse_plain,
+#if X86
+    coarse_avx2, coarse_avx512,
+#endif
+};
 static void (*const PRODUCTS[PATHS])(const struct products *) = {
     products_plain,
 #if X86
@@ -833,19 +922,31 @@ static void replace_least(float *heap, Py_ssize_t count, float value) {
     heap[place] = value;
 }
 
-/* The search of one query among rows that are all read. */
+/* The searches of some queries, among rows that are all read. */
 struct search {
-    const char *const *rows;      /* of each block: (size, dim) float32 or float16 */
+    const char *const *rows;      /* of each block: (size, dim) float32, float16, or the second byte of two */
     const int64_t *const *ids;    /* of each block: (size,) */
+    const char *const *bytes;     /* of each block: (size, dim) int8, which are read first; NULL if there are none */
+    const float *const *scales;   /* of each block: (size,): the value of one unit of a byte */
+    const float *const *residuals; /* of each block: (size,): the length of what the bytes leave out */
     Py_ssize_t size, dim, slots;  /* rows in a block, their length, rows in use in all blocks */
     int width;                    /* bytes of a coordinate */
-    const float *query;           /* (dim,) */
+    const float *queries;         /* (count, dim) */
+    Py_ssize_t count;
     const uint8_t *groups;        /* of all slots; NULL if every row may be found */
-    int group;                    /* 0 for all rows that are not hidden */
-    double slack;                 /* by how much a product may be off, for two rows together */
-    Py_ssize_t k, crowd;          /* rows that are wanted; candidates that are too many to score */
-    float *products;              /* (slots in whole tiles,) */
-    float *best;                  /* (k,) a heap, the least first */
+    const int64_t *wanted;        /* (searches, 2): how many rows of which group; 0 for all that are not hidden */
+    Py_ssize_t searches;          /* that are made for each query */
+    double slack;                 /* by how much a product of a row may be off, for two rows together */
+    Py_ssize_t crowd, most;       /* candidates that are too many to score; the most rows that are wanted */
+    int64_t *found_slots, *found_ids;  /* (count, searches, most) */
+    double *found;                /* (count, searches, most): similarities */
+    int8_t *settled;              /* (count,): whether there were not too many candidates */
+    /* Room for SIDE queries: */
+    int8_t *parts;                /* (SIDE, 2, dim): a coordinate of a query is a step times 256 * first + second */
+    float *products;              /* (slots in whole tiles, SIDE) */
+    /* Room for one of them: */
+    float *upper, *lower;         /* (slots in whole tiles,): bounds on similarities */
+    float *best;                  /* (most,) a heap, the least first */
     double *precise;              /* (dim,) the query */
     struct candidate *candidates; /* (crowd,) */
 };
@@ -862,57 +963,163 @@ static int in_order_of_rank(const void *left, const void *right) {
     return one->id < other->id ? -1 : one->id > other->id;
 }
 
-static inline int may_be_found(const struct search *s, Py_ssize_t slot) {
+static inline int may_be_found(const struct search *s, Py_ssize_t slot, int64_t group) {
     if (!s->groups) return 1;
-    return s->group ? s->groups[slot] == s->group : s->groups[slot] != 0;
+    return group ? s->groups[slot] == group : s->groups[slot] != 0;
 }
 
-static void multiply_all(const struct search *s, int path) {
+/* Writes the products of all rows, or of all their bytes, with some queries. */
+static void multiply_all(const struct search *s, int path, const float *floats, const double *steps, Py_ssize_t queries,
+                         float *out) {
     for (Py_ssize_t first = 0; first < s->slots; first += s->size) {
         const Py_ssize_t rows = s->slots - first < s->size ? s->slots - first : s->size;
         const struct products p = {
-            .rows = s->rows[first / s->size], .tiles = (rows + TILE - 1) / TILE, .dim = s->dim, .queries = 1,
-            .width = s->width, .floats = s->query, .out = s->products + first,
+            .rows = (floats ? s->rows : s->bytes)[first / s->size], .tiles = (rows + TILE - 1) / TILE, .dim = s->dim,
+            .queries = queries, .width = floats ? s->width : 1, .floats = floats, .bytes = s->parts, .steps = steps,
+            .out = out + first * queries,
         };
         PRODUCTS[path](&p);
     }
 }
 
-/* What a product must reach so that its row may be among the best. */
-static double least_product(const struct search *s) {
-    for (Py_ssize_t number = 0; number < s->k; number++) s->best[number] = -INFINITY;
+/* Rounds a query to two bytes a coordinate; returns at least the length of what that leaves out of it. */
+static double round_query(const float *query, Py_ssize_t dim, int8_t *parts, double *step) {
+    double largest = 0, square = 0;
+    for (Py_ssize_t place = 0; place < dim; place++) {
+        const double magnitude = fabs(query[place]);
+        if (magnitude > largest) largest = magnitude;
+    }
+    *step = (largest > 0x1p-48 ? largest : 0x1p-48) / LARGEST_WHOLE;
+    for (Py_ssize_t place = 0; place < dim; place++) {
+        const double number = rint(query[place] / *step), high = floor((number + 128) / 256);
+        const double left = query[place] - number * *step;
+        parts[place] = (int8_t)high, parts[dim + place] = (int8_t)(number - 256 * high);
+        square += left * left;
+    }
+    return sqrt(square) * ROUNDED_UP;
+}
+
+/* Bounds from the products of all bytes with some queries, for one of them: the similarity differs from what a row's
+   bytes say by no more than what they leave out of the row, whose length is the residual, and what was left out of the
+   query, times the length of what the bytes stand for. That is less than twice the length of the row, since no
+   coordinate is rounded by more than itself. */
+static void bound_by_bytes(const struct search *s, Py_ssize_t query, Py_ssize_t queries, double left_out) {
+    const float certain = (float)(LONGEST_READ * left_out + BEYOND_ROUNDING);
+    for (Py_ssize_t first = 0; first < s->slots; first += TILE) {
+        const float *products = s->products + first * queries + query * TILE;
+        const float *scales = s->scales[first / s->size] + first % s->size;
+        const float *residuals = s->residuals[first / s->size] + first % s->size;
+        for (int lane = 0; lane < TILE; lane++) {
+            const float middle = products[lane] * scales[lane], width = residuals[lane] + certain;
+            s->upper[first + lane] = middle + width;
+            s->lower[first + lane] = middle - width;
+        }
+    }
+}
+
+/* What an upper bound must reach so that its row may be among the k best. */
+static double least_bound(const struct search *s, const float *lower, Py_ssize_t k, int64_t group) {
+    for (Py_ssize_t number = 0; number < k; number++) s->best[number] = -INFINITY;
     for (Py_ssize_t first = 0; first < s->slots; first += LANES) {
         const Py_ssize_t end = s->slots - first < LANES ? s->slots : first + LANES;
         int higher = 0;
-        for (Py_ssize_t slot = first; slot < end; slot++) higher |= s->products[slot] > s->best[0];
+        for (Py_ssize_t slot = first; slot < end; slot++) higher |= lower[slot] > s->best[0];
         for (Py_ssize_t slot = first; higher && slot < end; slot++)
-            if (s->products[slot] > s->best[0] && may_be_found(s, slot)) replace_least(s->best, s->k, s->products[slot]);
+            if (lower[slot] > s->best[0] && may_be_found(s, slot, group)) replace_least(s->best, k, lower[slot]);
     }
-    const double least = (double)s->best[0] - s->slack;
-    return least > -FLT_MAX ? least : -FLT_MAX;
+    return s->best[0];
 }
 
-/* Finds the best rows, in order; returns how many there are, or -1 if there are too many candidates. */
-static Py_ssize_t find_nearest(const struct search *s, int path) {
-    double (*const score)(const struct score *) = s->width == 2 ? HALVES[path] : SINGLES[path];
+/* Lists the rows whose upper bounds reach this; returns how many there are, or -1 if there are too many. */
+static Py_ssize_t list_candidates(const struct search *s, double least, int64_t group) {
     Py_ssize_t count = 0;
-    multiply_all(s, path);
-    const double least = least_product(s);
-    for (Py_ssize_t slot = 0; slot < s->slots; slot++) {
-        if (!(s->products[slot] >= least) || !may_be_found(s, slot)) continue;
-        if (count == s->crowd) return -1;
-        s->candidates[count++].slot = slot;
+    for (Py_ssize_t first = 0; first < s->slots; first += LANES) {
+        const Py_ssize_t end = s->slots - first < LANES ? s->slots : first + LANES;
+        int some = 0;
+        for (Py_ssize_t slot = first; slot < end; slot++) some |= s->upper[slot] >= least;
+        for (Py_ssize_t slot = first; some && slot < end; slot++) {
+            if (!(s->upper[slot] >= least) || !may_be_found(s, slot, group)) continue;
+            if (count == s->crowd) return -1;
+            s->candidates[count++].slot = slot;
+        }
     }
-    for (Py_ssize_t place = 0; place < s->dim; place++) s->precise[place] = s->query[place];
+    return count;
+}
+
+static inline const char *row_in(const struct search *s, int64_t slot) {
+    return s->rows[slot / s->size] + slot % s->size * s->dim * s->width;
+}
+
+static double similarity_of(const struct search *s, int path, int64_t slot) {
+    if (s->width == 1) {
+        const Py_ssize_t block = slot / s->size, row = slot % s->size;
+        const struct two_bytes both = {(const int8_t *)s->bytes[block] + row * s->dim, (const int8_t *)row_in(s, slot),
+                                       s->scales[block][row], s->precise, s->dim};
+        return TWO_BYTES[path](&both);
+    }
+    const struct score pair = {row_in(s, slot), s->precise, s->dim};
+    return s->width == 2 ? HALVES[path](&pair) : SINGLES[path](&pair);
+}
+
+static void score_candidates(const struct search *s, int path, Py_ssize_t count) {
     for (Py_ssize_t number = 0; number < count; number++) {
         struct candidate *c = s->candidates + number;
-        const Py_ssize_t block = c->slot / s->size, row = c->slot % s->size;
-        const struct score pair = {s->rows[block] + row * s->dim * s->width, s->precise, s->dim};
-        c->similarity = score(&pair);
-        c->id = s->ids[block][row];
+        if (number + AHEAD < count) ask_ahead(row_in(s, c[AHEAD].slot), s->dim * s->width);
+        c->similarity = similarity_of(s, path, c->slot);
+        c->id = s->ids[c->slot / s->size][c->slot % s->size];
     }
     qsort(s->candidates, count, sizeof *s->candidates, in_order_of_rank);
-    return count < s->k ? count : s->k;
+}
+
+/* Makes all searches of one query by its bounds; returns whether none of them has too many candidates. */
+static int find_nearest(const struct search *s, int path, Py_ssize_t query, const float *lower, double slack) {
+    for (Py_ssize_t number = 0; number < s->searches; number++) {
+        const Py_ssize_t k = (Py_ssize_t)s->wanted[2 * number], start = (query * s->searches + number) * s->most;
+        const int64_t group = s->wanted[2 * number + 1];
+        const double least = least_bound(s, lower, k, group) - slack;
+        const Py_ssize_t count = list_candidates(s, least > -FLT_MAX ? least : -FLT_MAX, group);
+        if (count < 0) return 0;
+        score_candidates(s, path, count);
+        for (Py_ssize_t place = 0; place < s->most; place++) {
+            const int there = place < k && place < count;
+            s->found_slots[start + place] = there ? s->candidates[place].slot : -1;
+            s->found_ids[start + place] = there ? s->candidates[place].id : -1;
+            s->found[start + place] = there ? s->candidates[place].similarity : -INFINITY;
+        }
+    }
+    return 1;
+}
+
+/* Reads the bytes of all rows once for SIDE queries; where there are none, or they leave too many candidates, reads
+   float rows themselves for each query. Returns how many queries are settled. */
+static Py_ssize_t search_all(const struct search *s, int path) {
+    Py_ssize_t settled_ones = 0;
+    for (Py_ssize_t first = 0; first < s->count; first += SIDE) {
+        const Py_ssize_t queries = s->count - first < SIDE ? s->count - first : SIDE;
+        double steps[SIDE], left_out[SIDE];
+        if (s->bytes) {
+            for (Py_ssize_t number = 0; number < queries; number++)
+                left_out[number] = round_query(s->queries + (first + number) * s->dim, s->dim,
+                                               s->parts + 2 * number * s->dim, steps + number);
+            multiply_all(s, path, NULL, steps, queries, s->products);
+        }
+        for (Py_ssize_t number = 0; number < queries; number++) {
+            const float *query = s->queries + (first + number) * s->dim;
+            int settled = 0;
+            for (Py_ssize_t place = 0; place < s->dim; place++) s->precise[place] = query[place];
+            if (s->bytes) {
+                bound_by_bytes(s, number, queries, left_out[number]);
+                settled = find_nearest(s, path, first + number, s->lower, 0);
+            }
+            if (!settled && s->width > 1) {
+                multiply_all(s, path, query, NULL, 1, s->upper);
+                settled = find_nearest(s, path, first + number, s->upper, s->slack);
+            }
+            s->settled[first + number] = (int8_t)settled;
+            settled_ones += settled;
+        }
+    }
+    return settled_ones;
 }
 
 /* SIDE queries as they are multiplied with tiles. */
@@ -1648,74 +1855,124 @@ static PyObject *score_rows(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* Memory of a search in one piece, and where the blocks of its rows begin; NULL with an exception. */
-static char *prepare_search(struct search *s, const Py_buffer *rows, const Py_buffer *ids, Py_ssize_t blocks) {
-    const Py_ssize_t tiles = (s->slots + TILE - 1) / TILE;
-    char *memory = PyMem_Malloc(blocks * 2 * sizeof(void *) + s->crowd * sizeof(struct candidate)
-                                + s->dim * sizeof(double) + (tiles * TILE + s->k) * sizeof(float));
+enum { ROW_BLOCKS, ID_BLOCKS, BYTE_BLOCKS, SCALE_BLOCKS, RESIDUAL_BLOCKS, LISTS };
+
+/* Bytes of a row in the blocks of each list. */
+static Py_ssize_t bytes_in(const struct search *s, int list) {
+    const Py_ssize_t sizes[LISTS] = {s->dim * s->width, 8, s->dim, 4, 4};
+    return sizes[list];
+}
+
+/* Whether the blocks of a list hold all rows in use; what is multiplied is read in whole tiles. */
+static int blocks_fit(const struct search *s, int list, const Py_buffer *blocks, Py_ssize_t count) {
+    if (!fits(count >= (s->slots + s->size - 1) / s->size, "the blocks")) return 0;
+    for (Py_ssize_t block = 0; block * s->size < s->slots; block++) {
+        const Py_ssize_t left = s->slots - block * s->size, used = left < s->size ? left : s->size;
+        const Py_ssize_t read = list == ID_BLOCKS ? used : (used + TILE - 1) / TILE * TILE;
+        if (!fits(blocks[block].len / bytes_in(s, list) >= read, list == ID_BLOCKS ? "the ids" : "the rows")) return 0;
+    }
+    return 1;
+}
+
+/* Memory of a search in one piece, and where the blocks begin; NULL with an exception. */
+static char *prepare_search(struct search *s, Py_buffer *const lists[LISTS], int given) {
+    const Py_ssize_t slots = (s->slots + TILE - 1) / TILE * TILE, blocks = (s->slots + s->size - 1) / s->size;
+    const Py_ssize_t together = given < LISTS ? 0 : s->count < SIDE ? s->count : SIDE;
+    char *memory = PyMem_Malloc(given * blocks * sizeof(void *) + s->crowd * sizeof(struct candidate)
+                                + s->dim * sizeof(double) + ((together + 2) * slots + s->most) * sizeof(float)
+                                + together * 2 * s->dim);
     if (!memory) return (char *)PyErr_NoMemory();
     const void **starts = (const void **)memory;
-    for (Py_ssize_t block = 0; block < blocks; block++) starts[block] = rows[block].buf, starts[blocks + block] = ids[block].buf;
-    s->rows = (const char *const *)starts, s->ids = (const int64_t *const *)(starts + blocks);
-    s->candidates = (struct candidate *)(starts + 2 * blocks);
+    for (int list = 0; list < given; list++)
+        for (Py_ssize_t block = 0; block < blocks; block++) starts[list * blocks + block] = lists[list][block].buf;
+    s->rows = (const char *const *)starts, s->ids = (const int64_t *const *)(starts + ID_BLOCKS * blocks);
+    if (given == LISTS) {
+        s->bytes = (const char *const *)(starts + BYTE_BLOCKS * blocks);
+        s->scales = (const float *const *)(starts + SCALE_BLOCKS * blocks);
+        s->residuals = (const float *const *)(starts + RESIDUAL_BLOCKS * blocks);
+    }
+    s->candidates = (struct candidate *)(starts + given * blocks);
     s->precise = (double *)(s->candidates + s->crowd);
-    s->products = (float *)(s->precise + s->dim);
-    s->best = s->products + tiles * TILE;
+    s->upper = (float *)(s->precise + s->dim), s->lower = s->upper + slots;
+    s->products = s->lower + slots;
+    s->best = s->products + together * slots;
+    s->parts = (int8_t *)(s->best + s->most);
     return memory;
 }
 
-static int search_fits(const struct search *s, const Py_buffer *rows, const Py_buffer *ids, Py_ssize_t blocks) {
-    for (Py_ssize_t block = 0; block < blocks; block++) {
-        const Py_ssize_t left = s->slots - block * s->size, used = left < s->size ? left : s->size;
-        if (!fits(rows[block].len / (s->dim * s->width) >= (used + TILE - 1) / TILE * TILE, "the rows")) return 0;
-        if (!fits(ids[block].len / 8 >= used, "the ids")) return 0;
+/* Whether the numbers of a search fit together, and each k is from one to the most that are wanted. */
+static int search_fits(const struct search *s, const Py_buffer *queries, const Py_buffer *groups, const Py_buffer *wanted,
+                       const Py_buffer *slots) {
+    if (!fits(s->size > 0 && s->size % TILE == 0 && s->slots > 0, "the slots")) return 0;
+    if (!fits(s->dim > 0 && (s->width == 1 || s->width == 2 || s->width == 4), "the rows")) return 0;
+    if (!fits(s->count > 0 && queries->len == 4 * s->dim * s->count, "the queries")) return 0;
+    if (!fits(groups->len == 0 || groups->len >= s->slots, "the groups")) return 0;
+    if (!fits(s->searches > 0 && s->most > 0 && s->crowd >= s->most, "what is wanted")) return 0;
+    for (Py_ssize_t number = 0; number < s->searches; number++) {
+        const int64_t k = ((const int64_t *)wanted->buf)[2 * number];
+        if (!fits(k > 0 && k <= s->most, "what is wanted")) return 0;
     }
-    return fits(blocks * s->size >= s->slots, "the blocks");
+    return fits(slots->len == 8 * s->count * s->searches * s->most, "what is written");
 }
 
 static PyObject *nearest_rows(PyObject *self, PyObject *args) {
     const char *name;
-    PyObject *row_blocks, *id_blocks;
-    Py_buffer query, groups, slots, ids, similarity;
-    Py_ssize_t blocks = 0, of_ids = 0, found = 0;
+    PyObject *objects;
+    Py_buffer queries, groups, wanted, slots, ids, similarity, settled, *lists[LISTS] = {NULL};
+    Py_ssize_t counts[LISTS] = {0}, settled_ones = 0;
     struct search s;
     memset(&s, 0, sizeof s);
-    if (!PyArg_ParseTuple(args, "sOOnniny*y*indw*w*w*", &name, &row_blocks, &id_blocks, &s.size, &s.dim, &s.width, &s.slots,
-                          &query, &groups, &s.group, &s.crowd, &s.slack, &slots, &ids, &similarity))
+    if (!PyArg_ParseTuple(args, "sOnniny*y*y*nndw*w*w*w*", &name, &objects, &s.size, &s.dim, &s.width, &s.slots, &queries,
+                          &groups, &wanted, &s.most, &s.crowd, &s.slack, &slots, &ids, &similarity, &settled))
         return NULL;
     const int path = path_of(name);
-    Py_buffer *rows = NULL, *row_ids = NULL;
+    const Py_ssize_t given = PySequence_Size(objects);
     char *memory = NULL;
-    s.k = slots.len / 8;
-    int right = path >= 0 && fits(s.size > 0 && s.size % TILE == 0 && s.slots > 0, "the slots")
-        && fits(s.dim > 0 && (s.width == 2 || s.width == 4) && query.len == 4 * s.dim, "the query")
-        && fits(groups.len == 0 || groups.len >= s.slots, "the groups")
-        && fits(s.k > 0 && s.crowd >= s.k && ids.len == slots.len && similarity.len == slots.len, "what is written")
-        && (rows = buffers_of(row_blocks, &blocks)) != NULL && (row_ids = buffers_of(id_blocks, &of_ids)) != NULL
-        && fits(blocks == of_ids, "the blocks");
-    if (right) {
-        const Py_ssize_t used = (s.slots + s.size - 1) / s.size;
-        right = fits(used <= blocks, "the blocks") && search_fits(&s, rows, row_ids, used)
-            && (memory = prepare_search(&s, rows, row_ids, used)) != NULL;
+    s.count = settled.len, s.searches = wanted.len / 16;
+    int right = path >= 0 && fits((given == BYTE_BLOCKS && s.width > 1) || (given == LISTS && s.dim <= LONGEST), "the lists")
+        && search_fits(&s, &queries, &groups, &wanted, &slots)
+        && fits(ids.len == slots.len && similarity.len == slots.len, "what is written");
+    for (int list = 0; right && list < given; list++) {
+        PyObject *blocks = PySequence_GetItem(objects, list);
+        right = blocks && (lists[list] = buffers_of(blocks, counts + list)) != NULL
+            && blocks_fit(&s, list, lists[list], counts[list]);
+        Py_XDECREF(blocks);
     }
+    if (right) right = (memory = prepare_search(&s, lists, (int)given)) != NULL;
     if (right) {
-        s.query = query.buf, s.groups = groups.len ? groups.buf : NULL;
+        s.queries = queries.buf, s.groups = groups.len ? groups.buf : NULL, s.wanted = wanted.buf;
+        s.found_slots = slots.buf, s.found_ids = ids.buf, s.found = similarity.buf, s.settled = settled.buf;
         Py_BEGIN_ALLOW_THREADS
-        found = find_nearest(&s, path);
-        for (Py_ssize_t number = 0; number < found; number++) {
-            ((int64_t *)slots.buf)[number] = s.candidates[number].slot;
-            ((int64_t *)ids.buf)[number] = s.candidates[number].id;
-            ((double *)similarity.buf)[number] = s.candidates[number].similarity;
-        }
+        settled_ones = search_all(&s, path);
         Py_END_ALLOW_THREADS
     }
     PyMem_Free(memory);
-    release_all(rows, blocks);
-    release_all(row_ids, of_ids);
-    Py_buffer *all[] = {&query, &groups, &slots, &ids, &similarity};
-    for (int number = 0; number < 5; number++) PyBuffer_Release(all[number]);
+    for (int list = 0; list < LISTS; list++) release_all(lists[list], counts[list]);
+    Py_buffer *all[] = {&queries, &groups, &wanted, &slots, &ids, &similarity, &settled};
+    for (int number = 0; number < 7; number++) PyBuffer_Release(all[number]);
     if (!right) return NULL;
-    return PyLong_FromSsize_t(found);
+    return PyLong_FromSsize_t(settled_ones);
+}
+
+static PyObject *coarse_rows(PyObject *self, PyObject *args) {
+    const char *name;
+    Py_buffer rows, bytes, scales, residuals;
+    struct coarse c;
+    if (!PyArg_ParseTuple(args, "sy*nw*w*w*", &name, &rows, &c.dim, &bytes, &scales, &residuals)) return NULL;
+    const int path = path_of(name);
+    c.count = scales.len / 4;
+    const int right = path >= 0 && fits(c.dim > 0 && rows.len == 4 * c.dim * c.count, "the rows")
+        && fits(bytes.len == c.dim * c.count && residuals.len == scales.len, "what is written");
+    if (right) {
+        c.rows = rows.buf, c.bytes = bytes.buf, c.scales = scales.buf, c.residuals = residuals.buf;
+        Py_BEGIN_ALLOW_THREADS
+        COARSE[path](&c);
+        Py_END_ALLOW_THREADS
+    }
+    Py_buffer *all[] = {&rows, &bytes, &scales, &residuals};
+    for (int number = 0; number < 4; number++) PyBuffer_Release(all[number]);
+    if (!right) return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *have_direction(PyObject *self, PyObject *args) {
@@ -1947,6 +2204,7 @@ static PyMethodDef METHODS[] = {
     {"have_direction", have_direction, METH_VARARGS, "See adanpc.index.kernels.have_direction."},
     {"unit_rows", unit_rows, METH_VARARGS, "See adanpc.index.kernels.unit_rows."},
     {"multiply_rows", multiply_rows, METH_VARARGS, "See adanpc.index.kernels.multiply_rows."},
+    {"coarse_rows", coarse_rows, METH_VARARGS, "See adanpc.index.kernels.coarse_rows."},
     {"nearest_rows", nearest_rows, METH_VARARGS, "See adanpc.index.kernels.nearest_rows."},
     {"score_rows", score_rows, METH_VARARGS, "See adanpc.index.kernels.score_rows."},
     {"hunt_tiles", hunt_tiles, METH_VARARGS, "See adanpc.index.kernels.hunt_tiles."},

@@ -63,6 +63,7 @@ class Blocks:
         tiles = max(1, BLOCK_BYTES // (self.slot_bytes * TILE))
         self.block = block or tiles * TILE  # slots in a full block
         self.columns: dict[str, list[Tensor]] = {name: [] for name in kinds}
+        self._numbers = [name for name, (shape, _) in kinds.items() if prod(shape) == 1]  # one number in each slot
         self._supplied = 0  # slots whose memory was requested ahead of use
         self._supply_when_over = 0  # memory for more is requested once more slots than this are in use; 0: at once
         self._known_arrays: tuple[dict[str, list[Tensor]], dict[str, list[Any]]] = ({}, {})  # columns and their arrays
@@ -213,7 +214,10 @@ class Blocks:
         """``write`` for a single slot, without arrays of positions."""
         block, offset = divmod(slot, self.block)
         for name, targets in self.arrays().items():
-            targets[block][offset] = array_if_on_cpu(values[name])[0]
+            if name in self._numbers:
+                targets[block][offset] = values[name].item()  # in a quarter of the time that an array takes
+            else:
+                targets[block][offset] = array_if_on_cpu(values[name])[0]
 
     def _write_run(self, first: int, count: int, values: Mapping[str, Any]) -> None:
         """``write`` for consecutive slots, such as those of an append, without intermediate copies."""

@@ -15,7 +15,19 @@ from adanpc.errors import AdaNPCError
 from adanpc.index import batch, single
 from adanpc.index.blocks import TILE, Blocks, Kind
 from adanpc.index.counting import rounded_up
-from adanpc.index.grid import STORAGE, Array, Columns, array_if_on_cpu, decode, encode, to_main_memory
+from adanpc.index.grid import (
+    COARSE,
+    LARGEST_BYTE,
+    STORAGE,
+    Array,
+    Columns,
+    array_if_on_cpu,
+    coarse,
+    decode,
+    encode,
+    to_main_memory,
+)
+from adanpc.index.kernels import LONGEST
 from adanpc.index.products import ExactProducts
 from adanpc.index.protocol import AHEAD, FILE, Found, Wanted, one_after_another
 from adanpc.index.unread import scattered_memory
@@ -28,6 +40,8 @@ WORD = {
     "int8": torch.int8,
     "progressive": torch.int16,
 }  # the integer type for hashing the bits of a coordinate
+MOST_LEFT_OUT = 0.03  # what bytes may leave out of a row, as a share of the energy beside its largest coordinate
+BESIDE_COARSE = 8  # bytes of the scale and the residual of a row, beside those of its coordinates
 COORDINATES_PER_VECTOR = 3  # with fewer coordinates than this for each vector, multiplying again is as fast as products
 ROWS_PER_VECTOR = 8  # as it is with fewer rows than this for each vector
 MOST_IN_NUMPY = 7  # up to this many queries in main memory, NumPy is faster than torch
@@ -44,6 +58,7 @@ class ExactIndex:
         storage: how rows are stored, see ``MemoryBank``.
         device: where rows are stored and searched.
         folder: if given, rows are stored in a temporary file in this folder, which disappears with the process.
+        coarse: whether float32 rows in main memory also get a byte for each coordinate, which searches read first.
     """
 
     def __init__(
@@ -53,19 +68,31 @@ class ExactIndex:
         device: torch.device | str = "cpu",
         *,
         folder: str | os.PathLike[str] | None = None,
+        coarse: bool = True,
     ) -> None:
         self.dim = dim
         self.storage = require.one_of("storage", storage, STORAGE)
         self.device = torch.device(device)
+        in_memory = self.device.type == "cpu" and folder is None
+        self.coarse = coarse and in_memory and storage == "float32" and dim <= LONGEST
         self.residual = 0.0  # the largest residual of any row
         kinds: dict[str, Kind] = {"row": ((dim,), STORAGE[storage]), "id": ((), torch.int64), "hash": ((), torch.int64)}
         if storage == "int8":
             kinds |= {"fine": ((dim,), torch.int8), "scale": ((1,), torch.float32), "residual": ((1,), torch.float32)}
+        self.encoded = [name for name in kinds if name not in ("id", "hash")]
+        self.scanned: tuple[str, ...] = ()  # columns of bytes that a search may read before it scores rows
+        if storage == "int8" and in_memory and dim <= LONGEST:
+            self.scanned = ("row", "scale", "residual")
+        if self.coarse:
+            self.scanned = COARSE
+            kinds |= {"coarse": ((dim,), torch.int8), "scale": ((1,), torch.float32), "residual": ((1,), torch.float32)}
+        self._rounded = 0  # how many rows with such bytes were ever added
+        self._left_out = 0.0  # the sum of the lengths of what the bytes leave out of them
+        self._scales = 0.0  # the sum of the values of one unit of the bytes
         folders = {}
         if folder is not None:
             folders["row"] = folder
         self.blocks = Blocks(kinds, self.device, folders)
-        self.encoded = [name for name in kinds if name not in ("id", "hash")]
         self._used = 0
         self._hidden = 0  # slots in use whose rows cannot be found
         self._groups = torch.zeros(TILE, dtype=torch.uint8, device=self.device)  # the group of each slot; 0 is hidden
@@ -110,6 +137,9 @@ class ExactIndex:
         if self.blocks.folders:
             where = FILE
         parts = {where: slots * row, "beside rows": slots * (self.blocks.slot_bytes + 1 - row)}
+        if self.coarse:
+            parts["codes"] = slots * (self.dim + BESIDE_COARSE)
+            parts["beside rows"] -= parts["codes"]
         ahead = self.blocks.bytes_ahead(slots)
         if ahead:
             parts[AHEAD] = ahead
@@ -130,7 +160,10 @@ class ExactIndex:
             return self
         used = max(self._used, max(places) + 1)
         self.blocks.reserve(used)
-        self.blocks.write(slots, {**columns, "id": ids, "hash": self._hash(columns)})
+        written = {**columns, "id": ids, "hash": self._hash(columns)}
+        if self.coarse:
+            written |= coarse(columns["row"].numpy())
+        self.blocks.write(slots, written)
         groups = self._grown_groups(used)
         all_new = min(places) >= self._used
         if not all_new:
@@ -142,6 +175,10 @@ class ExactIndex:
         if not all_new:
             found_before = _count(array_if_on_cpu(groups)[array_if_on_cpu(slots)])
         changed = self._regrouped(groups, used, slots, group, found_before)
+        if self.scanned:
+            changed._rounded = self._rounded + len(places)
+            changed._left_out = self._left_out + float(written["residual"].sum())
+            changed._scales = self._scales + float(written["scale"].sum())
         if "residual" in columns:
             changed.residual = max(self.residual, float(columns["residual"].max()))
         return changed
@@ -219,7 +256,7 @@ class ExactIndex:
 
     def _hash(self, columns: Columns) -> Any:
         """Returns the hashes (n,) of encoded rows: equal for equal rows, and almost certainly different for others."""
-        row = array_if_on_cpu(columns["row"].contiguous().view(WORD[self.storage]))
+        row = array_if_on_cpu(columns["row"].view(WORD[self.storage]))
         keys = self._hash_keys
         hashes: list[Any] = []
         step = max(1, HASHED_AT_ONCE // self.dim)
@@ -227,8 +264,8 @@ class ExactIndex:
             piece = slice(start, start + step)
             total = numpy.vecdot(row[piece], keys[0])  # modulo 2**64
             if "fine" in columns:
-                total = total + (array_if_on_cpu(columns["fine"])[piece] * keys[1]).sum(1)
-                total = total ^ array_if_on_cpu(columns["scale"].contiguous().view(torch.int32))[piece, 0]
+                total = total + numpy.vecdot(array_if_on_cpu(columns["fine"])[piece], keys[1])
+                total = total ^ array_if_on_cpu(columns["scale"].view(torch.int32))[piece, 0]
             hashes.append(total)
         if len(hashes) == 1:
             return hashes[0]
@@ -284,7 +321,8 @@ class ExactIndex:
         if not self._used or not count:
             return [self._nothing(count, k) for k, _ in wanted]
         nearest: Callable[..., list[Found]] = batch.nearest
-        if count <= MOST_IN_NUMPY and queries.is_cpu:
+        by_bytes = exclude is None and single.reads_bytes(self)
+        if queries.is_cpu and (count <= MOST_IN_NUMPY or by_bytes):
             nearest = single.nearest
         size = max(1, BOUNDS_AT_ONCE // self.padded)
         if count <= size:
@@ -304,6 +342,15 @@ class ExactIndex:
         if count * COORDINATES_PER_VECTOR > self.dim or count * ROWS_PER_VECTOR > self._used:
             return None
         return ExactProducts(self, vectors)
+
+    @property
+    def bytes_tell(self) -> bool:
+        """Whether rows have bytes that are worth reading first: if one coordinate dominates, they say too little."""
+        if not self._rounded:
+            return False
+        left_out = self._left_out / self._rounded
+        largest = LARGEST_BYTE * self._scales / self._rounded  # the largest coordinate of a row
+        return left_out <= MOST_LEFT_OUT * (1 - largest**2)
 
     def _nothing(self, queries: int, k: int) -> Found:
         """Returns a result in which no rows were found."""

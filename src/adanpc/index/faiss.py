@@ -51,7 +51,7 @@ class ApproximateIndex:
         self.dim = dim
         self.storage = storage
         self.device = torch.device(device)
-        self._exact = ExactIndex(dim, storage, device)
+        self._exact = ExactIndex(dim, storage, device, coarse=False)
         self._candidates = _Candidates(dim, factory)
 
     @property

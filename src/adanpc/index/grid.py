@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from adanpc.errors import FeatureError
-from adanpc.index.kernels import LONGEST_SQUARES, chosen, have_direction, unit_rows
+from adanpc.index.kernels import LONGEST_SQUARES, chosen, coarse_rows, have_direction, unit_rows
 
 GRID = 2.0**24
 WHOLE = 2.0**20  # coordinates are rounded to whole numbers up to this one, whose squares are summed without rounding
+LARGEST_BYTE = 127  # the largest magnitude of a coordinate in one byte
 ROUNDED_UP = 1.0001  # factor by which a bound stays one in spite of its own rounding; files hold such bounds
 PIECE = 1 << 16  # numbers computed at once, few enough to stay in the cache
 STORAGE = {
@@ -28,6 +29,7 @@ STORAGE = {
     "int8": torch.int8,
     "progressive": torch.float16,  # like float16; the codes are not part of the rows
 }
+COARSE = ("coarse", "scale", "residual")  # the columns that a search reads before float32 rows
 INT8 = ("row", "fine", "scale", "residual")  # the columns of rows stored as int8
 
 Columns = dict[str, Tensor]
@@ -203,18 +205,44 @@ def encode(rows: Tensor, storage: str) -> Columns:
     return {name: torch.cat([part[name] for part in parts]) for name in INT8}
 
 
+def coarse(rows: Array) -> dict[str, Array]:
+    """Returns a byte for each coordinate of unit rows (n, D) float32, which a search reads before the rows themselves.
+
+    ``coarse`` holds the bytes, ``scale`` (n, 1) the value of one unit, and ``residual`` (n, 1) the length of what a
+    scan of the bytes cannot see.
+    """
+    path = chosen()
+    if path != "numpy":
+        return dict(zip(COARSE, coarse_rows(path, rows), strict=True))
+    parts = [_coarse_array(rows[piece]) for piece in _pieces(rows)]
+    return {name: numpy.concatenate([part[name] for part in parts]) for name in COARSE}
+
+
+def _coarse_array(rows: Array) -> dict[str, Array]:
+    """``coarse`` in NumPy."""
+    whole, scale = _rounded_to_bytes(rows)
+    hidden = rows - whole * scale.astype(numpy.float64)
+    length = numpy.sqrt(numpy.vecdot(hidden, hidden))[:, None]
+    return {"coarse": whole, "scale": scale, "residual": (length * ROUNDED_UP).astype(numpy.float32)}
+
+
+def _rounded_to_bytes(rows: Array) -> tuple[Array, Array]:
+    """Returns rows (n, D) rounded to a byte for each coordinate, and the values (n, 1) float32 of one unit."""
+    largest = numpy.abs(rows).max(1, keepdims=True)  # (n, 1)
+    scale = numpy.maximum(largest, numpy.float32(2.0**-24)) / numpy.float32(LARGEST_BYTE)
+    return numpy.rint(rows / scale).astype(numpy.int8), scale
+
+
 def _int8_array(rows: Array) -> Columns:
     """``encode`` to int8 in NumPy."""
-    largest = numpy.abs(rows).max(1, keepdims=True)  # (n, 1)
-    scale = numpy.maximum(largest, numpy.float32(2.0**-24)) / numpy.float32(127)
-    coarse = numpy.rint(rows / scale).astype(numpy.int8)
-    seen = coarse * scale
+    whole, scale = _rounded_to_bytes(rows)
+    seen = whole * scale
     left = rows - numpy.rint(seen * GRID) / GRID
     fine = numpy.rint(left * GRID / _fine_step(scale)).astype(numpy.int8)
-    read = decode({"row": coarse, "fine": fine, "scale": scale})
-    hidden = torch.from_numpy(read.astype(numpy.float64) - coarse * scale.astype(numpy.float64))
+    read = decode({"row": whole, "fine": fine, "scale": scale})
+    hidden = torch.from_numpy(read.astype(numpy.float64) - whole * scale.astype(numpy.float64))
     return {
-        "row": torch.from_numpy(coarse),
+        "row": torch.from_numpy(whole),
         "fine": torch.from_numpy(fine),
         "scale": torch.from_numpy(scale),
         "residual": _residual(hidden),

@@ -27,6 +27,7 @@ LONGEST_SQUARES = 1 << 13  # the longest features that ``unit_rows`` takes: the 
 LONGEST = 1 << 16  # the longest int8 rows whose products are sure to fit into 32 bits
 NO_STEPS = numpy.zeros(0)
 VARIABLE = "ADANPC_KERNELS"  # the environment variable that selects a path
+WANTED = os.environ.get(VARIABLE)  # read once: looking into the environment takes longer than many a calculation
 
 COMPILED = "adanpc.index._kernels"  # the extension in C
 _compiled: Any = import_module(COMPILED) if find_spec(COMPILED) else None
@@ -44,10 +45,9 @@ FASTEST = paths()[0]
 
 def chosen() -> str:
     """Returns the path that searches take: the one named in the environment, or else the fastest."""
-    wanted = os.environ.get(VARIABLE)
-    if not wanted:
+    if not WANTED:
         return FASTEST
-    return require.one_of(VARIABLE, wanted, paths())
+    return require.one_of(VARIABLE, WANTED, paths())
 
 
 class HeadAndBits(NamedTuple):
@@ -297,8 +297,7 @@ def hunt_tiles(
 class Rows(NamedTuple):
     """The rows of an index, in the form that ``nearest_rows`` takes."""
 
-    blocks: list[Array]  # each (m, D), float16 or float32
-    ids: list[Array]  # each (m,) int64
+    lists: list[list[Array]]  # blocks of rows (m, D), of ids (m,), and of bytes if there are any; see ``nearest_rows``
     size: int  # how many rows each block has, a multiple of 64; a single one may have fewer
     slots: int  # how many slots are in use
 
@@ -321,35 +320,69 @@ def score_rows(path: str, blocks: list[Array], size: int, slots: Array, owners: 
     return similarity
 
 
-def nearest_rows(
-    path: str, rows: Rows, query: Array, k: int, groups: Array, group: int, *, crowd: int, slack: float
-) -> tuple[Array, Array, Array] | None:
-    """Returns the slots, the ids and the exact similarities (n,) of the at most k rows nearest to one query, in order.
+class Nearest(NamedTuple):
+    """The rows nearest to B queries, as W searches found them; missing ones have -1 and -inf."""
 
-    All rows are multiplied in float32, and those whose product may be among the k best are scored exactly. None if
-    these are more than ``crowd``: then copies of equal rows should be left out first.
+    slots: Array  # (B, W, K) int64
+    ids: Array  # (B, W, K) int64
+    similarity: Array  # (B, W, K) float64
+    settled: Array  # (B,) bool, whether the rest holds for the query: there were not too many candidates
+    all_settled: bool
+
+
+def nearest_rows(
+    path: str, rows: Rows, queries: Array, wanted: list[tuple[int, int]], groups: Array, *, crowd: int, slack: float
+) -> Nearest:
+    """Returns the rows nearest to each query, in order.
+
+    Bounds on the similarities of all rows come from their bytes, if there are any, read once for eight queries. If
+    these leave too many candidates, or if there are none, they come from float32 products of the rows themselves,
+    except for int8 rows. Rows that may be among the k best are scored exactly. If there are still too many candidates,
+    the query is not settled: then copies of equal rows should be left out first.
 
     Args:
         path: one of ``paths()``, except numpy.
-        rows: the rows on the grid, with their ids.
-        query: (D,) float32.
-        k: how many rows to find, at least 1.
+        rows: the rows on the grid, in float16 or float32, with their ids. Bytes are those of ``coarse_rows``: lists of
+            blocks of bytes (m, D), scales (m, 1) and residuals (m, 1). Of int8 rows, these are the first byte, and the
+            second one is given as the row.
+        queries: (B, D) float32.
+        wanted: how many rows to find, at least 1, and in which group; 0 for all rows that are not hidden.
         groups: (n,) uint8, the groups of the slots; empty if all rows may be found.
-        group: the group to search; 0 for all rows that are not hidden.
-        crowd: the most candidates, at least k.
+        crowd: the most candidates, at least as many as are wanted.
         slack: by how much the difference of two products may be off.
     """
-    query = numpy.ascontiguousarray(query)
-    slots = numpy.empty(k, numpy.int64)
-    ids = numpy.empty(k, numpy.int64)
-    similarity = numpy.empty(k)
-    found = _compiled.nearest_rows(
-        path, rows.blocks, rows.ids, rows.size, len(query), rows.blocks[0].itemsize, rows.slots, query, groups, group,
-        crowd, slack, slots, ids, similarity,
+    queries = numpy.ascontiguousarray(queries)
+    count, dim = queries.shape
+    most = max(k for k, _ in wanted)
+    shape = (count, len(wanted), most)
+    slots = numpy.empty(shape, numpy.int64)
+    ids = numpy.empty(shape, numpy.int64)
+    similarity = numpy.empty(shape)
+    settled = numpy.empty(count, bool)
+    width = rows.lists[0][0].itemsize
+    settled_ones = _compiled.nearest_rows(
+        path, rows.lists, rows.size, dim, width, rows.slots, queries, groups, numpy.array(wanted, numpy.int64), most,
+        crowd, slack, slots, ids, similarity, settled,
     )  # fmt: skip
-    if found < 0:
-        return None
-    return slots[:found], ids[:found], similarity[:found]
+    return Nearest(slots, ids, similarity, settled, settled_ones == count)
+
+
+def coarse_rows(path: str, rows: Array) -> tuple[Array, Array, Array]:
+    """Returns a byte for each coordinate, with scales (n, 1) and residuals (n, 1), as by ``grid.coarse``.
+
+    Sums are added up, and so rounded, in another order than in NumPy.
+
+    Args:
+        path: one of ``paths()``, except numpy.
+        rows: (n, D) float32.
+    """
+    rows = numpy.ascontiguousarray(rows)
+    count, dim = rows.shape
+    whole = numpy.empty((count, dim), numpy.int8)
+    scales = numpy.empty((count, 1), numpy.float32)
+    residuals = numpy.empty((count, 1), numpy.float32)
+    _compiled.coarse_rows(path, rows, dim, whole, scales, residuals)
+    return whole, scales, residuals
 
 
 def have_direction(path: str, features: Array) -> bool:

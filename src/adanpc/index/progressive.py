@@ -82,7 +82,7 @@ class ProgressiveIndex:
         self.storage = storage
         self.device = torch.device(device)
         self.certified = certified
-        self._exact = ExactIndex(dim, storage, device, folder=folder)
+        self._exact = ExactIndex(dim, storage, device, folder=folder, coarse=False)
         self._codes = RowCodes(dim)
         self._auditor = _Auditor(require.between("sample", sample, 0, 1))
         self._unread: Unread | None = None  # the rows that are still in a file, if any

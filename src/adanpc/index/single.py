@@ -1,4 +1,4 @@
-"""Nearest rows of a few queries in main memory, in NumPy, because call overhead dominates small searches in torch."""
+"""Nearest rows of queries in main memory, by a kernel or in NumPy: calls into torch take longer than a small search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adanpc.index.blocks import TILE
 from adanpc.index.grid import Array, decode, fine_weight, hidden_from_both
-from adanpc.index.kernels import Rows, chosen, nearest_rows, score_rows
+from adanpc.index.kernels import Nearest, Rows, chosen, nearest_rows, score_rows
 from adanpc.index.protocol import Found, Wanted, one_after_another
 from adanpc.index.scan import COORDINATES, kernel_error, multiplying_path, scan
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # With more int8 candidates than the wanted ones and these, scanning the second byte is faster than scoring them all.
 SPARE_CANDIDATES = 64
 SLOTS_PER_CANDIDATE = 128  # one more candidate for this many slots
+LEAST_BYTES = 1 << 18  # from this many coordinates, reading a byte of each first takes less time
+SLOTS_PER_SCORED = 16  # a kernel scores one more candidate for this many slots before it gives up
 RANKED_TOGETHER = 16  # of this many values, only the best is ranked
 LOWEST_FINITE = float(numpy.finfo(numpy.float32).min)
 NOBODY = numpy.zeros(0, numpy.int64)  # no ids to exclude
@@ -28,14 +30,76 @@ EVERY_ROW = numpy.zeros(0, numpy.uint8)  # instead of groups
 
 
 def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclude: Tensor | None) -> list[Found]:
-    """Returns the results of a few queries (B, D) in main memory, using NumPy for everything but the scan.
+    """Returns the results of queries (B, D) in main memory: by a kernel as far as that settles them, else in NumPy."""
+    by_bytes = reads_bytes(index)
+    float32 = index.storage == "float32" and not by_bytes
+    path = multiplying_path(index.padded * index.dim, float32=float32)
+    worthwhile = by_bytes or (index.storage != "int8" and len(queries) == len(wanted) == 1)
+    if path is None or exclude is not None or not worthwhile:
+        return _nearest_in_numpy(index, queries, wanted, exclude)
+    answers = _nearest_by_kernel(index, path, queries.numpy(), wanted, by_bytes=by_bytes)
+    found = []
+    for pair, (k, _) in enumerate(wanted):
+        found.append(Found(*[_of_pair(column, pair, k) for column in answers[:3]]))
+    if not answers.all_settled:
+        _settle_in_numpy(index, queries, wanted, found, torch.from_numpy(~answers.settled))
+    return found
+
+
+def _settle_in_numpy(
+    index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], found: list[Found], unsettled: Tensor
+) -> None:
+    """Replaces the results of some queries (B,) by those that are found in NumPy."""
+    settled = _nearest_in_numpy(index, queries[unsettled], wanted, None)
+    for all_queries, some in zip(found, settled, strict=True):
+        for column, values in zip(all_queries, some, strict=True):
+            column[unsettled] = values
+
+
+def reads_bytes(index: ExactIndex) -> bool:
+    """Returns whether a kernel reads a byte of each coordinate of all rows, and more of those that it scores."""
+    coordinates = index.padded * index.dim
+    few = coordinates < LEAST_BYTES and index.storage != "int8"
+    if few or not index.bytes_tell:
+        return False
+    return multiplying_path(coordinates, float32=False) is not None
+
+
+def _of_pair(values: Array, pair: int, k: int) -> Tensor:
+    """Returns the first k values (B, k) that one of W searches found, given those of all (B, W, K)."""
+    return torch.from_numpy(numpy.ascontiguousarray(values[:, pair, :k]))
+
+
+def _nearest_by_kernel(
+    index: ExactIndex, path: str, queries: Array, wanted: Sequence[Wanted], *, by_bytes: bool
+) -> Nearest:
+    """Returns the rows nearest to queries (B, D) by a single call of a kernel."""
+    numbers = []
+    groups = EVERY_ROW
+    for k, group in wanted:
+        code = index.group_code(group)
+        numbers.append((k, max(code, 0)))
+        if code >= 0:
+            groups = index.groups
+    arrays = index.blocks.arrays()
+    columns = ["row", "id"]
+    if index.storage == "int8":
+        columns = ["fine", "id"]
+    if by_bytes:
+        columns += index.scanned
+    rows = Rows([arrays[name] for name in columns], index.blocks.block, index.slots)
+    crowd = _crowd(max(k for k, _ in wanted)) + index.slots // SLOTS_PER_SCORED
+    slack = 2 * (kernel_error(index.dim) + 1e-6)
+    return nearest_rows(path, rows, queries, numbers, groups, crowd=crowd, slack=slack)
+
+
+def _nearest_in_numpy(
+    index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclude: Tensor | None
+) -> list[Found]:
+    """``nearest``, using NumPy for everything but the scan.
 
     Candidates are all rows whose upper bound reaches the k-th highest lower bound: no other row can be among the best.
     """
-    if len(queries) == 1 and len(wanted) == 1 and exclude is None:
-        found_by_kernel = _nearest_by_kernel(index, queries.numpy()[0], *wanted[0])
-        if found_by_kernel is not None:
-            return [found_by_kernel]
     products = numpy.empty((index.padded // TILE, queries.shape[0], TILE), numpy.float32)
     errors = scan(index.blocks.used("row", index.padded), queries, torch.from_numpy(products))
     found: list[list[Found]] = [[] for _ in wanted]
@@ -57,26 +121,6 @@ def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclud
                 near = _candidates(finer, usable, most)
             parts.append(ranked(index, query, near, k, excluded))
     return [one_after_another(parts) for parts in found]
-
-
-def _nearest_by_kernel(index: ExactIndex, query: Array, k: int, group: int | None) -> Found | None:
-    """Returns the k rows nearest to one query (D,) by a single call of a kernel; None if that is not possible here."""
-    if index.storage == "int8":
-        return None
-    path = multiplying_path(index.padded * index.dim, float32=index.storage == "float32")
-    if path is None:
-        return None
-    code = index.group_code(group)
-    groups = EVERY_ROW
-    if code >= 0:
-        groups = index.groups
-    arrays = index.blocks.arrays()
-    rows = Rows(arrays["row"], arrays["id"], index.blocks.block, index.slots)
-    slack = 2 * (kernel_error(index.dim) + 1e-6)
-    found = nearest_rows(path, rows, query, k, groups, code, crowd=_crowd(k), slack=slack)
-    if found is None:
-        return None
-    return _padded(*found, k, index.device)
 
 
 def _crowd(wanted: int) -> int:

@@ -23,7 +23,7 @@ from adanpc.lab.networks.source import SourceModel
 from adanpc.lab.train.assemble import load_algorithm, splits
 from adanpc.lab.train.run import Run
 from adanpc.models import Wrapped
-from adanpc.models.wrap import INPUT_OF
+from adanpc.models.layers import INPUT_OF
 from adanpc.store.embeddings import AUTO, storage_for
 
 LAYER = INPUT_OF + "head"  # of a source model

@@ -114,7 +114,7 @@ class Result:
         return sum(targets) / len(targets)
 
 
-class Contest:
+class ComparedMethods:
     """The four methods that are compared, on the same features and with the same labeled source rows (n, D)."""
 
     def __init__(self, head: nn.Module, features: Tensor, labels: Tensor, settings: Settings) -> None:
@@ -174,21 +174,22 @@ def successive(domains: Sequence[Domain], settings: Settings | None = None) -> R
     encoder, head = fit(training, settings)
     training_features = encode(encoder, training)
     held_out_features = encode(encoder, held_out)
-    contest = Contest(head, training_features, training.labels, settings)
+    compared = ComparedMethods(head, training_features, training.labels, settings)
     own_rows = torch.arange(len(training))[:, None]  # the bank numbers rows in order of arrival
 
     def on_source() -> dict[str, OnSource]:
-        seen = accuracies(contest.predict(training_features), training.labels)
-        without_own_row = accuracies(contest.predict(training_features, own_rows), training.labels)
-        unseen = accuracies(contest.predict(held_out_features), held_out.labels)
+        seen = accuracies(compared.predict(training_features), training.labels)
+        without_own_row = accuracies(compared.predict(training_features, own_rows), training.labels)
+        unseen = accuracies(compared.predict(held_out_features), held_out.labels)
         return {method: OnSource(seen[method], without_own_row[method], unseen[method]) for method in METHODS}
 
-    before = accuracies(contest.predict(held_out_features), held_out.labels)
-    stages = [Stage(source.name, before, on_source(), contest.rows())]
-    for domain in (bar := track(targets, "adapting")):
-        accuracy = accuracies(contest.adapt(encode(encoder, domain)), domain.labels)
+    before = accuracies(compared.predict(held_out_features), held_out.labels)
+    stages = [Stage(source.name, before, on_source(), compared.rows())]
+    bar = track(targets, "adapting")
+    for domain in bar:
+        accuracy = accuracies(compared.adapt(encode(encoder, domain)), domain.labels)
         bar.note(f"{domain.name}°: AdaNPC {accuracy[ADAPTED]:.1f} %, linear head {accuracy[HEAD]:.1f} %")
-        stages.append(Stage(domain.name, accuracy, on_source(), contest.rows()))
+        stages.append(Stage(domain.name, accuracy, on_source(), compared.rows()))
     return Result(settings, tuple(stages))
 
 
@@ -216,7 +217,8 @@ def fit(training: Domain, settings: Settings) -> tuple[ConvNet, nn.Linear]:
     optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], lr=settings.rate)
     steps = settings.epochs * ceil(len(training) / settings.batch)
     batches = _batches(len(training), settings)
-    for batch in (bar := track(batches, f"training on {training.name}°", steps)):
+    bar = track(batches, f"training on {training.name}°", steps)
+    for batch in bar:
         scores = head(encoder(training.take(batch)))
         loss = cross_entropy(scores, training.labels[batch])
         optimizer.zero_grad()
@@ -255,7 +257,7 @@ def check_plot(path: Path) -> None:
     if Figure is None:
         raise AdaNPCError("the figure is drawn by matplotlib, which is not installed: pip install 'adanpc[demo]'")
     if path.suffix not in SUFFIXES:
-        raise AdaNPCError(f"the figure must end in {', '.join(SUFFIXES)}, got {str(path)!r}")
+        raise AdaNPCError(f"the path of the figure must end in one of {', '.join(SUFFIXES)}, got {str(path)!r}")
     if not path.parent.is_dir():
         raise AdaNPCError(f"the folder {str(path.parent)!r} does not exist: create it, or choose another place")
     written = path if path.exists() else path.parent

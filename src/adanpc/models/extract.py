@@ -188,7 +188,7 @@ def _call(model: nn.Module, inputs: ModelInputs) -> Any:
     except Exception as error:
         if isinstance(error, TypeError):
             check_call(model, inputs)
-        error.add_note(f"adanpc called {_described(model)}, with {inputs}; the first dimension counts samples")
+        error.add_note(f"adanpc called {_described(model)}, with {inputs}")
         raise
 
 

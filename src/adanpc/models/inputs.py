@@ -47,7 +47,7 @@ class ModelInputs:
         raise InputError("encode_size needs inputs that are tensors with one row for each sample")
 
     def __str__(self) -> str:
-        """The shapes and types of all tensors."""
+        """The shapes and types of all tensors; if there are none, the types of the arguments."""
         shapes: list[str] = []
 
         def note(tensor: Tensor) -> Tensor:
@@ -56,9 +56,10 @@ class ModelInputs:
             return tensor
 
         self.mapped(note)
-        if not shapes:
-            return "no tensor"
-        return ", ".join(shapes)
+        if shapes:
+            return f"{', '.join(shapes)}; the first dimension counts samples"
+        kinds = [type(value).__name__ for value in (*self.positional, *self.named.values())]
+        return f"no tensor, but {', '.join(kinds)}"
 
     def batches(self, size: int) -> Iterator[ModelInputs]:
         """The same samples in batches of exactly ``size``; the last one is filled up with copies of its last sample."""

@@ -6,11 +6,10 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from adanpc.errors import AdaNPCError
-from adanpc.require import did_you_mean
+from adanpc.require import did_you_mean, listed
 
 INPUT_OF = "input of "
 COMPILED = "_orig_mod"  # torch.compile adds this to the names of layers
-MOST_LISTED = 12  # the most layers that a message lists
 WRAPPER_PARTS = ("module", COMPILED)  # DataParallel adds "module"
 
 
@@ -58,10 +57,7 @@ def module_at(model: nn.Module, name: str) -> nn.Module:
             return module
     names = [plain_name(other) for other in modules if other]
     hint = did_you_mean(name, names)
-    listed = ", ".join(names[:MOST_LISTED])
-    if len(names) > MOST_LISTED:
-        listed += f", … ({len(names)} in all: see model.named_modules())"
-    raise AdaNPCError(f"the model has no layer {name!r}{hint}; it has: {listed}")
+    raise AdaNPCError(f"the model has no layer {name!r}; it has: {listed(names)}{hint}")
 
 
 def name_of(model: nn.Module, wanted: nn.Module) -> str:

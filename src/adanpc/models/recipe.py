@@ -111,7 +111,10 @@ def _preprocessing_difference(recorded: str, given: str) -> str:
 
 
 def _difference(name: str, recorded: str, found: str) -> str:
-    return f"the bank was built with {name} {recorded or 'unknown'!r}, this model has {found!r}"
+    """How the layer or the weights of a bank differ from those of a model; nothing is recorded in some older files."""
+    if not recorded:
+        recorded = "unknown"
+    return f"the bank was built with {name} {recorded!r}, this model has {found!r}"
 
 
 def _behind(name: str, layer: str) -> bool:

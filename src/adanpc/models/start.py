@@ -46,14 +46,14 @@ class Start:
                 judgments[row] = contents.judgments[row]
         statistics = contents.statistics
         return cls(
-            contents.position,
-            contents.next_id,
-            capacity,
-            admitted,
-            judgments,
-            statistics.stream_total,
-            statistics.stream_count,
-            statistics.stream,
+            position=contents.position,
+            next_id=contents.next_id,
+            capacity=capacity,
+            admitted=admitted,
+            judgments=judgments,
+            stream_total=statistics.stream_total,
+            stream_count=statistics.stream_count,
+            stream=statistics.stream,
         )
 
     def rollback(self, now: Contents, *, who: str, why: str, when: float | None) -> Rollback:

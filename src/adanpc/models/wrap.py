@@ -26,13 +26,11 @@ from adanpc.models.extract import extract, find_head, run
 from adanpc.models.filenames import FileNames, FileOfKey, checked_files, files_of
 from adanpc.models.inputs import ModelInputs
 from adanpc.models.kept import KeptFeatures, digest_of_batch, workspace_folder
-from adanpc.models.layers import INPUT_OF, plain_layer, unwrapped
+from adanpc.models.layers import plain_layer, unwrapped
 from adanpc.models.loading import LabeledBatch, LoaderError, labeled_batches
 from adanpc.models.recipe import check_recipe, describe, feature_fingerprint, tensors_hash
 from adanpc.models.start import Start
 from adanpc.progress import track
-
-__all__ = ["INPUT_OF", "Wrapped", "extract", "find_head", "wrap"]
 
 PUBLIC = ("model", "classifier", "layer", "preprocessing", "encode_size")  # the attributes of a wrapped model
 
@@ -370,11 +368,14 @@ def _features(model: nn.Module, layer: str, batch: LabeledBatch, encode_size: in
 
 def check_model(model: Any) -> None:
     """Raises an error if the model is not a torch module."""
+    wanted = "the model must be a torch.nn.Module, got"
+    if isinstance(model, type):
+        raise AdaNPCError(f"{wanted} the class {model.__name__}: pass an instance of it")
+    kind = type(model).__name__
+    if isinstance(model, Mapping):
+        raise AdaNPCError(f"{wanted} {kind}: pass the module into which you load these weights")
     if not isinstance(model, nn.Module):
-        raise AdaNPCError(
-            f"the model must be a torch.nn.Module, got {type(model).__name__}: for features from elsewhere use "
-            "adanpc.AdaNPC or adanpc.AdaNPCClassifier"
-        )
+        raise AdaNPCError(f"{wanted} {kind}: for features from elsewhere use adanpc.AdaNPC or adanpc.AdaNPCClassifier")
     if isinstance(unwrapped(model), torch.jit.ScriptModule):
         raise AdaNPCError(
             "the model is TorchScript, and nobody can see the features inside it: wrap the module that it was made "

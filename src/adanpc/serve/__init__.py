@@ -2,7 +2,18 @@
 
 from adanpc.serve.app import create
 from adanpc.serve.limits import Limits
-from adanpc.serve.running import listening, run, serving
+from adanpc.serve.running import ended_by_signals, listening, run, serving
 from adanpc.serve.tokens import Tokens, add_token, read_tokens, remove_token
 
-__all__ = ["Limits", "Tokens", "add_token", "create", "listening", "read_tokens", "remove_token", "run", "serving"]
+__all__ = [
+    "Limits",
+    "Tokens",
+    "add_token",
+    "create",
+    "ended_by_signals",
+    "listening",
+    "read_tokens",
+    "remove_token",
+    "run",
+    "serving",
+]

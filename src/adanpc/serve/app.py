@@ -14,6 +14,7 @@ from adanpc.serve import v1_ask, v1_bank, v1_change, v2
 from adanpc.serve.compressed import Inflate
 from adanpc.serve.direct import DirectInference
 from adanpc.serve.errors import NotFoundError, answer_errors
+from adanpc.serve.head import AnswerHead
 from adanpc.serve.limits import LimitRequests
 from adanpc.serve.logs import LogRequests
 from adanpc.serve.security import LOOPBACK, Gate, SafeHeaders
@@ -60,6 +61,7 @@ def create(
     app.add_api_route("/metrics", _metrics, tags=["look"])
     _add_page(app)
     # The middleware that is added last sees a request first.
+    app.add_middleware(AnswerHead)
     app.add_middleware(DirectInference, service=service)
     app.add_middleware(Inflate, most=service.limits.body, held=service.held)
     app.add_middleware(LimitRequests, limits=service.limits, held=service.held)
@@ -78,7 +80,6 @@ def _add_page(app: FastAPI) -> None:
     """Serves the expert's page from memory, so that no request path ever reaches the file system."""
     files = {path.name: path.read_bytes() for path in PAGE.iterdir() if path.suffix in MEDIA_TYPES}
 
-    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
         """The page."""

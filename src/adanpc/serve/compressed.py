@@ -88,19 +88,20 @@ def inflated(content: bytes, encoding: str, most: int) -> bytes:
         encoding: the value of the header Content-Encoding; empty if the body is not compressed.
         most: the most bytes in the result, since a few compressed bytes may expand to very many.
     """
-    if encoding in ("", "identity"):
+    name = encoding.lower()
+    if name in ("", "identity"):
         return content
-    if encoding not in ("gzip", "deflate"):
+    if name not in ("gzip", "x-gzip", "deflate"):
         raise MediaTypeError(f"a body may be compressed by gzip or deflate, got {encoding[:50]!r}")
     decompressor = zlib.decompressobj(zlib.MAX_WBITS + EITHER_HEADER)
     try:
         result = decompressor.decompress(content, most + 1)
     except zlib.error:
-        raise RequestError(f"the body is not {encoding} data") from None
+        raise RequestError(f"the body is not {name} data") from None
     if len(result) > most:
         raise TooLargeError(f"a request has at most {most:,} bytes: send several")
     if not decompressor.eof:
-        raise RequestError(f"the {encoding} data in the body end too early")
+        raise RequestError(f"the {name} data in the body end too early")
     if decompressor.unused_data:
-        raise RequestError(f"the body is more than one piece of {encoding} data: compress it in one piece")
+        raise RequestError(f"the body is more than one piece of {name} data: compress it in one piece")
     return result

@@ -24,6 +24,7 @@ STATUS_OF_CODE = {  # errors of the library that are not caused by an invalid va
     "bank-in-use": 503,
     "unavailable": 503,
 }
+ALTERNATIVES = ("int", "str", "list[list[float]]", "list[float]")  # what pydantic calls the kinds of value of one field
 CODE_OF_STATUS = {
     400: "bad-request",
     404: "not-found",
@@ -161,7 +162,9 @@ def _of_validation(request: Request, error: Any) -> JSONResponse:
     media_type = kind.partition(";")[0].strip().lower()
     if first["loc"] == ("body",) and media_type != JSON:
         return error_response(MediaTypeError(f"the body must be {JSON}, got {kind[:50]!r}"))
-    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "json_invalid":
+        return _response(UNPROCESSABLE, f"the body is not valid JSON: {first['ctx']['error']}", AdaNPCError.code)
+    place = ".".join(str(part) for part in first["loc"] if part not in ALTERNATIVES)
     if not place:
         place = "body"
     return _response(UNPROCESSABLE, f"{place}: {first['msg']}", AdaNPCError.code)

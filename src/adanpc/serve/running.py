@@ -26,6 +26,8 @@ from adanpc.serve.stalled import Stalled
 BACKLOG = 2048  # connections that may wait to be accepted
 GATHERED = 2**16  # bytes of a response that may be held back until more of it is written
 TICKS = 10  # of uvicorn between two looks for stalled connections
+LARGEST_HEAD = 2**16  # bytes of a request before its body, and in the head of a chunk of its body
+NOT_HTTP = f"the request is not valid in HTTP/1.1, or its head has more than {LARGEST_HEAD:,} bytes"
 PATIENCE = 30  # seconds for accepted requests to finish when the service shuts down
 
 
@@ -42,11 +44,26 @@ class WholeAnswers(H11Protocol):
         gathered: Any = Gathered(transport, self.loop)  # stands in for the transport
         super().connection_made(gathered)
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn always closes the connection
+        """Keeps the connection open for a response if its client, such as nc, sends nothing after a whole request.
+
+        A response that has begun, such as the events, may have no end, and most likely its reader has left.
+        """
+        cycle = self.cycle
+        is_due = cycle is not None and not cycle.more_body and not cycle.response_started
+        if is_due:
+            cycle.keep_alive = False  # no other request can come
+        return is_due
+
     def send_400_response(self, msg: str) -> None:
         """Refuses what is not HTTP in the format of all errors."""
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(raw_response(RequestError("the request is not valid in HTTP/1.1")))
-        self.transport.close()  # in the middle of a response, there is no room for another
+        cycle = self.cycle
+        is_waiting = cycle is not None and not cycle.response_complete  # for the rest of a body
+        if not is_waiting or not cycle.response_started:  # in the middle of a response, there is no room for another
+            self.transport.write(raw_response(RequestError(NOT_HTTP)))
+        if is_waiting:
+            cycle.disconnected = True  # so that the app, which may be about to answer, sends nothing more
+        self.transport.close()
 
 
 class Gathered:
@@ -106,6 +123,7 @@ class GracefulServer(Server):
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=PATIENCE,
+            h11_max_incomplete_event_size=LARGEST_HEAD,
             ws="none",
         )
         super().__init__(config)
@@ -162,14 +180,22 @@ def run(app: FastAPI, opened: socket.socket) -> None:
         app: an app that ``create`` made.
         opened: the socket that accepts connections.
     """
-    # uvicorn installs its own handlers, and calls these once it has shut down.
-    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
     server = GracefulServer(app)
     settle(len(app.state.service.bank.contents))
+    with ended_by_signals():  # uvicorn has handlers of its own, and calls these once it has shut down
+        try:
+            server.run([opened])
+        finally:
+            app.state.service.close()
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Makes SIGTERM and Ctrl-C end the process in order, with status 0, while the block runs."""
+    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        server.run([opened])
+        yield
     finally:
-        app.state.service.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 

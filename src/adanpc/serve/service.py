@@ -108,6 +108,7 @@ class Service:
         self._room = Room(LARGEST_IMAGES_AT_ONCE * self.limits.pixels)
         self._decoders = CapacityLimiter(os.cpu_count() or 1)
         self._look_backs = CapacityLimiter(1)
+        self._predictions = CapacityLimiter(os.cpu_count() or 1)
         self.metrics = Metrics(self)
         self._batcher = Batcher(bank, self._note)
         self._signs: Signs | None = None
@@ -161,13 +162,19 @@ class Service:
         """Answers queries (B, D) without learning from them."""
         self._check(features)
         queries = torch.from_numpy(features.copy())  # the array may be read-only, which torch does not support
-        prediction = await run_in_threadpool(self.bank.predict, queries)
+        prediction = await self.run_prediction(self.bank.predict, queries)
         kept = self._remember(queries, prediction, 0, pictures, [])
         return Answer(Part(prediction, 0, len(queries)), kept)
 
     async def preview(self, features: Tensor, without: Iterable[int]) -> Prediction:
         """Returns the answers as they would be without some rows; leaves no trace."""
-        return await run_in_threadpool(self.bank.predict, features, without=without)
+        predict = partial(self.bank.predict, without=without)
+        prediction: Prediction = await self.run_prediction(predict, features)
+        return prediction
+
+    async def run_prediction(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs a function that answers queries and changes nothing; at most one per core, to bound their memory."""
+        return await to_thread.run_sync(function, *arguments, limiter=self._predictions)
 
     def _check(self, features: Features) -> None:
         """Raises an error if the queries do not have the bank's width, or are more than a request may hold."""
@@ -183,26 +190,26 @@ class Service:
 
     async def apply(self, change: Change) -> int:
         """Applies an expert's change, and returns the bank's position after it."""
-        await run_in_threadpool(self.bank.apply, change)
-        return self._changed(type(change).__name__.lower(), len(getattr(change, "ids", ())), change.who)
+        return await self.decide(lambda contents: change)
 
     async def decide(self, make: Callable[[Contents], Change]) -> int:
         """Applies the change that ``make`` returns when its turn comes, and returns the bank's position after it."""
-        change = await run_in_threadpool(self.bank.decide, make)
-        return self._changed(type(change).__name__.lower(), len(getattr(change, "ids", ())), change.who)
+        applied = await run_in_threadpool(self.bank.decide, make)
+        change = applied.change
+        rows = len(getattr(change, "ids", ()))
+        return self._changed(applied.position, type(change).__name__.lower(), rows, change.who)
 
     async def rollback(self, to: int, *, who: str, why: str) -> int:
-        """Rolls the bank back to an earlier position, and returns its new position."""
-        await self.look_back(partial(self.bank.rollback, to, who=who, why=why))
-        return self._changed("rollback", 0, who)
+        """Rolls the bank back to an earlier position, and returns its position after that."""
+        position = await self.look_back(partial(self.bank.rollback, to, who=who, why=why))
+        return self._changed(position, "rollback", 0, who)
 
     async def look_back(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a function that needs the bank of an earlier position; one at a time, as that takes as much memory."""
         return await to_thread.run_sync(function, *arguments, limiter=self._look_backs)
 
-    def _changed(self, kind: str, rows: int, who: str) -> int:
+    def _changed(self, position: int, kind: str, rows: int, who: str) -> int:
         self.facts.forget()
-        position = self.bank.position
         self.metrics.changes.labels(kind).inc()
         self.events.tell("change", {"position": position, "kind": kind, "rows": rows, "who": who})
         return position

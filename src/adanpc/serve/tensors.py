@@ -18,6 +18,10 @@ TYPES = {
     "FP16": "<f2", "FP32": "<f4", "FP64": "<f8", "INT8": "<i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
     "UINT8": "<u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8",
 }  # fmt: skip
+NOT_SUPPORTED = {  # parameters of Triton's extensions that would change the answer, and what to do without them
+    "shared_memory_region": "send tensors in the request, and read them from the answer",
+    "classification": "read the labels, and the probabilities of all classes",
+}
 LENGTH = re.compile(r"[0-9]{1,15}")
 NAMES = {np.dtype(code): name for name, code in TYPES.items()}
 
@@ -82,6 +86,9 @@ def parameters_of(described: dict[str, Any]) -> dict[str, Any]:
     parameters = described.get("parameters", {})
     if not isinstance(parameters, dict):
         raise RequestError("parameters must be a JSON object")
+    for name, remedy in NOT_SUPPORTED.items():
+        if name in parameters:
+            raise RequestError(f"the parameter {name} is not supported: {remedy}")
     return parameters
 
 
@@ -100,6 +107,8 @@ def describe_binary(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
 
 def _from_json(data: Any, dtype: np.dtype[Any]) -> Any:
     """Returns numbers from a list, which may be flat or nested like the tensor."""
+    if not isinstance(data, list):
+        raise RequestError("data must be a list of numbers")
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             values = np.array(data, dtype)

@@ -71,7 +71,7 @@ async def undo(service: ServiceOfApp, body: UndoBody, expert: Expert) -> dict[st
 @routes.get("/ask")
 async def ask(service: ServiceOfApp) -> dict[str, Any]:
     """The kept queries whose labels would say most about whether to adapt."""
-    return {"questions": await run_in_threadpool(_questions, service)}
+    return {"questions": await service.run_prediction(_questions, service)}
 
 
 @routes.post("/feedback")

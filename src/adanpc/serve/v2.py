@@ -80,14 +80,12 @@ async def server() -> dict[str, Any]:
     return {"name": "adanpc", "version": __version__, "extensions": ["binary_tensor_data"]}
 
 
-@routes.head("/health/live", include_in_schema=False)
 @routes.get("/health/live")
 async def live() -> Response:
     """Nothing, if the service answers."""
     return Response()
 
 
-@routes.head("/health/ready", include_in_schema=False)
 @routes.get("/health/ready")
 async def ready(service: ServiceOfApp) -> Response:
     """Nothing, if the bank can learn and answer."""
@@ -95,8 +93,6 @@ async def ready(service: ServiceOfApp) -> Response:
     return Response()
 
 
-@routes.head("/models/{model}/ready", include_in_schema=False)
-@routes.head("/models/{model}/versions/{version}/ready", include_in_schema=False)
 @routes.get("/models/{model}/ready")
 @routes.get("/models/{model}/versions/{version}/ready")
 async def model_ready(service: ServiceOfApp, model: str, version: str = VERSION) -> Response:

@@ -75,12 +75,20 @@ class Request:
             self.answer.set_result(part)
 
 
+class Applied(NamedTuple):
+    """A change that was applied."""
+
+    change: Change  # as it is in the log
+    position: int  # of the bank right after it
+    ids: range  # of the rows that it appended
+
+
 @dataclass(eq=False)
 class Action:
     """A change that a caller is waiting for; ``make`` is called when its turn comes."""
 
     make: Callable[[], Change]
-    ids: Future[range] = field(default_factory=Future)
+    applied: Future[Applied] = field(default_factory=Future)
 
 
 @require.names_its_arguments
@@ -322,30 +330,21 @@ class DurableBank:
         A change without a time is given the current time.
         """
         as_logged = _as_logged(change)
-        action = Action(lambda: as_logged)
-        self._enqueue([action])
-        return action.ids.result()
+        return self._applied(lambda: as_logged).ids
 
-    def decide(self, make: Callable[[Contents], Change]) -> Change:
-        """Applies a change that depends on what the bank holds, and returns it. No other change comes in between.
+    def decide(self, make: Callable[[Contents], Change]) -> Applied:
+        """Applies a change that depends on what the bank holds. No other change comes in between.
 
         Args:
             make: called with the contents when its turn comes; returns the change. If it raises, nothing happens, and
                 the caller gets the error.
         """
-        made: list[Change] = []
+        return self._applied(lambda: _as_logged(make(self.contents)))
 
-        def change_now() -> Change:
-            made.append(_as_logged(make(self.contents)))
-            return made[0]
+    def rollback(self, to: int, *, who: str = "", why: str = "", when: float | None = None) -> int:
+        """Returns the bank to an earlier state by one more change, and returns the position after that change.
 
-        action = Action(change_now)
-        self._enqueue([action])
-        action.ids.result()
-        return made[0]
-
-    def rollback(self, to: int, *, who: str = "", why: str = "", when: float | None = None) -> None:
-        """Returns the bank to an earlier position by adding one more change; use ``at`` to see the outcome beforehand.
+        Use ``at`` to see the outcome beforehand.
 
         Args:
             to: a position, ``log.start`` or later. Deleted rows stay deleted, and ids are never reused.
@@ -353,9 +352,14 @@ class DurableBank:
         """
         to = require.whole("to", to, least=self._log.start, most=self._log.position)
         earlier = self.at(to).bank.contents
-        action = Action(lambda: _dated(self._classifier.rollback(earlier, who=who, why=why, when=when)))
+        made = self._applied(lambda: _dated(self._classifier.rollback(earlier, who=who, why=why, when=when)))
+        return made.position
+
+    def _applied(self, make: Callable[[], Change]) -> Applied:
+        """Applies the change that ``make`` returns when its turn comes."""
+        action = Action(make)
         self._enqueue([action])
-        action.ids.result()
+        return action.applied.result()
 
     def at(self, position: int) -> AdaNPC:
         """Returns the classifier as it was at an earlier position: a separate one, in memory only."""
@@ -458,11 +462,12 @@ class DurableBank:
 
     def _act(self, action: Action) -> None:
         try:
-            ids = self._apply(action.make(), [])
+            change = action.make()
+            ids = self._apply(change, [])
         except BaseException as error:
-            action.ids.set_exception(error)
+            action.applied.set_exception(error)
         else:
-            action.ids.set_result(ids)
+            action.applied.set_result(Applied(change, self.position, ids))
 
     def _answer(self, requests: list[Request]) -> None:
         """Resolves every request with the answer that was kept for its id, a new answer, or an error."""

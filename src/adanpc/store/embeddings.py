@@ -118,9 +118,9 @@ def read_embeddings(path: Path, labels: Path | None = None) -> Embeddings:
     if suffix not in SUFFIXES:
         raise EmbeddingsError(f"{path} was not read: give a file that ends with {', '.join(SUFFIXES)}")
     if suffix == ".npy" and labels is None:
-        raise EmbeddingsError(f"{path} was not read: an array has no labels; give the file that holds them as labels")
+        raise EmbeddingsError(f"{path} was not read: an array has no labels; give the file that holds them as `labels`")
     if suffix != ".npy" and labels is not None:
-        raise EmbeddingsError(f"{path} was not read: its labels are in a column; leave labels out")
+        raise EmbeddingsError(f"{path} was not read: its labels are in a column; leave out `labels`")
     with _blaming(path):
         if suffix == ".csv":
             made = _of_columns(_csv(path))

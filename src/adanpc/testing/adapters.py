@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -143,6 +144,61 @@ def assert_equal(one: Sequence[Tensor], other: Sequence[Tensor], sentence: str) 
 # The checks ------------------------------------------------------------------------------------------------------
 
 
+def check_declarations(kind: type[Adapter], **settings: Any) -> None:
+    """What the class says of itself can be true, and its methods take a batch alone: nobody gives them labels."""
+    name = kind.__name__
+    assert kind.sees in ("images", "features"), f"{name}: sees must be 'images' or 'features', got {kind.sees!r}"
+    for fact in ("least", "passes"):
+        value = getattr(kind, fact)
+        is_count = isinstance(value, int) and value >= 1
+        assert is_count, f"{name}: {fact} must be a whole number of at least 1, got {value!r}"
+    for method in ("answer", "step", "predict"):
+        required = _required_arguments(getattr(kind, method))
+        sentence = f"{name}.{method} must take a batch and nothing else, never labels; it takes {', '.join(required)}"
+        assert len(required) == 1, sentence
+
+
+def _required_arguments(method: Callable[..., Any]) -> list[str]:
+    """The names of the arguments that a method cannot do without, except for ``self``."""
+    _, *arguments = signature(method).parameters.values()
+    variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return [each.name for each in arguments if each.default is Parameter.empty and each.kind not in variable]
+
+
+def check_leaves_what_it_is_given(kind: type[Adapter], **settings: Any) -> None:
+    """Neither the batches nor the source change: they belong to the caller, and other methods are given them, too."""
+    source = deepcopy(toy_source())  # a method that changes its source must not spoil the one of later checks
+    assert source.rotation_head is not None
+    parts = {
+        "model": source.model.state_dict(),
+        "rotation head": source.rotation_head.state_dict(),
+        "features": source.features,
+        "labels": source.labels,
+    }
+    before = deepcopy(parts)
+    adapter = kind(source, **settings)
+    for number, batch in enumerate(long_stream(kind)):
+        given = batch.clone()
+        run(adapter, [given], first=number)
+        assert torch.equal(given, batch), f"{kind.__name__} changes the batches that it is given"
+    changed = [name for name, part in parts.items() if not _same(part, before[name])]
+    assert not changed, f"{kind.__name__} changes its source: {', '.join(changed)}"
+
+
+def check_one_by_one(kind: type[Adapter], **settings: Any) -> None:
+    """A method that says that it answers ``one_by_one`` learns nothing about a row from others in its batch."""
+    if not kind.one_by_one:
+        return
+    batches = toy_stream(kind, 2)
+    together = run(kind(toy_source(), **settings), batches)
+    adapter = kind(toy_source(), **settings)
+    for number, (batch, expected) in enumerate(zip(batches, together, strict=True)):
+        torch.manual_seed(number)
+        alone = torch.cat([adapter.step(row) for row in batch.split(1)])
+        same = torch.allclose(alone, expected, atol=1e-5)
+        assert same, f"{kind.__name__} says that it answers one by one, but the rest of a batch changes its answers"
+
+
 def check_probabilities(kind: type[Adapter], **settings: Any) -> None:
     """Answers are probabilities for each query: finite, not negative, with a sum of 1; and they have no gradients."""
     adapter = kind(toy_source(), **settings)
@@ -218,12 +274,8 @@ def _check_state_after(
 
 
 def check_moves(kind: type[Adapter], **settings: Any) -> None:
-    """Only the tensors that ``moving`` names change, and the source model stays as it is.
-
-    A method that names any moves some of them in a long stream of doubtful images.
-    """
+    """Only the tensors that ``moving`` names change; if it names any, a long stream moves some."""
     source = toy_source()
-    before = deepcopy(source.model.state_dict())
     moved = _moved(kind(source, **settings), toy_stream(kind, 5))
     adapter = kind(source, **settings)
     declared = adapter.moving()
@@ -234,7 +286,6 @@ def check_moves(kind: type[Adapter], **settings: Any) -> None:
     names = ", ".join(sorted(declared))
     sentence = f"{kind.__name__} declares {names} as moving, but none of them moves in {LONG} batches"
     assert moved or not declared, sentence
-    assert _same(source.model.state_dict(), before), f"{kind.__name__} changes the source model"
 
 
 def _moved(adapter: Adapter, batches: Sequence[Tensor]) -> set[str]:
@@ -335,8 +386,11 @@ def check_surroundings(kind: type[Adapter], **settings: Any) -> None:
 
 
 ADAPTER_CHECKS: tuple[Callable[..., None], ...] = (
+    check_declarations,
+    check_leaves_what_it_is_given,  # before checks that fail for the same reason
     check_probabilities,
     check_one_row,
+    check_one_by_one,
     check_moves,  # before checks that fail for the same reason, because it names the tensors
     check_reset,
     check_state,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from math import e, inf, log
 from typing import Any
@@ -19,6 +20,7 @@ from adanpc.lab.adapt.adapter import Source
 from adanpc.lab.adapt.bank import AdaNPC, AdaNPCPublished
 from adanpc.lab.adapt.combined import AdaNPCETA, AdaNPCTent
 from adanpc.lab.adapt.retrained import AdaNPCBN, AdaNPCBNPublished, entropy_of, identity
+from adanpc.lab.adapt.statistics import use_batch_statistics
 from adanpc.lab.adapt.tent import Tent
 from adanpc.lab.networks.source import SourceModel
 from adanpc.testing import check_adapter
@@ -210,6 +212,41 @@ def test_source_rows_are_encoded_again_only_if_the_model_has_changed() -> None:
     assert adapter.classifier.digest() == forgetful.classifier.digest()
 
 
+def test_streams_that_begin_with_the_same_model_encode_the_source_once() -> None:
+    source = toy_source()
+    batches = toy_stream(AdaNPCTent, 2)
+    images = source.images
+    assert images is not None
+    asked: list[int] = []
+
+    def counted(rows: Tensor) -> Tensor:
+        asked.append(len(rows))
+        return images(rows)
+
+    known = replace(source, images=counted, images_digest="some samples")
+    once = len(source.labels)
+    for kind in (AdaNPCTent, AdaNPCETA):  # both normalize by the batch, and neither has learned before the first one
+        shared = torch.cat(run(kind(known, refresh=2), batches))
+        alone = torch.cat(run(kind(source, refresh=2), batches))
+        assert torch.equal(shared, alone)
+    assert sum(asked) == once
+
+    # Anything that the rows depend on makes them anew.
+    other_samples = replace(known, images_digest="other samples")
+    run(AdaNPCTent(other_samples, refresh=2), batches)
+    assert sum(asked) == 2 * once
+    other_model = deepcopy(source.model)
+    with torch.no_grad():
+        next(other_model.encoder.parameters()).mul_(1.5)
+    run(AdaNPCTent(replace(other_samples, model=other_model), refresh=2), batches)
+    assert sum(asked) == 3 * once
+    other_statistics = AdaNPCTent(replace(other_samples, model=other_model), refresh=2)
+    use_batch_statistics(other_statistics.model, prior=16)
+    run(other_statistics, batches)
+    assert sum(asked) == 4 * once
+
+
+@pytest.mark.no_cover
 def test_contract_with_other_settings() -> None:
     check_adapter(AdaNPC, centering="stream", soft=True, capacity=5, rule="paper")
     check_adapter(AdaNPCBN, steps=3, min_confidence=0.0)

@@ -267,6 +267,7 @@ def test_eata_says_that_it_needs_source_images() -> None:
         EATA(replace(toy_source(), images=None))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("kind", [ETA, EATA])
 @pytest.mark.parametrize("chosen", [MILD, {"optimizer": "adam", "lr": 0.1}, {"trains": "head", **MILD}])
 def test_contract_with_other_settings(kind: type[Adapter], chosen: dict[str, Any]) -> None:

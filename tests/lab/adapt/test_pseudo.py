@@ -217,11 +217,13 @@ def test_a_loss_that_is_not_finite_is_refused_before_the_step() -> None:
     assert weight.tolist() == [1, 1]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("kind", LEARNERS)
 def test_the_contract_holds_with_other_settings(kind: type[Any]) -> None:
     check_adapter(kind, alpha=10.0, steps=3)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("kind", [PLClf, PLFull, SHOT])
 @pytest.mark.parametrize("threshold", [0.0, 1.0])
 def test_the_contract_holds_with_all_rows_and_with_none(kind: type[Any], threshold: float) -> None:

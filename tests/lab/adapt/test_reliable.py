@@ -261,6 +261,7 @@ def test_settings_that_make_no_sense_are_named(kind: type[Adapter], chosen: dict
         kind(toy_source(), **chosen)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("kind", "chosen"),
     [

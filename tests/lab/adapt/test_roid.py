@@ -218,6 +218,7 @@ def test_it_runs_in_color_and_in_double_precision(channels: int, double: bool) -
         assert answers.isfinite().all()
 
 
+@pytest.mark.no_cover
 def test_the_contract_holds_with_other_settings() -> None:
     check_adapter(ROID, lr=0.1, momentum=0.5)
 

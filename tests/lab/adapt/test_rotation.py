@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from adanpc.lab.adapt.adapter import Adapter, BatchError, Source
 from adanpc.lab.adapt.augment import flip, shift
 from adanpc.lab.adapt.rotation import TTT, TTTOnline, turned
 from adanpc.lab.train.rotation import turned as turned_in_training
-from adanpc.testing.adapters import ADAPTER_CHECKS
+from adanpc.testing import check_adapter
 
 METHODS: list[tuple[type[Adapter], dict[str, Any]]] = [
     (TTT, {"copies": 3, "steps": 2}),
@@ -167,7 +166,7 @@ def test_useless_numbers_are_refused(name: str) -> None:
         TTT(rotating(), **{name: 0})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda check: check.__name__)
-@EACH
-def test_contract(kind: type[Adapter], hypers: dict[str, Any], check: Callable[..., None]) -> None:
-    check(kind, **hypers)
+@pytest.mark.no_cover
+def test_the_contract_holds_with_other_settings() -> None:
+    check_adapter(TTT, copies=2, lr=0.1, steps=1, mirror=False)
+    check_adapter(TTTOnline, copies=4, lr=1e-2, steps=2, mirror=False)

@@ -294,6 +294,7 @@ def test_neo_undoes_a_shift_of_all_features() -> None:
         assert torch.allclose(still.step(batch), moved.step(batch + 100), atol=1e-3)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("prior", [0, 256])
 def test_contract_with_other_settings(prior: int) -> None:
     check_adapter(BNAdapt, prior=prior)

@@ -176,8 +176,7 @@ def test_a_model_without_scales_is_refused_with_a_remedy() -> None:
         trainable_scales(model, "X")
 
 
-@pytest.mark.parametrize(
-    "settings", [{"views": 4}, {"threshold": 1.1, "views": 2, "restore": 0.5}, {"threshold": 0.0, "lr": 0.1}]
-)
-def test_the_contract_holds(settings: dict[str, Any]) -> None:
+@pytest.mark.no_cover
+@pytest.mark.parametrize("settings", [{"threshold": 1.1, "views": 2, "restore": 0.5}, {"threshold": 0.0, "lr": 0.1}])
+def test_the_contract_holds_with_other_settings(settings: dict[str, Any]) -> None:
     check_adapter(CoTTA, **settings)

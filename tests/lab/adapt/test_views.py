@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -17,7 +16,7 @@ from adanpc.lab.adapt.adapter import Adapter, Source
 from adanpc.lab.adapt.augment import augmix, flip, shift
 from adanpc.lab.adapt.views import MEMO, TTAug, log_mean
 from adanpc.lab.networks.source import SourceModel
-from adanpc.testing.adapters import ADAPTER_CHECKS
+from adanpc.testing import check_adapter
 
 METHODS: list[tuple[type[Adapter], dict[str, Any]]] = [
     (TTAug, {"copies": 3}),
@@ -196,7 +195,6 @@ def test_useless_numbers_are_refused(kind: type[Adapter], hypers: dict[str, Any]
         kind(source("none"), **hypers)
 
 
-@pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize(("kind", "hypers"), METHODS, ids=str)
-def test_contract(kind: type[Adapter], hypers: dict[str, Any], check: Callable[..., None]) -> None:
-    check(kind, **hypers)
+@pytest.mark.no_cover
+def test_the_contract_holds_with_other_settings() -> None:
+    check_adapter(MEMO, copies=2, lr=0.1, steps=2, prior=math.inf, mirror=False)

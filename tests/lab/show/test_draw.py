@@ -71,6 +71,7 @@ def drawn_texts(figure: Figure) -> list[Text]:
     return [text for text in every_text if text.get_text().strip() and text.get_visible()]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", ["lines", "bars", "logarithms", "gallery"])
 @pytest.mark.parametrize("form", draw.FORMS)
 def test_the_same_part_gives_the_same_bytes_whatever_the_users_style(name: str, form: draw.Form) -> None:
@@ -113,6 +114,7 @@ def test_a_gallery_of_photographs_is_small() -> None:
     assert len(draw.image(Gallery("PACS, target photo", (question,) * 8), "jpg")) < 1_000_000
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", PARTS)
 def test_everything_written_is_inside_the_figure(name: str) -> None:
     figure = draw.figure(PARTS[name])
@@ -124,6 +126,7 @@ def test_everything_written_is_inside_the_figure(name: str) -> None:
         assert text in ticks or (inside.contains(box.x0, box.y0) and inside.contains(box.x1, box.y1)), text.get_text()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", [name for name in PARTS if name != "gallery"])
 def test_the_legend_hides_no_data(name: str) -> None:
     figure = draw.figure(PARTS[name])
@@ -228,6 +231,7 @@ def test_images_keep_their_shape() -> None:
         assert (right - left) / (bottom - top) == pytest.approx(ratio)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("rows", [1, 30])
 def test_long_captions_overlap_nothing(rows: int) -> None:
     question = Question(picture(LONG), (picture(LONG),) * 8, f"{LONG}; " * 4)
@@ -243,6 +247,7 @@ def test_long_captions_overlap_nothing(rows: int) -> None:
             assert not box.overlaps(other)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=15, deadline=None)
 @given(st.text(st.sampled_from("$\\{}_^%&<>-— a中😀\n\x00"), max_size=12) | st.text(max_size=5))
 def test_any_text_can_be_drawn(text: str) -> None:

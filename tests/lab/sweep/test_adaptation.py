@@ -74,6 +74,7 @@ def short(trained: Run) -> Scene:
     return scene_of(trained, images=10)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_every_method_runs_from_end_to_end(short: Scene, name: str) -> None:
     if name == "bn-adapt":

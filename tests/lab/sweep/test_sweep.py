@@ -11,13 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from sweeping import Chore, Errand, noted, work
+from sweeping import Chore, noted, work
 
+from adanpc import progress
 from adanpc.errors import AdaNPCError
 from adanpc.lab.sweep.cost import CostModel
+from adanpc.lab.sweep.forecast import Forecast
 from adanpc.lab.sweep.records import FILE, Records
 from adanpc.lab.sweep.subjects import Workspace
-from adanpc.lab.sweep.sweep import pending, remaining_seconds, sweep
+from adanpc.lab.sweep.sweep import sweep
 from adanpc.lab.sweep.task import Task
 
 LONG = 300.0  # seconds; no test waits for it
@@ -57,7 +59,11 @@ def test_what_others_need_comes_first_and_once(workspace: Workspace) -> None:
     tasks = [Chore("a"), Chore("b", after=base), base, Chore("c", after=base)]
     run(tasks, workspace)
     assert noted(workspace) == ["a", "base", "b", "c"]
-    assert pending([*tasks, Chore("d", after=base)], Records(workspace.folder)) == [Chore("d", after=base)]
+    records = Records(workspace.folder)
+    assert records.pending([*tasks, Chore("d", after=base)]) == [Chore("d", after=base)]
+    assert [task.id for task in records.finished([Chore("d", after=base), *tasks])] == [
+        Chore(name).id for name in ("base", "a", "b", "c")
+    ]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -220,22 +226,29 @@ def test_stopped_sweeps_leave_no_process_and_are_taken_up_where_they_were(worksp
     assert sorted(noted(workspace, "end")) == sorted(recorded(workspace)) == ["a", "bb", "ccc", "dddd", "eeeee"]
 
 
-def test_what_is_left_is_corrected_by_what_was_seen(workspace: Workspace) -> None:
-    records, costs = Records(workspace.folder), CostModel(workspace)
-    base = Errand("base")
-    tasks = [Chore("a"), Chore("bb", after=base), Chore("ccc", after=Errand("other"))]
-    assert remaining_seconds(tasks, records, costs, 1) == 1 + 2 + 3 + 4 + 5
-    assert remaining_seconds([*tasks, Chore("a" * 9)], records, costs, 2) == (1 + 2 + 3 + 4 + 5 + 9) / 2
-    assert remaining_seconds(tasks, records, costs, 64) == 5 + 3  # a task after what it needs
-    with records.writing():
-        records.add(base, {}, 8.0)  # twice as long as expected
-    assert remaining_seconds(tasks, records, costs, 1) == 1 + 2 + 3 + 2 * 5
-    with records.writing():
-        records.add(Chore("a"), {"error": "refused"}, 0.0)  # tells nothing
-    assert remaining_seconds(tasks, records, costs, 1) == 2 + 3 + 2 * 5
-    with records.writing():
-        records.add(Chore("bb"), {}, 1.0)
-    assert remaining_seconds(tasks, records, costs, 1) == 0.5 * 3 + 2 * 5
+class Forever(Forecast):
+    """A forecast that never changes."""
+
+    def seconds(self, workers: int) -> float:
+        return 7200 / workers
+
+
+@pytest.mark.parametrize(("workers", "left"), [(1, "2.0 h"), (2, "60 min")])
+def test_the_time_left_is_that_of_the_forecast(
+    workers: int, left: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    tasks = [Chore("a"), Chore("bb"), Chore("ccc", fate="no data")]
+    records = Records(workspace.folder)
+    forecast = Forever(tasks, records, CostModel(workspace))
+    sweep(tasks, workspace, records, workers=workers, forecast=forecast)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f"tasks: 1/3, chore, {left} left",
+        f"tasks: 2/3, chore, {left} left",
+        "tasks: 3/3, chore",
+    ]
+    assert not forecast.left
 
 
 def test_no_workers_are_refused(workspace: Workspace) -> None:

@@ -33,6 +33,7 @@ def domains() -> list[Domain]:
     return [*(split(domain, 0)[0] for domain in known), target]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_fifty_steps_beat_chance_on_an_unseen_angle(name: str, domains: list[Domain]) -> None:
     *sources, target = domains

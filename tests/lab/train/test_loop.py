@@ -31,7 +31,6 @@ from adanpc.lab.train.run import BEST, CHECKPOINT, RECORDS, Run, RunError
 from adanpc.lab.train.spec import Spec
 
 DOMAINS = ("dim", "plain", "bright")
-PROGRAM = (sys.executable, "-m", "adanpc", "train")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 TWO_PROCESSES = (*TORCHRUN, "--nproc-per-node", "2", "-m", "adanpc")
 
@@ -92,7 +91,7 @@ def test_the_model_learns_and_is_loaded_as_it_was_trained(tmp_path: Path, data_d
     state = run.state(BEST)
     assert state is not None
     assert state["algorithm"]["step"] == step
-    with pytest.raises(AdaNPCError, match="which must be 'best' or 'last', got 'first'"):
+    with pytest.raises(AdaNPCError, match="which must be one of best, last, got 'first'"):
         load_algorithm(run, "first")
 
 
@@ -225,10 +224,30 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(scope="module")
 def whole(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of ninety steps that nothing stopped."""
-    run = start(spec(steps=90, every=30), data_dir, tmp_path_factory.mktemp("runs") / "whole")
+    """A run that nothing stopped."""
+    run = start(spec(), data_dir, tmp_path_factory.mktemp("runs") / "whole")
     train(run, workers=0)
     return run
+
+
+# The program, which says when it is in its third step and does not end that before it is told to.
+WAITING = """
+import sys
+from adanpc.cli import main
+from adanpc.lab.train.erm import ERM
+
+update = ERM.update
+
+def waiting(algorithm, batches):
+    report = update(algorithm, batches)
+    if algorithm.step == 3:
+        print("in the third step", flush=True)
+        sys.stdin.readline()
+    return report
+
+ERM.update = waiting
+main()
+"""
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
@@ -236,22 +255,24 @@ def test_a_process_that_is_stopped_loses_nothing(
     tmp_path: Path, data_dir: Path, whole: Run, number: signal.Signals, code: int
 ) -> None:
     settings = ["--data", "folder", "--data-dir", str(data_dir), "--target", "bright", "--encoder", "convnet"]
-    settings += ["--steps", "90", "--batch-size", "4", "--every", "30", "--set", "lr=0.001", "--no-augment"]
+    settings += ["--steps", "6", "--batch-size", "4", "--every", "2", "--set", "lr=0.001", "--no-augment"]
     folder = tmp_path / "run"
-    command = [*PROGRAM, *settings, "--workers", "1", "--out", str(folder)]
-    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for(folder / CHECKPOINT, process)
+    command = [sys.executable, "-c", WAITING, "train", *settings, "--workers", "1", "--out", str(folder)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+    assert process.stdout is not None
+    assert "in the third step\n" in iter(process.stdout.readline, ""), process.communicate()
     process.send_signal(number)
-    _, err = process.communicate(timeout=600)
+    _, err = process.communicate("go on\n")
     assert process.returncode == code, err
     if number != signal.SIGKILL:
         assert f"continue with: adanpc train --resume {folder}" in err
         assert "Traceback" not in err
     done = CliRunner().invoke(cli.app, ["train", "--resume", str(folder)])
-    assert "After 90 steps" in done.stdout, done.output
+    assert "After 6 steps" in done.stdout, done.output
     assert Run(folder).spec == whole.spec
     assert_same(weights(whole), weights(Run(folder)))
-    assert [record["step"] for record in Run(folder).records()] == [30, 60, 90]
+    assert [record["step"] for record in Run(folder).records()] == [2, 4, 6]
 
 
 def test_two_processes_train_as_one_with_twice_the_batch(tmp_path: Path, data_dir: Path) -> None:

@@ -57,6 +57,8 @@ class Source:
         domains: (n,) the source domain of each sample; by default all samples belong to one domain.
         images: returns these samples by row number, as inputs of the model; for methods that look at source images
             again.
+        images_digest: a hash of all that ``images`` returns. Methods of sources with the same hash share what they
+            compute from the images; without one they share nothing.
         lr: the learning rate of source training; some methods scale it.
         rotation_head: maps features to four logits, if the model was trained with rotations.
         prototypes: whether the features are not samples but one row per class, such as the rows of the head, because
@@ -68,6 +70,7 @@ class Source:
     labels: Tensor = NOTHING
     domains: Tensor | None = None
     images: Callable[[Tensor], Tensor] | None = None
+    images_digest: str = ""
     lr: float = 1e-3
     rotation_head: nn.Module | None = None
     prototypes: bool = False
@@ -109,7 +112,8 @@ class Adapter(nn.Module, ABC):
     sees: ClassVar[Literal["images", "features"]] = "images"  # what ``step`` takes
     least: ClassVar[int] = 1  # the smallest batch it can use; smaller ones raise BatchError
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}  # settings that the paper, or the method's own paper, searched
-    passes: ClassVar[int] = 1  # about how many forward passes an answer costs
+    # How many forward passes an answer costs, where a backward pass counts for two; 1 also for methods that make a few.
+    passes: ClassVar[int] = 1
     one_by_one: ClassVar[bool] = False  # each image is answered on its own, so the batch size changes nothing
     needs_rotation_head: ClassVar[bool] = False  # the source model must have been trained with rotations
     in_paper: ClassVar[str] = ""  # its name in the tables of the AdaNPC paper; empty if it is not in them

@@ -16,9 +16,14 @@ from adanpc.lab.adapt.adapter import Adapter, Source
 from adanpc.lab.adapt.bank import KS
 from adanpc.lab.adapt.entropy import EntropyDescent
 from adanpc.lab.adapt.filtered import ETA, GRID
+from adanpc.lab.adapt.statistics import statistics_used
 from adanpc.lab.adapt.tent import Tent
+from adanpc.lab.networks.features import identity
 
 ROWS = 64  # source images encoded at once; layers that use batch statistics make the features depend on it
+# The source rows that were last computed before a stream, under what they depend on. The streams of a table often begin
+# with the same model, and encoding a large source takes longer than most streams.
+_AT_START: dict[str, Tensor] = {}
 
 
 class Combined(Adapter, ABC):
@@ -109,8 +114,20 @@ class Combined(Adapter, ABC):
             earlier, rows = self._computed
             if all(map(torch.equal, earlier, now)):
                 return rows
-        rows = self._encoded_source()
+        rows = self._shared_or_encoded_source()
         self._computed = ([tensor.detach().clone() for tensor in now], rows)
+        return rows
+
+    def _shared_or_encoded_source(self) -> Tensor:
+        """Returns the source rows (n, D), shared with other streams that begin with the same model and samples."""
+        if self.batches > 0 or not self.source.images_digest:
+            return self._encoded_source()
+        key = f"{self.source.images_digest} {identity(self.model)} {statistics_used(self.model)}"
+        rows = _AT_START.get(key)
+        if rows is None:
+            rows = self._encoded_source()
+            _AT_START.clear()  # the rows of one source are enough, since its streams are run one after another
+            _AT_START[key] = rows
         return rows
 
     def _encoded_source(self) -> Tensor:

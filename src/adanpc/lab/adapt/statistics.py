@@ -48,6 +48,19 @@ def use_batch_statistics(module: nn.Module, prior: float = 0.0) -> int:
     return count
 
 
+def statistics_used(module: nn.Module) -> list[float | None]:
+    """Returns the ``prior`` of every BatchNorm inside a module, see ``use_batch_statistics``.
+
+    It is None for a layer that normalizes by its running statistics.
+    """
+    priors: list[float | None] = []
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            exchange = layer.__dict__.get("exchange")
+            priors.append(None if exchange is None else exchange.prior)
+    return priors
+
+
 def mixed_statistics(inputs: Tensor, mean: Tensor, variance: Tensor, prior: float) -> tuple[Tensor, Tensor]:
     """Returns the mean and variance (C,) of inputs (n, C, …), mixed with given ones that count for ``prior`` rows.
 

@@ -44,7 +44,7 @@ class CoTTA(Adapter):
         views: the number of views.
     """
 
-    passes: ClassVar[int] = 32
+    passes: ClassVar[int] = 32  # for a batch that the source model doubts
     # No search is published, so the grid spans a factor of ten on each side of the default.
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"lr": (1e-4, 1e-3, 1e-2)}
 

@@ -18,7 +18,7 @@ from stat import S_ISREG
 from typing import IO, BinaryIO
 
 from adanpc.lab.data.domain import DataError
-from adanpc.lab.data.printable import printable
+from adanpc.printable import spelled_out
 
 MEBIBYTE = 2**20
 # More than any published file that is read as a whole: the largest, the digits of MNIST, unpacks to 45 MiB.
@@ -38,7 +38,7 @@ def blaming(path: str | Path, problem: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except ContentError as error:
-        raise DataError(f"{str(path)!r} {problem} ({printable(str(error))}): {remedy}") from error
+        raise DataError(f"{str(path)!r} {problem} ({spelled_out(str(error))}): {remedy}") from error
 
 
 @contextmanager

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from adanpc.errors import UnavailableError
-from adanpc.lab.data.printable import printable
 from adanpc.lab.seeds import seed_of
+from adanpc.printable import spelled_out
 from adanpc.require import did_you_mean
 
 Transform = Callable[[Tensor], Tensor]
@@ -157,7 +157,7 @@ class DataSet:
             if domain.name == name:
                 return domain
         names = [domain.name for domain in self.domains]
-        available = ", ".join(printable(name) for name in names)
+        available = ", ".join(spelled_out(name) for name in names)
         raise DataError(f"{self.name} has no domain {name!r}; it has: {available}{did_you_mean(name, names)}")
 
     def labeled_as(self, classes: Sequence[str]) -> DataSet:
@@ -168,7 +168,7 @@ class DataSet:
         """
         unknown = [name for name in self.classes if name not in classes]
         if unknown:
-            known = ", ".join(printable(name) for name in classes[:20])
+            known = ", ".join(spelled_out(name) for name in classes[:20])
             raise DataError(f"the class {unknown[0]!r} is not one of those that the model knows: {known}")
         numbers = torch.tensor([list(classes).index(name) for name in self.classes])
         domains = tuple(replace(domain, labels=numbers[domain.labels]) for domain in self.domains)

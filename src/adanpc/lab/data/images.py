@@ -21,7 +21,7 @@ from torch import Tensor
 from adanpc.lab.data.contents import ContentError, check_regular, check_size, read_at_most, read_contents
 from adanpc.lab.data.domain import DataError, DataSet, Domain, Images, Joined, View
 from adanpc.lab.data.loading import cores
-from adanpc.lab.data.printable import printable
+from adanpc.printable import spelled_out
 from adanpc.progress import track
 
 try:
@@ -72,7 +72,7 @@ class ImageFiles:
         except MemoryError:
             raise
         except Exception as error:  # every decoder raises errors of its own
-            reason = printable(str(error))
+            reason = spelled_out(str(error))
             raise DataError(
                 f"{file!r} cannot be read ({reason}): copy it again, or use `skip_unreadable` to skip such files"
             ) from error

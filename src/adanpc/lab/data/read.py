@@ -108,7 +108,7 @@ def find_data(name: str) -> None:
         _reader(name)
 
 
-def check_named(name: str) -> None:
+def check_named_data(name: str) -> None:
     """Refuses a data set of your own that this process has not loaded by ``find_data``; runs no code."""
     if is_own(name):
         OWN.known(name)
@@ -161,7 +161,13 @@ def read_images(path: str | Path, *, skip_unreadable: bool = False) -> DataSet:
     name = "folder"
     if path.suffix.lower() in MANIFEST_SUFFIXES:
         name = "manifest"
-    data = read(name, path, missing_ok=skip_unreadable)
+    try:
+        data = read(name, path, missing_ok=skip_unreadable)
+    except AbsentError:
+        raise AbsentError(
+            f"there are no images at {str(path)!r}: give a folder <class>/<image> or <domain>/<class>/<image>, or a "
+            "CSV or Parquet file with the columns path, label and perhaps domain"
+        ) from None
     if skip_unreadable:
         data = without(data, unreadable(data), UNREADABLE)
     return data

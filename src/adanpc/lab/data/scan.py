@@ -18,7 +18,7 @@ import torch
 from adanpc.lab.data.contents import ContentError, blaming, check_regular
 from adanpc.lab.data.domain import DataError, DataSet, Domain
 from adanpc.lab.data.images import ImageFiles
-from adanpc.lab.data.printable import printable
+from adanpc.printable import spelled_out
 
 SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 MAC_METADATA = "__MACOSX"  # macOS adds a folder of this name to zip files, with metadata of every file
@@ -108,7 +108,7 @@ def build_data_set(
     skipped = sum(scan.skipped for scan in scans.values())
     skipped_clause = ""
     if skipped:
-        skipped_clause = f"{skipped:,} files were skipped because they are hidden or are not images"
+        skipped_clause = f"files that are hidden or are not images were skipped: {skipped:,}"
     return DataSet(name, domains, classes, join_clauses(skipped_clause, *clauses))
 
 
@@ -216,7 +216,7 @@ def _list_domain(root: Path, folder: str) -> Iterator[ListedFile]:
     """Yields the files of ``root/folder/<class>``, sorted; refuses any other layout."""
     top = root / folder
     prefix = f"{folder}/" if folder else ""
-    layout = f"images are expected in {printable(prefix)}<class>/<image>"
+    layout = f"images are expected in {spelled_out(prefix)}<class>/<image>"
     if not top.is_dir():
         raise DataError(f"the folder {str(top)!r} is missing: {layout}")
     has_classes = False

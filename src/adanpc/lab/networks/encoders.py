@@ -53,7 +53,7 @@ def find_encoder(name: str) -> None:
         _builder(name)
 
 
-def check_named(name: str) -> None:
+def check_named_encoder(name: str) -> None:
     """Refuses an encoder of your own that this process has not loaded by ``find_encoder``; runs no code."""
     if is_own_encoder(name):
         OWN.known(name)

@@ -97,12 +97,12 @@ def _origin(model: SourceModel, domain: Domain) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
-        "model": _identity(nn.ModuleList([model.encoder, model.norm])),  # the head does not affect features
+        "model": identity(nn.ModuleList([model.encoder, model.norm])),  # the head does not affect features
         "domain": domain.digest(),
     }
 
 
-def _identity(model: nn.Module) -> str:
+def identity(model: nn.Module) -> str:
     """A hash of all that decides what a model computes, as far as this can be known: weights, layers, and own code."""
     parts = [fingerprint(model), describe(model)]
     for file in sorted(_own_files(model)):

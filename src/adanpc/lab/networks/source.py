@@ -11,7 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from adanpc.errors import AdaNPCError
 from adanpc.lab.networks.preprocessing import Preprocessing
-from adanpc.models.wrap import INPUT_OF, extract, find_head
+from adanpc.models.extract import extract, find_head
+from adanpc.models.layers import INPUT_OF
 
 
 class SourceModel(nn.Module):

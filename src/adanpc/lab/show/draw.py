@@ -14,7 +14,7 @@ import numpy as np
 from adanpc.errors import AdaNPCError
 from adanpc.files import replace
 from adanpc.lab.show.exhibit import Chart, Gallery, Picture, Question, Series
-from adanpc.lab.show.render import line
+from adanpc.printable import on_one_line
 
 try:
     from matplotlib import style
@@ -147,7 +147,7 @@ def _text(text: str, width: int = 200, max_lines: int | None = None) -> str:
     A letter that the font lacks becomes a box. Matplotlib would draw a box, too, but with a warning.
     """
     known = _letters()
-    letters = [letter if ord(letter) in known else "□" for letter in line(text)]
+    letters = [letter if ord(letter) in known else "□" for letter in on_one_line(text)]
     lines = wrap("".join(letters), width, max_lines=max_lines, placeholder="…")
     return "\n".join(lines).replace("$", r"\$")  # a bare dollar would start a formula
 

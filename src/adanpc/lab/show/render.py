@@ -11,6 +11,7 @@ from typing import NamedTuple
 from unicodedata import normalize
 
 from adanpc.lab.show.exhibit import Cell, Sheet, Value
+from adanpc.printable import on_one_line
 
 MISSING = "–"
 COLUMNS = ("row", "column", "ours", "error", "count", "paper", "paper_error", "text")
@@ -81,12 +82,6 @@ class Shown(NamedTuple):
     best: bool
 
 
-def line(text: str) -> str:
-    """The text on one line, without unprintable characters."""
-    printable = [letter if letter.isprintable() else " " for letter in text]
-    return " ".join("".join(printable).split())
-
-
 def shown(sheet: Sheet) -> list[list[Shown]]:
     """Every cell as text, row by row.
 
@@ -115,8 +110,8 @@ def cells(sheet: Sheet) -> list[list[str]]:
 def heading(sheet: Sheet) -> str:
     """The title and, in parentheses, the unit."""
     if sheet.unit:
-        return line(f"{sheet.title} ({sheet.unit})")
-    return line(sheet.title)
+        return on_one_line(f"{sheet.title} ({sheet.unit})")
+    return on_one_line(sheet.title)
 
 
 def legend(sheet: Sheet) -> list[str]:
@@ -156,7 +151,7 @@ def markdown(sheet: Sheet) -> str:
 
 def marked(text: str) -> str:
     """The text on one line, escaped so that Markdown shows it literally."""
-    escaped = line(text).translate(MARKDOWN)
+    escaped = on_one_line(text).translate(MARKDOWN)
     # "1." or "-" at the start would begin a list, and "---" would be a rule.
     return re.sub(r"^(\d*)([-+.)])(?=[\s-]|$)", r"\1\\\2", escaped)
 
@@ -204,7 +199,7 @@ def separated(names: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
 def records(sheet: Sheet) -> list[tuple[object, ...]]:
     """The values of ``COLUMNS`` for each cell, row by row."""
     return [
-        (line(label), line(column), *_numbers(cell), line(cell.text))
+        (on_one_line(label), on_one_line(column), *_numbers(cell), on_one_line(cell.text))
         for label, row in sheet.rows
         for column, cell in zip(sheet.columns, row, strict=True)
     ]
@@ -248,7 +243,7 @@ def _counts_of_errors(sheet: Sheet) -> set[int]:
 def _ours(sheet: Sheet, cell: Cell) -> str:
     """Our number, or else the text that says why there is none, or else a dash."""
     if cell.ours is None:
-        return line(cell.text) or MISSING
+        return on_one_line(cell.text) or MISSING
     return _value(sheet, cell.ours) or MISSING
 
 
@@ -290,7 +285,7 @@ def _tex_cell(cell: Shown) -> str:
 
 
 def _tex(text: str) -> str:
-    letters = [_tex_letter(letter) for letter in line(text)]
+    letters = [_tex_letter(letter) for letter in on_one_line(text)]
     return re.sub("-(?=-)", "-{}", "".join(letters))  # two hyphens would become a dash
 
 

@@ -13,7 +13,8 @@ from urllib.parse import quote
 from adanpc import files
 from adanpc.lab.show import draw, render
 from adanpc.lab.show.exhibit import Chart, Exhibit, Gallery, Sheet
-from adanpc.lab.show.render import Shown, line, marked
+from adanpc.lab.show.render import Shown, marked
+from adanpc.printable import on_one_line
 
 LATEX_PREAMBLE = "% needs \\usepackage{booktabs} and \\usepackage{xcolor}\n\n"
 CAUTION = "What to keep in mind"
@@ -276,7 +277,7 @@ def _drawn_parts(exhibit: Exhibit) -> list[Chart | Gallery]:
 
 def _csv(sheets: Iterable[Sheet]) -> str:
     """All sheets in one table, whose first column is the title of the sheet."""
-    lines = [(line(sheet.title), *record) for sheet in sheets for record in render.records(sheet)]
+    lines = [(on_one_line(sheet.title), *record) for sheet in sheets for record in render.records(sheet)]
     return render.separated(("sheet", *render.COLUMNS), lines)
 
 
@@ -290,7 +291,7 @@ def _write_text(path: Path, text: str) -> Path:
 
 def _html(text: str) -> str:
     """The text on one line, escaped so that HTML shows it literally."""
-    return escape(line(text))
+    return escape(on_one_line(text))
 
 
 def _soft(text: str) -> str:

@@ -60,13 +60,17 @@ class CostModel:
 
     def source_images(self, reading: Reading, extent: Extent) -> int:
         """How many source images are encoded; none if the rows of the head replace a domain that is missing here."""
+        return sum(self._source_sizes(reading, extent).values())
+
+    def _source_sizes(self, reading: Reading, extent: Extent) -> dict[str, int]:
+        """How many images of each source domain are encoded."""
         if reading.known is not None:
             data, name = reading.known
-            counts = [self.sizes(data, reading.seed, reading.images).get(name, 0)]
+            sizes = {name: self.sizes(data, reading.seed, reading.images).get(name, 0)}
         else:
-            sizes = self.sizes(reading.data, reading.seed, reading.images)
-            counts = [size for name, size in sizes.items() if name not in reading.targets]
-        return sum(_at_most(extent.rows, size) for size in counts)
+            all_sizes = self.sizes(reading.data, reading.seed, reading.images)
+            sizes = {name: size for name, size in all_sizes.items() if name not in reading.targets}
+        return {name: _at_most(extent.rows, size) for name, size in sizes.items()}
 
     def recalled_images(self, reading: Reading, extent: Extent) -> int:
         """How many held-out source images are answered each time the source is tested."""
@@ -76,10 +80,21 @@ class CostModel:
             held_out = self.workspace.count(reading.known[0]) // 5
         return _at_most(extent.recalled, held_out)
 
-    def features(self, reading: Reading, extent: Extent) -> float:
-        """Seconds that it takes to encode all images of source and target."""
-        images = self.source_images(reading, extent) + self.target_images(reading, extent)
-        return images * self.forward(reading.encoder)
+    def encoding(self, reading: Reading, extent: Extent) -> dict[str, float]:
+        """The seconds that it takes to encode each domain of source and target, by a text that says what is encoded.
+
+        Features are kept, so what has been encoded for one task costs another one nothing.
+        """
+        forward = self.forward(reading.encoder)
+        source_data = reading.data if reading.known is None else reading.known[0]
+        seconds = {}
+        for name, count in self._source_sizes(reading, extent).items():
+            seconds[f"{count} images of {name} of {source_data} by {reading.model}"] = count * forward
+        sizes = self.sizes(reading.data, reading.seed, reading.images)
+        for name in reading.targets:
+            count = _at_most(extent.images, sizes[name])
+            seconds[f"{count} images of the target {name} of {reading.data} by {reading.model}"] = count * forward
+        return seconds
 
     def _rate(self, encoder: str) -> list[float]:
         if encoder not in self.rates:

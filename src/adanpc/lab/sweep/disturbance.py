@@ -181,7 +181,10 @@ def without_class(source: Source, label: int) -> Source:
     domains = source.domains
     if domains is not None:
         domains = domains[kept]
-    return replace(source, features=source.features[kept], labels=source.labels[kept], domains=domains, images=None)
+    features = source.features[kept]
+    return replace(
+        source, features=features, labels=source.labels[kept], domains=domains, images=None, images_digest=""
+    )
 
 
 def _encoded(scene: Scene, images: Domain) -> Tensor:

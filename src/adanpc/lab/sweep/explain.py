@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -95,8 +96,12 @@ class Explain(Task):
         }
 
     def effort(self, costs: CostModel) -> float:
-        """Encodes all images."""
-        return STARTING + costs.features(self.subject.reading(), self.extent)
+        """Reads data and model; the rest is shared."""
+        return STARTING
+
+    def shared(self, costs: CostModel) -> Mapping[str, float]:
+        """The features of all images."""
+        return costs.encoding(self.subject.reading(), self.extent)
 
     def prerequisite(self) -> Task | None:
         """The training of the model; None for a published one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -48,6 +48,27 @@ class Records:
             return None
         record: dict[str, Any] = self.entries[task.id]["record"]
         return record
+
+    def pending(self, tasks: Iterable[Task]) -> list[Task]:
+        """The tasks that have no record and their prerequisites, each once, in an order in which they can be run."""
+        by_id: dict[str, Task] = {}
+        for task in tasks:
+            if task in self:
+                continue
+            first = task.prerequisite()
+            if first is not None and first not in self:
+                by_id.setdefault(first.id, first)
+            by_id.setdefault(task.id, task)
+        return list(by_id.values())
+
+    def finished(self, tasks: Iterable[Task]) -> list[Task]:
+        """The tasks that have a record, and their prerequisites that have one, each once."""
+        by_id: dict[str, Task] = {}
+        for task in tasks:
+            for each in (task.prerequisite(), task):
+                if each is not None and each in self:
+                    by_id.setdefault(each.id, each)
+        return list(by_id.values())
 
     def add(self, task: Task, record: Mapping[str, Any], seconds: float, data: Mapping[str, int] | None = None) -> None:
         """Adds the record of a task; it is on the disk when this returns.

@@ -184,6 +184,7 @@ def source_of(
         labels=joined.labels,
         domains=torch.cat(places),
         images=joined.take,
+        images_digest=joined.digest(),
         lr=lr,
         rotation_head=rotation_head,
     )

@@ -114,6 +114,7 @@ class Reading(NamedTuple):
     seed: int
     images: int | None  # the most of each domain
     encoder: str
+    model: str  # says which model it is: equal texts, equal features
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,8 @@ class Trained:
     def reading(self) -> Reading:
         """What decides the cost."""
         spec = self.spec.complete()
-        return Reading(spec.data, spec.targets, None, spec.seed, spec.images, spec.encoder)
+        model = json.dumps(self.document(), sort_keys=True)
+        return Reading(spec.data, spec.targets, None, spec.seed, spec.images, spec.encoder, model)
 
     def scene(self, workspace: Workspace, extent: Extent) -> Scene:
         """Returns the model, its source and the targets, ready for test-time methods to run on."""
@@ -232,7 +234,8 @@ class Frozen:
 
     def reading(self) -> Reading:
         """What decides the cost."""
-        return Reading(self.data, self.targets, self.known, self.seed, None, self.encoder)
+        model = f"{self.encoder} with {self.weights} weights"
+        return Reading(self.data, self.targets, self.known, self.seed, None, self.encoder, model)
 
     def scene(self, workspace: Workspace, extent: Extent) -> Scene:
         """Returns the model, its source and the targets, ready for test-time methods to run on."""

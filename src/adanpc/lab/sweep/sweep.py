@@ -23,20 +23,25 @@ import torch
 from adanpc import require
 from adanpc.errors import AdaNPCError, UnavailableError
 from adanpc.lab.data.loading import cores
-from adanpc.lab.sweep.cost import CostModel
+from adanpc.lab.sweep.forecast import Forecast
 from adanpc.lab.sweep.records import Records
 from adanpc.lab.sweep.subjects import Workspace
-from adanpc.lab.sweep.task import Task
+from adanpc.lab.sweep.task import MISSING, Task
 from adanpc.progress import track
 
-MISSING = "missing"
 PATIENCE = 10.0  # seconds within which a cluster must answer
 RETRIES = 3  # times that Ray restarts a task whose node died; a task that always kills its process must not run forever
 Outcome = tuple[Task, dict[str, Any], float]  # the task, its record, the seconds it took
 
 
 def sweep(
-    tasks: Iterable[Task], workspace: Workspace, records: Records, *, ray: str = "", workers: int | None = None
+    tasks: Iterable[Task],
+    workspace: Workspace,
+    records: Records,
+    *,
+    ray: str = "",
+    workers: int | None = None,
+    forecast: Forecast | None = None,
 ) -> list[str]:
     """Runs every task that has no record yet, prerequisites first, and records each one when it is finished.
 
@@ -50,18 +55,17 @@ def sweep(
         records: where results are recorded; only this process writes to them.
         ray: the address of a Ray cluster; by default the cores of this machine are used.
         workers: processes on this machine, by default one per core. With one, everything runs in this process.
+        forecast: tells how much time is left, which is shown; it must be of the same tasks.
     """
+    if workers is None:
+        workers = cores()
+    require.whole("workers", workers, least=1)
     reasons: dict[str, None] = {}  # a dict serves as an ordered set: each reason once, in order of appearance
     with records.writing():
-        schedule = Schedule(pending(tasks, records))
+        schedule = Schedule(records.pending(tasks))
         if not len(schedule):
             return []
-        if ray:
-            outcomes = _on_ray(schedule, workspace, ray)
-        else:
-            if workers is None:
-                workers = cores()
-            outcomes = _on_this_machine(schedule, workspace, require.whole("workers", workers, least=1))
+        outcomes = _on_ray(schedule, workspace, ray) if ray else _on_this_machine(schedule, workspace, workers)
         with closing(outcomes):
             progress = track(outcomes, "tasks", len(schedule))
             for task, record, seconds in progress:
@@ -72,20 +76,10 @@ def sweep(
                     records.add(task, record, seconds, sizes)
                 schedule.finish(task)
                 progress.note(task.kind)
+                if forecast is not None:
+                    forecast.finish(task, record, seconds)
+                    progress.expect(forecast.seconds(workers))
     return list(reasons)
-
-
-def pending(tasks: Iterable[Task], records: Records) -> list[Task]:
-    """The tasks that have no record and their prerequisites, each once, in an order in which they can be run."""
-    by_id: dict[str, Task] = {}
-    for task in tasks:
-        if task in records:
-            continue
-        first = task.prerequisite()
-        if first is not None and first not in records:
-            by_id.setdefault(first.id, first)
-        by_id.setdefault(task.id, task)
-    return list(by_id.values())
 
 
 class Schedule:
@@ -117,50 +111,6 @@ class Schedule:
         """Moves the tasks that waited for this one to the front of the queue."""
         released = self.waiting.pop(task.id)
         self.ready.extendleft(reversed(released))
-
-
-def remaining_seconds(tasks: Iterable[Task], records: Records, costs: CostModel, workers: int) -> float:
-    """An estimate, in seconds, of how long the tasks that have no record will take.
-
-    The estimate of each kind of task is corrected by how long recorded tasks of that kind took, compared with how long
-    they were expected to take. However many workers there are, it is at least the time of the longest task together
-    with its prerequisite.
-    """
-    tasks = list(tasks)
-    coming = pending(tasks, records)
-    done = _timed(tasks, records)
-    kinds = {task.kind for task in coming}
-    pace = {kind: _pace(kind, done, records, costs) for kind in kinds}
-    cost = {task.id: task.effort(costs) * pace[task.kind] for task in coming}
-    longest = 0.0
-    for task in coming:
-        seconds = cost[task.id]
-        first = task.prerequisite()
-        if first is not None:
-            seconds += cost.get(first.id, 0.0)  # without a cost if it has a record
-        longest = max(longest, seconds)
-    return max(sum(cost.values()) / workers, longest)
-
-
-def _timed(tasks: Iterable[Task], records: Records) -> list[Task]:
-    """The recorded tasks and prerequisites whose times are meaningful; a task that was refused took no time."""
-    by_id: dict[str, Task] = {}
-    for task in tasks:
-        for each in (task, task.prerequisite()):
-            if each is None:
-                continue
-            record = records.of(each)
-            if record is not None and "error" not in record:
-                by_id[each.id] = each
-    return list(by_id.values())
-
-
-def _pace(kind: str, done: Iterable[Task], records: Records, costs: CostModel) -> float:
-    """The ratio of actual to expected time for tasks of a kind; 1 if there were none."""
-    same_kind = [task for task in done if task.kind == kind]
-    expected = sum(task.effort(costs) for task in same_kind)
-    taken = sum(records.entries[task.id]["seconds"] for task in same_kind)
-    return taken / expected if expected else 1.0
 
 
 def outcome(task: Task, workspace: Workspace) -> Outcome:

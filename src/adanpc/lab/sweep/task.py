@@ -21,11 +21,13 @@ from adanpc.lab.train.algorithm import Algorithm
 from adanpc.lab.train.registry import known
 from adanpc.lab.train.search import Choice, draw
 
-# Rough costs, for estimates. They need only be of the right size: a sweep corrects them by the times of finished tasks.
+MISSING = "missing"  # the field that says why a task could not be done now, instead of a record
+
+# Rough costs, for estimates. They need only be of the right size: a forecast corrects them by the times of finished
+# tasks.
 STARTING = 2.0  # seconds to read data and build models
 FEATURES = 1e-3  # seconds per sample of methods that see features
-UPDATE = 4  # an update on an image costs as much as this many forward passes
-SHARED = 4  # about how many tasks use the same features
+UPDATE = 4  # forward passes that an answer of a method costs that sees images and does not declare more
 
 
 class Task(ABC):
@@ -59,9 +61,18 @@ class Task(ABC):
         """The domains that the task needs but that are missing here, each with its data set."""
         return []
 
+    @property
+    def like(self) -> str:
+        """What the task is called together with those whose times foretell its own."""
+        return self.kind
+
     @abstractmethod
     def effort(self, costs: CostModel) -> float:
-        """About how many seconds the task takes on one core, without its prerequisite."""
+        """About how many seconds the task takes on one core, without its prerequisite and without what it shares."""
+
+    def shared(self, costs: CostModel) -> Mapping[str, float]:
+        """The seconds of work that is done once for all tasks that need it, by what the work is."""
+        return {}
 
     def prerequisite(self) -> Task | None:
         """A task that must be finished before this one, if any."""
@@ -83,6 +94,11 @@ class Train(Task):
     def data(self) -> tuple[str, ...]:
         """The data set of the spec."""
         return (self.subject.spec.data,)
+
+    @property
+    def like(self) -> str:
+        """The same algorithm."""
+        return f"{self.kind} {self.subject.spec.algorithm}"
 
     def run(self, workspace: Workspace) -> dict[str, Any]:
         """Every evaluation."""
@@ -159,8 +175,13 @@ class Adapt(Task):
         stream = STREAMS[self.stream](seed=self.seed)
         return adapt(scene, self.method, stream, self.batch, self.settings, self.seed)
 
+    @property
+    def like(self) -> str:
+        """The same method in batches of the same size."""
+        return f"{self.kind} {self.method} {self.batch}"
+
     def effort(self, costs: CostModel) -> float:
-        """Encodes all images once, and runs the method on each target image and on the held-out source images."""
+        """Runs the method on each target image and on the held-out source images."""
         reading = self.subject.reading()
         method = find(self.method)
         # The source is tested before the stream and after it, or after each domain of a successive stream.
@@ -171,8 +192,13 @@ class Adapt(Task):
         images = costs.target_images(reading, self.extent) + recalled
         each = FEATURES
         if method.sees == "images":
-            each = UPDATE * method.passes * costs.forward(reading.encoder)
-        return STARTING + costs.features(reading, self.extent) / SHARED + images * each
+            each = max(UPDATE, method.passes) * costs.forward(reading.encoder)
+        return images * each
+
+    def shared(self, costs: CostModel) -> Mapping[str, float]:
+        """The scene, and the features of its images."""
+        scene = json.dumps([self.subject.document(), self.extent.document()], sort_keys=True)
+        return {scene: STARTING, **costs.encoding(self.subject.reading(), self.extent)}
 
     def prerequisite(self) -> Task | None:
         """The training of the model; None for a published one."""

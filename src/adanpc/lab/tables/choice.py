@@ -12,6 +12,7 @@ from adanpc import files, require
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt import find
 from adanpc.lab.sweep.cost import CostModel
+from adanpc.lab.sweep.forecast import Forecast
 from adanpc.lab.sweep.records import Records
 from adanpc.lab.sweep.shape import (
     RecordsError,
@@ -27,7 +28,6 @@ from adanpc.lab.sweep.shape import (
     where_present,
 )
 from adanpc.lab.sweep.subjects import Workspace
-from adanpc.lab.sweep.sweep import remaining_seconds
 from adanpc.lab.sweep.task import Task
 from adanpc.lab.tables.scale import SCALES, Scale, length, seconds
 from adanpc.lab.tables.table import Table
@@ -180,7 +180,7 @@ def choose(table: Table, request: Request, workspace: Workspace, workers: int, a
     def estimate(name: str) -> Estimate:
         scale = request.sized(name)
         tasks = available(table, scale, workspace, absent)
-        return Estimate(scale, remaining_seconds(tasks, records, costs, workers))
+        return Estimate(scale, Forecast(tasks, records, costs).seconds(workers))
 
     if not request.budget:
         return estimate(request.scale or "full")

@@ -33,6 +33,7 @@ BATCHES = (32, 2)
 COMPARED = tuple(benchmark.data for benchmark in benchmarks_in("adaptation"))
 IMAGES = 200  # of each target, if the scale has no more than ten times as many
 PASSES = 8  # through the network for each of these images, so that no method takes much longer than others
+FEWEST = 10  # images of each target, however slow a method is: of fewer, a percentage says nothing
 
 
 def methods_at(scale: Scale) -> tuple[str, ...]:
@@ -57,7 +58,7 @@ def is_slow(method: str) -> bool:
 def affordable(method: str, images: int) -> int:
     """How many images a method gets where others get this many: fewer if it is slow."""
     passes = PASSES * max(images, IMAGES)
-    return min(images, passes // find(method).passes)
+    return min(images, max(FEWEST, passes // find(method).passes))
 
 
 def limited(method: str, scale: Scale) -> Extent:

@@ -18,54 +18,59 @@ from adanpc.lab.tables.table import BENCHMARKS, Parts, Results, Row, Table, mean
 from adanpc.lab.train.spec import Spec
 
 
-class Contestant(NamedTuple):
+class Method(NamedTuple):
     """A test-time method with its settings."""
 
-    method: str
+    name: str
     settings: Mapping[str, Any] = {}
 
 
 FROZEN = "frozen vote"
 SAFE = "safe"
 TRANSFORM = "transform"  # not run by itself: it is the frozen answer of the preset "safe"
-CONTESTANTS: Mapping[str, Contestant] = {
-    FROZEN: Contestant("knn", {"k": 25}),
-    "paper": Contestant("adanpc"),
-    "linear head": Contestant("source"),
-    "T3A": Contestant("t3a"),
-    "reset": Contestant("adanpc-reset"),
-    "ASR": Contestant("adanpc-asr"),
-    "PeTTA": Contestant("adanpc-petta"),
-    SAFE: Contestant("adanpc-safe"),
-    "safe, mixed": Contestant("adanpc-safe", {"stream": "mixed"}),
+METHODS: Mapping[str, Method] = {
+    FROZEN: Method("knn", {"k": 25}),
+    "paper": Method("adanpc"),
+    "linear head": Method("source"),
+    "T3A": Method("t3a"),
+    "reset": Method("adanpc-reset"),
+    "ASR": Method("adanpc-asr"),
+    "PeTTA": Method("adanpc-petta"),
+    SAFE: Method("adanpc-safe"),
+    "safe, mixed": Method("adanpc-safe", {"stream": "mixed"}),
 }
-COLUMNS = (*CONTESTANTS, TRANSFORM)
-TAUGHT = tuple(name for name in CONTESTANTS if name not in (FROZEN, "linear head"))  # those that learn from a stream
+COLUMNS = (*METHODS, TRANSFORM)
+LEARNING = tuple(name for name in METHODS if name not in (FROZEN, "linear head"))  # those that learn from a stream
 
 PACS = BENCHMARKS["pacs"]
 MNIST = BENCHMARKS["rotated-mnist"]
 ENCODERS = ("efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2")
-DISTURBED = ENCODERS[0]  # foreign queries and attacks are met with one encoder
-ALONE = {"random": "iid", "sorted": "sorted", "Dirichlet 0.1": "correlated", "label shift 1:10": "label_shift"}
+DISTURBED_ENCODER = ENCODERS[0]  # foreign queries and attacks are met with one encoder
+ORDERS_OF_ONE_TARGET = {
+    "random": "iid",
+    "sorted": "sorted",
+    "Dirichlet 0.1": "correlated",
+    "label shift 1:10": "label_shift",
+}
 ONE_CLASS = "one class"
-TOGETHER = {"successive": "successive", "mixed": "mixed", "recurring 5 times": "recurring"}
+ORDERS_OF_ALL_TARGETS = {"successive": "successive", "mixed": "mixed", "recurring 5 times": "recurring"}
 PACS_CLASSES = 7
 SEVERITIES = (1, 5)
-CORRUPTED = 1000  # images of each corruption at most
-BANK = 10  # rows for each of them
+IMAGES_OF_CORRUPTION = 1000  # at most
+ROWS_PER_IMAGE = 10  # in the bank, for each of these images
 DIGITS_OF_ANGLE = 5000  # at most, of which a fifth is held out
 STEPS = 1000  # of the training on upright digits, at most
 RECALLED = 300  # source images
 FOREIGN: tuple[Foreign, ...] = ("noise", "digits", "unknown class")
 GROUPS = (*ENCODERS, "rotated-mnist", *(f"cifar-10-c-{severity}" for severity in SEVERITIES), "foreign", "attacks")
-ALLOWED = 0.5  # points that a cell may be below the frozen vote
+ALLOWED_LOSS = 0.5  # points that a cell may be below the frozen vote
 FOREIGN_IN_WORDS = (
     "foreign that joined the bank; that voted: had any part in the answer to a later query; "
     "that decided: without that row alone, such an answer would have been another."
 )
 
 
-class Place(NamedTuple):
+class Scenario(NamedTuple):
     """Where all methods are compared: a source model, what it meets, and how that arrives.
 
     Args:
@@ -76,7 +81,7 @@ class Place(NamedTuple):
         stream: by name.
         extent: of the data.
         turns: seeds of the order of arrival, in groups that are run one after another: a table that is stopped early
-            has the first group of every place.
+            has the first group of every scenario.
     """
 
     group: str
@@ -93,13 +98,13 @@ class Place(NamedTuple):
         return [seed for turn in self.turns for seed in turn]
 
     def task(self, name: str, seed: int) -> Adapt:
-        """A contestant here."""
-        contestant = CONTESTANTS[name]
+        """A method here."""
+        method = METHODS[name]
         return Adapt(
             self.subject,
-            contestant.method,
+            method.name,
             stream=self.stream,
-            settings=contestant.settings,
+            settings=method.settings,
             extent=self.extent,
             seed=seed,
         )
@@ -113,9 +118,9 @@ def _some_of(names: Iterable[str], scale: Scale) -> list[str]:
     return wanted or names
 
 
-def places(scale: Scale) -> list[Place]:
-    """Every place of the groups that are wanted."""
-    found: list[Place] = []
+def scenarios(scale: Scale) -> list[Scenario]:
+    """Every scenario of the groups that are wanted."""
+    found: list[Scenario] = []
     for group in _some_of(GROUPS, scale):
         if group in ENCODERS:
             found += _pacs(group, scale)
@@ -126,7 +131,7 @@ def places(scale: Scale) -> list[Place]:
     return found
 
 
-def _pacs(encoder: str, scale: Scale) -> list[Place]:
+def _pacs(encoder: str, scale: Scale) -> list[Scenario]:
     """A published encoder on PACS: each domain as the target of the others, and as the source of the others."""
     extent = Extent(scale.images, scale.images, RECALLED, whole=True)
     turns = _one_by_one(scale.seeds)
@@ -134,84 +139,85 @@ def _pacs(encoder: str, scale: Scale) -> list[Place]:
     found = []
     for target in PACS.domains:
         subject = Frozen(PACS.data, (target,), encoder)
-        for order, stream in ALONE.items():
-            found.append(Place(encoder, order, target, subject, stream, extent, turns))
-        found.append(Place(encoder, ONE_CLASS, target, subject, "one_class", extent, all_classes))
+        for order, stream in ORDERS_OF_ONE_TARGET.items():
+            found.append(Scenario(encoder, order, target, subject, stream, extent, turns))
+        found.append(Scenario(encoder, ONE_CLASS, target, subject, "one_class", extent, all_classes))
     for source in PACS.domains:
         others = tuple(name for name in PACS.domains if name != source)
         subject = Frozen(PACS.data, others, encoder)
-        for order, stream in TOGETHER.items():
-            found.append(Place(encoder, order, f"after {source}", subject, stream, extent, turns))
+        for order, stream in ORDERS_OF_ALL_TARGETS.items():
+            found.append(Scenario(encoder, order, f"after {source}", subject, stream, extent, turns))
     return found
 
 
 def _one_by_one(seeds: int) -> tuple[tuple[int, ...], ...]:
+    """A turn for each seed."""
     return tuple((seed,) for seed in range(seeds))
 
 
-def _digits(scale: Scale) -> Place:
+def _digits(scale: Scale) -> Scenario:
     """A small network trained on upright digits, led through the angles."""
     images = DIGITS_OF_ANGLE if scale.images is None else min(DIGITS_OF_ANGLE, scale.images)
     steps = min(STEPS, scale.steps)
     spec = Spec(MNIST.data, MNIST.domains[1:], "erm", steps=steps, images=images)
     extent = Extent(recalled=RECALLED)
     turns = _one_by_one(scale.seeds)
-    return Place("rotated-mnist", "successive", "all angles", Trained(spec), "successive", extent, turns)
+    return Scenario("rotated-mnist", "successive", "all angles", Trained(spec), "successive", extent, turns)
 
 
-def _cifar(group: str, severity: int, scale: Scale) -> list[Place]:
+def _cifar(group: str, severity: int, scale: Scale) -> list[Scenario]:
     """A published network, one corruption after another, each from a fresh start."""
-    images = CORRUPTED if scale.images is None else min(CORRUPTED, scale.images)
-    extent = Extent(images, BANK * images, RECALLED, whole=True)
+    images = IMAGES_OF_CORRUPTION if scale.images is None else min(IMAGES_OF_CORRUPTION, scale.images)
+    extent = Extent(images, ROWS_PER_IMAGE * images, RECALLED, whole=True)
     turns = _one_by_one(scale.seeds)
     found = []
     for corruption in CORRUPTIONS:
         domain = title(corruption, severity)
         known = (CIFAR.clean, "train")
         subject = Frozen(CIFAR.data, (domain,), CIFAR.encoder, CIFAR.weights, "own", known=known)
-        found.append(Place(group, "random", corruption, subject, "iid", extent, turns))
+        found.append(Scenario(group, "random", corruption, subject, "iid", extent, turns))
     return found
 
 
 def _disturbed(target: str) -> Frozen:
     """The source model that meets foreign queries and attacks."""
-    return Frozen(PACS.data, (target,), DISTURBED)
+    return Frozen(PACS.data, (target,), DISTURBED_ENCODER)
 
 
 def _intrusion(target: str, foreign: Foreign, name: str, scale: Scale, seed: int) -> Intrude:
-    contestant = CONTESTANTS[name]
+    method = METHODS[name]
     extent = Extent(scale.images, scale.images, RECALLED, whole=True)
-    return Intrude(_disturbed(target), contestant.method, foreign, contestant.settings, extent, seed)
+    return Intrude(_disturbed(target), method.name, foreign, method.settings, extent, seed)
 
 
 def _attack(target: str, attack: str, name: str, scale: Scale, seed: int) -> Attack:
-    contestant = CONTESTANTS[name]
+    method = METHODS[name]
     extent = Extent(scale.images, scale.images, RECALLED, whole=True)
-    return Attack(_disturbed(target), contestant.method, attack, contestant.settings, extent, seed)
+    return Attack(_disturbed(target), method.name, attack, method.settings, extent, seed)
 
 
 def plan(scale: Scale) -> list[Task]:
-    """Every contestant that is wanted in every place that is; the first seed of everything comes first."""
-    contestants = _some_of(CONTESTANTS, scale)
-    wanted = places(scale)
+    """Every wanted method in every wanted scenario; the first seed of everything comes first."""
+    methods = _some_of(METHODS, scale)
+    wanted = scenarios(scale)
     tasks: list[Task] = []
     for turn in range(scale.seeds):
-        for place in wanted:
-            for seeds in place.turns[turn : turn + 1]:
-                tasks += [place.task(name, seed) for seed in seeds for name in contestants]
-        tasks += _disturbances(scale, contestants, turn)
+        for scenario in wanted:
+            for seeds in scenario.turns[turn : turn + 1]:
+                tasks += [scenario.task(name, seed) for seed in seeds for name in methods]
+        tasks += _disturbances(scale, methods, turn)
     return tasks
 
 
-def _disturbances(scale: Scale, contestants: Sequence[str], seed: int) -> list[Task]:
+def _disturbances(scale: Scale, methods: Sequence[str], seed: int) -> list[Task]:
     """Foreign queries and attacks, with one seed."""
     groups = _some_of(GROUPS, scale)
     tasks: list[Task] = []
     for target in PACS.domains:
-        for name in contestants:
+        for name in methods:
             if "foreign" in groups:
                 tasks += [_intrusion(target, foreign, name, scale, seed) for foreign in FOREIGN]
-            if "attacks" in groups and name in TAUGHT:
+            if "attacks" in groups and name in LEARNING:
                 tasks += [_attack(target, attack, name, scale, seed) for attack in ATTACKS]
     return tasks
 
@@ -227,7 +233,7 @@ def _accuracy(record: Record) -> float | None:
 
 
 def _recorded(name: str) -> Measure:
-    """A number of a record that has this name; records of an earlier version may be without it."""
+    """The number of this name in a record; records of an earlier version may be without it."""
     return lambda record: record.get(name)
 
 
@@ -246,7 +252,7 @@ def _source_change(record: Record) -> float | None:
 
 
 class View(NamedTuple):
-    """One measure of all places.
+    """One measure of all scenarios.
 
     Args:
         title: in words.
@@ -263,7 +269,7 @@ class View(NamedTuple):
     @property
     def columns(self) -> tuple[str, ...]:
         """What is compared; only accuracies are known of the transform alone."""
-        return COLUMNS if self.measure is _accuracy else tuple(CONTESTANTS)
+        return COLUMNS if self.measure is _accuracy else tuple(METHODS)
 
 
 VIEWS = (
@@ -276,35 +282,35 @@ VIEWS = (
 )
 
 
-def _numbers(results: Results, place: Place, column: str, measure: Measure) -> list[float]:
-    """A measure of a column in a place, for each seed that has a record; none until the whole first turn has."""
-    contestant = column
+def _numbers(results: Results, scenario: Scenario, column: str, measure: Measure) -> list[float]:
+    """A measure of a column in a scenario, for each seed that has a record; none until the whole first turn has."""
+    method = column
     if column == TRANSFORM:
-        contestant = SAFE
+        method = SAFE
         measure = _recorded("frozen")
-    first = results.all_of(place.task(contestant, seed) for seed in place.turns[0])
-    if len(first) < len(place.turns[0]):
+    first = results.all_of(scenario.task(method, seed) for seed in scenario.turns[0])
+    if len(first) < len(scenario.turns[0]):
         return []
-    found = [measure(record) for record in results.all_of(place.task(contestant, seed) for seed in place.seeds)]
+    found = [measure(record) for record in results.all_of(scenario.task(method, seed) for seed in scenario.seeds)]
     return [number for number in found if number is not None]
 
 
-def _in_place(results: Results, place: Place, column: str, view: View) -> float | None:
-    """What a view shows of a place: the mean over seeds, or the worst of them."""
-    numbers = _numbers(results, place, column, view.measure)
+def _shown_number(results: Results, scenario: Scenario, column: str, view: View) -> float | None:
+    """What a view shows of a scenario: the mean over seeds, or the worst of them."""
+    numbers = _numbers(results, scenario, column, view.measure)
     if not numbers:
         return None
     return min(numbers) if view.worst_seed else sum(numbers) / len(numbers)
 
 
 def show(results: Results) -> tuple[Parts, list[str]]:
-    """Averages of every measure, accuracies in every place, then digits by angle, foreign queries and attacks."""
-    found = places(results.scale)
+    """Averages of every measure, accuracies in every scenario, then digits by angle, foreign queries and attacks."""
+    found = scenarios(results.scale)
     sheets = [_averages(results, found, view) for view in VIEWS]
     for group in GROUPS:
-        here = [place for place in found if place.group == group]
+        here = [scenario for scenario in found if scenario.group == group]
         if len(here) > 1:
-            sheets.append(_each_place(results, group, here))
+            sheets.append(_each_scenario(results, group, here))
     groups = _some_of(GROUPS, results.scale)
     if "rotated-mnist" in groups:
         sheets.append(_angles(results))
@@ -315,15 +321,15 @@ def show(results: Results) -> tuple[Parts, list[str]]:
     return tuple(sheets), _notes(results, found)
 
 
-def _averages(results: Results, found: Sequence[Place], view: View) -> Sheet:
+def _averages(results: Results, found: Sequence[Scenario], view: View) -> Sheet:
     """A view of each group and order, averaged over what is met; nothing where a part of it is missing."""
     rows: list[Row] = []
-    kinds = dict.fromkeys((place.group, place.order) for place in found)
+    kinds = dict.fromkeys((scenario.group, scenario.order) for scenario in found)
     for group, order in kinds:
-        here = [place for place in found if (place.group, place.order) == (group, order)]
+        here = [scenario for scenario in found if (scenario.group, scenario.order) == (group, order)]
         cells = []
         for column in view.columns:
-            cells.append(Cell(_mean([_in_place(results, place, column, view) for place in here])))
+            cells.append(Cell(_mean([_shown_number(results, scenario, column, view) for scenario in here])))
         rows.append((f"{group}, {order}", tuple(cells)))
     return Sheet(f"{view.title}, on average", view.columns, tuple(rows), view.unit, best="")
 
@@ -334,26 +340,26 @@ def _mean(numbers: Sequence[float | None]) -> Value | None:
     return None if mean is None else Value(mean)
 
 
-def _each_place(results: Results, group: str, here: Sequence[Place]) -> Sheet:
-    """Accuracies in every place of a group, over seeds."""
+def _each_scenario(results: Results, group: str, here: Sequence[Scenario]) -> Sheet:
+    """Accuracies in every scenario of a group, over seeds."""
     rows: list[Row] = []
-    for place in here:
-        cells = [Cell(value(_numbers(results, place, column, _accuracy))) for column in COLUMNS]
-        rows.append((f"{place.order}, {place.target}", tuple(cells)))
+    for scenario in here:
+        cells = [Cell(value(_numbers(results, scenario, column, _accuracy))) for column in COLUMNS]
+        rows.append((f"{scenario.order}, {scenario.target}", tuple(cells)))
     return Sheet(f"Accuracy, {group}", COLUMNS, tuple(rows), best="")
 
 
 def _angles(results: Results) -> Sheet:
     """Accuracies on each angle of rotated digits."""
-    place = _digits(results.scale)
+    scenario = _digits(results.scale)
     rows: list[Row] = []
     for angle in MNIST.domains[1:]:
         cells = []
-        for name in CONTESTANTS:
-            cells.append(Cell(value(_numbers(results, place, name, _on_domain(angle)))))
+        for name in METHODS:
+            cells.append(Cell(value(_numbers(results, scenario, name, _on_domain(angle)))))
         rows.append((f"{angle}°", tuple(cells)))
     title = "Rotated digits in succession, accuracy on each angle as it is met"
-    return Sheet(title, tuple(CONTESTANTS), tuple(rows), best="")
+    return Sheet(title, tuple(METHODS), tuple(rows), best="")
 
 
 def _on_domain(name: str) -> Measure:
@@ -363,25 +369,15 @@ def _on_domain(name: str) -> Measure:
 
 def _foreign(results: Results) -> Sheet:
     """What foreign queries do, averaged over targets and seeds."""
-    columns = (
-        "accuracy without",
-        "accuracy beside",
-        "native answers changed",
-        "foreign that joined",
-        "foreign that voted",
-        "foreign that decided",
-        "AUROC of novelty",
-        "foreign called so",
-        "native called foreign",
-    )
     scale = results.scale
     rows: list[Row] = []
     for foreign in FOREIGN:
-        for name in CONTESTANTS:
+        for name in METHODS:
             records = _on_every_target(results, partial(_intrusion, foreign=foreign, name=name, scale=scale))
-            cells = [_over(records, measure) for measure in _FOREIGN_MEASURES]
+            cells = [_over(records, measure) for measure in _FOREIGN_MEASURES.values()]
             rows.append((f"{foreign}, {name}", tuple(cells)))
-    return Sheet(f"Foreign queries among those of PACS, {DISTURBED}, on average", columns, tuple(rows), "%", "")
+    title = f"Foreign queries among those of PACS, {DISTURBED_ENCODER}, on average"
+    return Sheet(title, tuple(_FOREIGN_MEASURES), tuple(rows), "%", "")
 
 
 def _on_every_target(results: Results, task_for: Callable[..., Task]) -> list[Record]:
@@ -399,6 +395,7 @@ def _on_every_target(results: Results, task_for: Callable[..., Task]) -> list[Re
 
 
 def _share_of_foreign(record: Record, what: str) -> float | None:
+    """A count in a record as a share of the foreign queries, in percent."""
     count = record.get(what)  # records of an earlier version may be without it
     if count is None or not record["foreign"]:  # of a small target, an unknown class may have no images
         return None
@@ -406,21 +403,22 @@ def _share_of_foreign(record: Record, what: str) -> float | None:
 
 
 def _novelty(record: Record, what: str) -> float | None:
+    """What a record says of novelty; None for methods that do not compute it."""
     novelty = record["novelty"]
     return None if novelty is None else float(novelty[what])
 
 
-_FOREIGN_MEASURES: tuple[Measure, ...] = (
-    lambda record: record["without"],
-    lambda record: record["beside"],
-    lambda record: record["changed"],
-    lambda record: _share_of_foreign(record, "voters"),
-    lambda record: _share_of_foreign(record, "influential"),
-    lambda record: _share_of_foreign(record, "decisive"),
-    lambda record: _novelty(record, "auroc"),
-    lambda record: _novelty(record, "foreign"),
-    lambda record: _novelty(record, "native"),
-)
+_FOREIGN_MEASURES: Mapping[str, Measure] = {  # by the heading of their column
+    "accuracy without": _recorded("without"),
+    "accuracy beside": _recorded("beside"),
+    "native answers changed": _recorded("changed"),
+    "foreign that joined": lambda record: _share_of_foreign(record, "voters"),
+    "foreign that voted": lambda record: _share_of_foreign(record, "influential"),
+    "foreign that decided": lambda record: _share_of_foreign(record, "decisive"),
+    "AUROC of novelty": lambda record: _novelty(record, "auroc"),
+    "foreign called so": lambda record: _novelty(record, "foreign"),
+    "native called foreign": lambda record: _novelty(record, "native"),
+}
 
 
 def _over(records: Sequence[Record], measure: Measure) -> Cell:
@@ -434,23 +432,23 @@ def _attacks(results: Results) -> Sheet:
     scale = results.scale
     rows: list[Row] = []
     for attack, inputs in ATTACKS.items():
-        for name in TAUGHT:
+        for name in LEARNING:
             records = _on_every_target(results, partial(_attack, attack=attack, name=name, scale=scale))
             differences = [float(record["after"] - record["before"]) for record in records]
             worst = Cell(Value(min(differences))) if differences else Cell()
             cells = (
-                _over(records, lambda record: record["before"]),
-                _over(records, lambda record: record["after"]),
+                _over(records, _recorded("before")),
+                _over(records, _recorded("after")),
                 Cell(_mean(differences)),
                 worst,
-                _over(records, lambda record: record["changed"]),
+                _over(records, _recorded("changed")),
             )
             rows.append((f"{attack} ({inputs:,} inputs), {name}", cells))
     columns = ("accuracy before", "after", "difference", "worst difference", "answers changed")
-    return Sheet(f"Attacks, {DISTURBED}, on average over PACS", columns, tuple(rows), "%", "")
+    return Sheet(f"Attacks, {DISTURBED_ENCODER}, on average over PACS", columns, tuple(rows), "%", "")
 
 
-def _notes(results: Results, found: Sequence[Place]) -> list[str]:
+def _notes(results: Results, found: Sequence[Scenario]) -> list[str]:
     """How often the default and the transform alone are below the frozen vote, and where most."""
     notes = [
         "frozen vote: 25 neighbors on raw features. transform: the preset safe with nothing learned from the stream.",
@@ -460,16 +458,16 @@ def _notes(results: Results, found: Sequence[Place]) -> list[str]:
     accuracy = VIEWS[0]
     for column in (SAFE, "safe, mixed", TRANSFORM):
         gaps = {}
-        for place in found:
-            ours = _in_place(results, place, column, accuracy)
-            frozen = _in_place(results, place, FROZEN, accuracy)
+        for scenario in found:
+            ours = _shown_number(results, scenario, column, accuracy)
+            frozen = _shown_number(results, scenario, FROZEN, accuracy)
             if ours is not None and frozen is not None:
-                gaps[f"{place.group}, {place.order}, {place.target}"] = ours - frozen
+                gaps[f"{scenario.group}, {scenario.order}, {scenario.target}"] = ours - frozen
         if gaps:
-            below = sum(gap < -ALLOWED for gap in gaps.values())
+            below = sum(gap < -ALLOWED_LOSS for gap in gaps.values())
             lowest = min(gaps, key=lambda name: gaps[name])
             notes.append(
-                f"{column}: more than {ALLOWED} points below the frozen vote in {below} of {len(gaps)} cells; "
+                f"{column}: more than {ALLOWED_LOSS} points below the frozen vote in {below} of {len(gaps)} cells; "
                 f"the lowest is {lowest}, by {gaps[lowest]:+.1f}."
             )
     return notes
@@ -483,13 +481,13 @@ TABLES = [
         "Published encoders on PACS without fine-tuning, each domain as the target of the others (random, sorted by "
         "class, Dirichlet, label shift, one class at a time) and as the source of the others (successive, mixed, "
         f"recurring); a small network trained on upright digits for at most {STEPS:,} steps and led through at most "
-        f"{DIGITS_OF_ANGLE * 4 // 5:,} digits of each angle; a ResNet-56 on at most {CORRUPTED:,} images of each "
-        "corruption of CIFAR-10. Images of PACS and CIFAR-10-C are met as a whole, banks hold four fifths of each "
+        f"{DIGITS_OF_ANGLE * 4 // 5:,} digits of each angle; a ResNet-56 on at most {IMAGES_OF_CORRUPTION:,} images of "
+        "each corruption of CIFAR-10. Images of PACS and CIFAR-10-C are met as a whole, banks hold four fifths of each "
         "source domain, and a seed changes the order of arrival alone. Batches of 32.",
         plan,
         show,
         (PACS.data, MNIST.data, "cifar-10", "cifar-10-c"),
         uses=("seeds", "images"),
-        rows=(*GROUPS, *CONTESTANTS),
+        rows=(*GROUPS, *METHODS),
     )
 ]

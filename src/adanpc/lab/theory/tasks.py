@@ -89,8 +89,12 @@ class SplitOfBank(Task):
         return {**asdict(split), "accuracy": accuracy, "queries": len(held_out)}
 
     def effort(self, costs: CostModel) -> float:
-        """Returns an estimate of the seconds, most of which go into features of all images."""
-        return STARTING + costs.features(self.subject.reading(), self.extent)
+        """Returns the seconds to read data and model; the rest is shared."""
+        return STARTING
+
+    def shared(self, costs: CostModel) -> Mapping[str, float]:
+        """Returns the seconds for the features of all images."""
+        return costs.encoding(self.subject.reading(), self.extent)
 
     def prerequisite(self) -> Task | None:
         """Returns the training of the subject, unless its model is published."""

@@ -19,7 +19,9 @@ from adanpc.lab.train.algorithm import Algorithm
 from adanpc.lab.train.registry import known
 from adanpc.lab.train.run import BEST, CHECKPOINT, Run, RunError, check_vacant
 from adanpc.lab.train.spec import Spec
-from adanpc.require import did_you_mean
+from adanpc.require import did_you_mean, one_of
+
+FILE_OF = {"best": BEST, "last": CHECKPOINT}  # the file in a run that holds this model
 
 
 class Split(NamedTuple):
@@ -120,9 +122,8 @@ def load_algorithm(run: Run, which: str = "best") -> Algorithm:
 
 def model_file(which: str) -> str:
     """Returns the name of the file in a run that holds its best or its last model."""
-    if which not in ("best", "last"):
-        raise AdaNPCError(f"which must be 'best' or 'last', got {which!r}")
-    return BEST if which == "best" else CHECKPOINT
+    one_of("which", which, FILE_OF)
+    return FILE_OF[which]
 
 
 def splits(run: Run, transform: Transform | None, data: DataSet | None = None) -> dict[str, Split]:

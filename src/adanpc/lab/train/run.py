@@ -15,8 +15,7 @@ from adanpc.errors import AdaNPCError, UnavailableError
 from adanpc.files import add_entry, entries, held, replace
 from adanpc.lab.data.read import find_data
 from adanpc.lab.environment import environment
-from adanpc.lab.networks.encoders import check_named as check_named_encoder
-from adanpc.lab.networks.encoders import find_encoder
+from adanpc.lab.networks.encoders import check_named_encoder, find_encoder
 from adanpc.lab.networks.sealed import SealError
 from adanpc.lab.own import UntrustedCodeError, absolute_name
 from adanpc.lab.train import checkpoint

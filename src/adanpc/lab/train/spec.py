@@ -8,10 +8,8 @@ from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
 from adanpc.errors import AdaNPCError
-from adanpc.lab.data.read import check_named as check_named_data
-from adanpc.lab.data.read import find_data
-from adanpc.lab.networks.encoders import check_named as check_named_encoder
-from adanpc.lab.networks.encoders import find_encoder, is_own_encoder
+from adanpc.lab.data.read import check_named_data, find_data
+from adanpc.lab.networks.encoders import check_named_encoder, find_encoder, is_own_encoder
 from adanpc.lab.own import is_own
 from adanpc.lab.settings import check_settings
 from adanpc.lab.train.algorithm import Algorithm

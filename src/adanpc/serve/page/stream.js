@@ -121,8 +121,8 @@ function drawSigns(place, signs) {
   const facts = [
     ["Estimated accuracy", ...estimateIn(signs.given)],
     ["Without adaptation", ...estimateIn(signs.frozen)],
-    ["Trust in adaptation", percent(signs.trust), "0 % is all frozen answers"],
-    ["Neighbors agree", percent(signs.agreement), "0 % is chance"],
+    ["Trust in adaptation", percent(signs.trust), "0 %: answers without adaptation"],
+    ["Neighbors agree", percent(signs.agreement), "0 %: no more than by chance"],
   ];
   const tiles = facts.map(([name, value, detail]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, value, element("span", { class: "faint" }, detail ?? ""))),

@@ -336,7 +336,7 @@ function correction(given) {
   if (given.joined === null && !frozenDiffers) return null;
   const effect = given.joined === null
     ? "It tells the guard whether to trust what the bank has learned."
-    : `It becomes the label of row ${given.joined}, which this query became.`;
+    : `This query joined the bank as row ${given.joined}. What you say becomes the label of that row.`;
   const problem = element("p", { class: "error", role: "alert", hidden: true });
   const form = element(
     "form",
