@@ -155,6 +155,18 @@ def test_serve_with_tokens_lets_their_owners_in(folder: Path, tmp_path: Path) ->
     assert statuses == [401, 200]
 
 
+def test_options_of_serve_are_limits(folder: Path) -> None:
+    def use(url: str) -> list[int]:
+        features = {"features": queries(3).tolist()}
+        too_long = requests.post(f"{url}/v1/veto", data=bytes(5001))
+        answers = [requests.post(f"{url}/v1/predict", json=features) for _ in range(2)]
+        return [response.status_code for response in (too_long, *answers)]
+
+    limits = ("--max-body", 5000, "--max-requests", 3, "--rate", 1000, "--max-connections", 50)
+    _, statuses = while_serving(use, "serve", folder, *limits)
+    assert statuses == [413, 200, 200]
+
+
 def test_serve_refuses_in_one_sentence(folder: Path, tmp_path: Path, made: sample.Sample) -> None:
     assert "create tokens with adanpc token add, and pass their file as --tokens" in refusal(
         "serve", folder, "--host", "0.0.0.0"

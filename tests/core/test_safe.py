@@ -242,6 +242,7 @@ def disturbed(count: int, seed: int) -> Tensor:
     return features
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     "options",
     [
@@ -286,6 +287,7 @@ def test_a_class_without_any_probability_is_given_none() -> None:
     assert factors.tolist() == pytest.approx([1, 0, 1, 0])
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     "bank",
     [{}, {"capacity": 9}, {"capacity": 9, "evict": "reservoir", "seed": 5}, {"capacity": 9, "evict": "balanced"}],
@@ -303,6 +305,7 @@ def test_batch_size_never_changes_an_answer(bank: dict[str, Any]) -> None:
         assert classifier.digest() == whole.digest()
 
 
+@pytest.mark.no_cover
 def test_batch_size_never_changes_an_answer_where_classes_do_not_arrive_mixed() -> None:
     """Then each block of queries waits for what the beliefs of the one before it look like."""
     features, labels = samples(290, 2, shift=1.0)

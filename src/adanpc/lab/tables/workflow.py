@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adanpc import files, require
-from adanpc.errors import AdaNPCError
+from adanpc.errors import AdaNPCError, UnavailableError
 from adanpc.lab.adapt.registry import is_named
 from adanpc.lab.data.domain import DataError
 from adanpc.lab.data.loading import cores
@@ -70,6 +70,9 @@ def make(
     Every finished task is recorded at once, so the same call continues after an interruption and runs nothing twice.
     ``adanpc.lab.show.report.write`` writes the result to files.
 
+    Call it below ``if __name__ == "__main__":``. With several workers, each of them imports the program that calls it,
+    and would otherwise run all of it.
+
     Args:
         name: one of ``TABLES``.
         data_dir: the folder of the data sets.
@@ -97,14 +100,8 @@ def make(
     check_methods(table, methods)
     check_algorithms(table, algorithms)
     sizes = _checked_sizes(steps=steps, images=images, trials=trials, seeds=seeds)
-    if encoder:
-        sizes["encoder"] = encoder
-    if only:
-        sizes["only"] = tuple(only)
-    if methods:
-        sizes["methods"] = tuple(methods)
-    if algorithms:
-        sizes["algorithms"] = tuple(algorithms)
+    named = {"encoder": encoder, "only": tuple(only), "methods": tuple(methods), "algorithms": tuple(algorithms)}
+    sizes |= {name: value for name, value in named.items() if value}
     request = Request(budget, scale, sizes)
     request.check()
     workspace = Workspace(Path(data_dir), Path(out), known_device(device))
@@ -126,7 +123,10 @@ def make(
         note_choice(workspace.folder, name, estimate.scale, budget, made_from)
         tasks = available(table, estimate.scale, workspace, absent)
         forecast = Forecast(tasks, records, CostModel(workspace))
-        for reason in sweep(tasks, workspace, records, ray=ray, workers=processes, forecast=forecast):
+        reasons = sweep(tasks, workspace, records, ray=ray, workers=processes, forecast=forecast)
+        if reasons and not any(task in records for task in tasks):
+            raise UnavailableError(f"nothing of {name} could be made: {'; '.join(reasons)}")
+        for reason in reasons:
             notify(f"Left out: {reason}")
     return table.exhibit(Results(Records(workspace.folder), estimate.scale, workspace, absent))
 
