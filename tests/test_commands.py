@@ -56,7 +56,7 @@ def test_data_shows_domains_and_names_what_cannot_be_read(data_dir: Path, tmp_pa
     done = run("data", "folder", "--data-dir", tmp_path, "--check")
     assert done.exit_code == 2
     assert str(bad) in done.output
-    assert "1 images cannot be read" in done.output
+    assert "Images that cannot be read: 1. Delete them, or copy them again." in done.output
     done = run("data", "pacs", "--data-dir", tmp_path / "nowhere")
     assert done.exit_code == 2
     assert "pacs is not at" in done.output

@@ -488,7 +488,7 @@ def test_folders_that_systems_leave_behind_are_no_data(tmp_path: Path, name: str
     assert [domain.name for domain in data.domains] == ["a"]
     assert data.classes == ("dog",)
     assert len(data["a"]) == 2
-    assert data.notice == "2 files were skipped because they are hidden or are not images"
+    assert data.notice == "files that are hidden or are not images were skipped: 2"
 
 
 @pytest.mark.parametrize("name", ["__MACOSX/", "._", ".Spotlight-V100/", "__MACOSX/._"])

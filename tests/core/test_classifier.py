@@ -99,6 +99,7 @@ def play(made: AdaNPC, stream: Tensor, sizes: list[int]) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.no_cover
 @settings(max_examples=120, deadline=None)
 @given(settings_of_a_run(), st.lists(st.integers(0, 30), max_size=12))
 def test_batch_size_never_changes_an_answer(run: dict[str, Any], cuts: list[int]) -> None:

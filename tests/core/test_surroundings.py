@@ -55,6 +55,7 @@ def close_rows(dim: int = 64, rows: int = 900) -> tuple[torch.Tensor, torch.Tens
     return center + spread[:rows], torch.arange(rows) % 3, center + spread[rows:]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", SURROUNDINGS)
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("engine", ["numkong", "torch"])

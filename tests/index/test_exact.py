@@ -81,6 +81,7 @@ def test_a_query_may_lie_scattered_in_memory(engine: str) -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("batch", [1, 3, 9])
 @pytest.mark.parametrize("spread", [1.0, 1e-4])
@@ -135,6 +136,7 @@ def test_one_query_finds_what_a_batch_and_a_loop_find(data: st.DataObject) -> No
     assert found.similarity[0].tolist() == [score[slot] for slot in order] + [-np.inf] * missing
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("count", [1, 2, 9])
 @pytest.mark.parametrize("long", [batch.LONG, 1])  # many candidates are scored at once, or query by query

@@ -269,12 +269,11 @@ def in_blocks(column: Array) -> list[Array]:
 def test_the_nearest_rows_are_those_that_a_loop_finds(data: st.DataObject) -> None:
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     dim = data.draw(st.sampled_from([1, 7, 16, 33]))
-    dtype = data.draw(st.sampled_from([np.float16, np.float32]))
+    storage = data.draw(st.sampled_from(["float16", "float32", "float32 with bytes", "int8"]))
     slots = data.draw(st.integers(1, 200))
-    drawn = on_grid(random, 256, dim, dtype)
+    drawn = on_grid(random, 256, dim, np.float16 if storage == "float16" else np.float32)
     queries = on_grid(random, data.draw(st.sampled_from([1, 3, 9])), dim, np.float32)
-    with_bytes = dtype == np.float32 and data.draw(st.booleans())
-    if with_bytes:  # whose bounds hold for rows and queries of length one
+    if storage in ("float32 with bytes", "int8"):  # whose bounds hold for rows and queries of length one
         drawn = grid.unit(torch.from_numpy(drawn)).numpy()
         queries = grid.unit(torch.from_numpy(queries)).numpy()
     copies = data.draw(st.integers(0, 100))
@@ -291,9 +290,14 @@ def test_the_nearest_rows_are_those_that_a_loop_finds(data: st.DataObject) -> No
         shown = {0: groups[:slots] != 0, 2: groups[:slots] == 2}
         some_groups = groups
     lists = [in_blocks(drawn), in_blocks(ids)]
-    if with_bytes:
-        with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
+        if storage == "float32 with bytes":
             lists += [in_blocks(column) for column in grid._coarse_array(drawn).values()]
+        if storage == "int8":
+            columns = {name: column.numpy() for name, column in grid._int8_array(drawn).items()}
+            drawn = grid.decode(columns)
+            lists[0] = in_blocks(columns["fine"])
+            lists += [in_blocks(columns[name]) for name in ("row", "scale", "residual")]
     rows = Rows(lists, 64, slots)
     for path in COMPILED:
         found = kernels.nearest_rows(path, rows, queries, wanted, some_groups, crowd=400, slack=1e-5)
@@ -368,6 +372,7 @@ IDS = np.arange(64)
 ONES = np.ones((64, 1), np.float32)
 MISFITS: dict[str, dict[str, Any]] = {
     "fewer rows": {"rows": [BLOCK, BLOCK[:-1]]},
+    "two bytes without the first": {"rows": [BLOCK.astype(np.int8)] * 2, "lists": 2},
     "wider rows": {"rows": [BLOCK.astype(np.float64), BLOCK]},
     "not a block": {"rows": [BLOCK, None]},
     "fewer ids": {"ids": [IDS, IDS[:30]]},
@@ -394,14 +399,13 @@ def test_a_search_among_what_does_not_fit_is_refused(path: str, misfit: str) -> 
     given: dict[str, Any] = {
         "rows": [BLOCK, BLOCK], "ids": [IDS, IDS], "bytes": [BLOCK.astype(np.int8)] * 2, "scales": [ONES] * 2,
         "residuals": [ONES] * 2, "size": 64, "slots": 100, "queries": np.ones((1, 3), np.float32),
-        "groups": np.ones(100, np.uint8), "wanted": np.array([[3, 1]]), "crowd": 10,
+        "groups": np.ones(100, np.uint8), "wanted": np.array([[3, 1]]), "crowd": 10, "lists": 5,
         "found": np.zeros((1, 1, 3), np.int64),
     }  # fmt: skip
     given |= MISFITS[misfit]
     lists = [given[name] for name in ("rows", "ids", "bytes", "scales", "residuals")]
-    width = BLOCK.itemsize
-    if misfit == "wider rows":
-        width = 8
+    lists = lists[: given["lists"]]
+    width = given["rows"][0].itemsize
     with pytest.raises((ValueError, TypeError)):
         kernels._compiled.nearest_rows(
             path, lists, given["size"], 3, width, given["slots"], given["queries"], given["groups"], given["wanted"], 3,

@@ -69,12 +69,14 @@ def both(dim: int, rows: Tensor, **options: Any) -> tuple[ProgressiveIndex, Exac
     return fast.put(slots, slots, columns, group), plain.put(slots, slots, columns, group)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("path", kernels.paths())
 def test_the_contract_holds_on_every_path(path: str, eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "WANTED", path)
     check_index(ProgressiveIndex, "progressive")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("storage", ["float32", "int8"])
 def test_the_contract_holds_for_other_storages_and_certified(storage: str, eager: None) -> None:
     check_index(partial(ProgressiveIndex, certified=True), storage)
@@ -136,6 +138,7 @@ def drawn_rows(kind: str, count: int, dim: int, generator: torch.Generator) -> T
 KINDS = ["isotropic", "copies", "nearly equal", "outliers", "axes", "clustered"]
 
 
+@pytest.mark.no_cover
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_whatever_happens_the_answers_are_those_of_exact_search(data: st.DataObject) -> None:
@@ -170,6 +173,7 @@ def test_whatever_happens_the_answers_are_those_of_exact_search(data: st.DataObj
             life.check(queries, [(k, None), (3, 1), (k, 2)], exclude)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("dim", [128, 640, 1100])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_in_many_dimensions(dim: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

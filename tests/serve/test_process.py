@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import requests
 import torch
-from services import PATIENCE, ROWS, filled, queries, started
+from services import PATIENCE, filled, queries, started
 
 import adanpc
 from adanpc.serve import add_token, remove_token
@@ -120,15 +119,3 @@ def test_a_removed_token_is_refused_by_the_running_process(folder: Path, tmp_pat
         assert requests.get(f"{url}/v1/bank", headers=headers).json()["who"] == "Ann"
         remove_token(tokens, "Ann")
         assert requests.get(f"{url}/v1/bank", headers=headers).status_code == 401
-
-
-def test_options_are_limits(folder: Path) -> None:
-    options = ("--max-body", 5000, "--max-requests", 3, "--rate", 1000, "--max-connections", 50)
-    with started(folder, *options) as service:
-        assert requests.post(f"{service.url}/v1/veto", data=bytes(5001)).status_code == 413
-        body = {"features": queries(3).tolist(), "request": "one"}
-        for _ in range(2):
-            requests.post(f"{service.url}/v1/predict", json=body).raise_for_status()
-        document = requests.get(f"{service.url}/v1/bank").json()
-        assert document["rows"] <= ROWS + 3
-        assert json.dumps(document)

@@ -33,6 +33,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield address
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 def test_no_request_within_or_outside_of_the_schema_breaks_the_service(url: str, mode: GenerationMode) -> None:
     # An event stream has no end: what is sent by it is tested where it is listened to.

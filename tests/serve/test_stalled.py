@@ -192,6 +192,24 @@ def test_a_chunk_that_is_none_is_refused_and_ends_the_connection(bank: adanpc.Du
         assert asked(url) == 200
 
 
+def test_a_client_that_has_said_all_it_has_to_say_gets_its_answer(bank: adanpc.DurableBank) -> None:
+    """As nc and socat do when their input ends: they close the connection in one direction only."""
+    body = json.dumps({"features": queries(1).tolist()}).encode()
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+    with serving(create(bank)) as url, ExitStack() as stack:
+        other = connected(stack, url)
+        other.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        other.shutdown(socket.SHUT_WR)
+        answered = everything_from(other)
+        assert answered.startswith(b"HTTP/1.1 200")
+        assert len(json.loads(answered.partition(b"\r\n\r\n")[2])["answers"]) == 1
+        broken_off = connected(stack, url)
+        broken_off.sendall(head.encode() + b"\r\n{")
+        broken_off.shutdown(socket.SHUT_WR)
+        assert b"200" not in everything_from(broken_off)
+        assert asked(url) == 200
+
+
 def test_in_the_middle_of_a_response_there_is_no_second_one(bank: adanpc.DurableBank) -> None:
     """The events are a response without end, and the body of a request for them is not needed to begin it."""
     with serving(create(bank)) as url, ExitStack() as stack:

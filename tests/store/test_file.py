@@ -718,7 +718,7 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     for name in ("folder", "pipe"):
         assert "a folder or a device has this path; give the path" in refused(classifier, tmp_path / name)
     assert "too long" in refused(classifier, tmp_path / ("n" * 255))
-    assert "null byte" in refused(classifier, tmp_path / "a\0b")
+    assert "embedded null" in refused(classifier, tmp_path / "a\0b")  # byte or character, as Python says
     assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
 
 
@@ -1015,7 +1015,7 @@ def test_two_writing_processes_and_a_reader(tmp_path: Path) -> None:
     with helper(folder / "bank", *banks) as one, helper(folder / "bank", *banks) as two:
         children = [ask(process, "ever") for process in (one, two)]
         loads = 0
-        while loads < 200 or (seen != valid and loads < 5000):
+        while loads < 100 or (seen != valid and loads < 5000):
             seen.add(load(folder / "bank").bank.digest())
             loads += 1
         for child in children:

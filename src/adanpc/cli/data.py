@@ -52,7 +52,7 @@ def data(
             for file in broken:
                 typer.echo(spelled_out(file))
         if broken:
-            typer.echo(f"{len(broken):,} images cannot be read: delete them, or copy them again.", err=True)
+            typer.echo(f"Images that cannot be read: {len(broken):,}. Delete them, or copy them again.", err=True)
             raise typer.Exit(REFUSED)
 
 

@@ -93,7 +93,7 @@ class MemoryBank:
 
             * ``float32``: 4 bytes a coordinate, and a fifth one that a search in main memory reads first.
             * ``float16``: 2 bytes a coordinate.
-            * ``int8``: as much memory as float16, and a faster search: one byte a coordinate finds candidates, a
+            * ``int8``: 2 bytes a coordinate, too, and searched as fast as float32: one byte finds candidates, the
               second one re-ranks them at 16 bits.
             * ``progressive``, for 20,000 rows and more: float16 and, in a third as much memory, codes that let a
               search read only a few bits of most rows. It may miss a neighbor, with a probability below 2e-6 for each
@@ -746,7 +746,7 @@ class MemoryBank:
             return
         if name in BankSettings.__dataclass_fields__:
             raise AdaNPCError(f"{name} of a bank cannot be changed to {brief(value)}: {_remedy(name)}")
-        require.known_attribute("a bank", self, name, "device", BankSettings.__dataclass_fields__)
+        require.known_attribute("a bank", self, name, ["device"], BankSettings.__dataclass_fields__)
         super().__setattr__(name, value)
 
 

@@ -183,6 +183,34 @@ static double single_plain(const struct score *s) {
     return sum;
 }
 
+/* A row in two bytes a coordinate and its query. */
+struct two_bytes {
+    const int8_t *coarse, *fine;
+    float scale;
+    const double *query;
+    Py_ssize_t dim;
+};
+
+/* The exact product: the row is read by one float operation after another, as in adanpc/index/grid.py. */
+ALWAYS static inline double product_of_two_bytes(const struct two_bytes *b) {
+    const float unit = b->scale * 0x1p24f, step = ceilf(b->scale / 254 * 0x1p24f);
+    double sums[8] = {0};
+    Py_ssize_t place = 0;
+    for (; place + 8 <= b->dim; place += 8)
+        for (int lane = 0; lane < 8; lane++) {
+            const float number = rintf(b->coarse[place + lane] * unit) + b->fine[place + lane] * step;
+            sums[lane] += (double)(number * 0x1p-24f) * b->query[place + lane];
+        }
+    for (; place < b->dim; place++) {
+        const float number = rintf(b->coarse[place] * unit) + b->fine[place] * step;
+        sums[0] += (double)(number * 0x1p-24f) * b->query[place];
+    }
+    for (int lane = 1; lane < 8; lane++) sums[0] += sums[lane];
+    return sums[0];
+}
+
+static double two_bytes_plain(const struct two_bytes *b) { return product_of_two_bytes(b); }
+
 /* Features that become rows of length one on the grid. */
 struct features {
     const float *given;  /* (count, dim) */
@@ -597,9 +625,11 @@ AVX512 static double single_avx512(const struct score *s) {
 
 AVX2 static int directed_avx2(const struct features *f) { return all_have_direction(f); }
 AVX2 static int unit_avx2(const struct features *f) { return make_unit(f); }
+AVX2 static double two_bytes_avx2(const struct two_bytes *b) { return product_of_two_bytes(b); }
 AVX2 static void coarse_avx2(const struct coarse *c) { make_coarse(c); }
 AVX512 static int directed_avx512(const struct features *f) { return all_have_direction(f); }
 AVX512 static int unit_avx512(const struct features *f) { return make_unit(f); }
+AVX512 static double two_bytes_avx512(const struct two_bytes *b) { return product_of_two_bytes(b); }
 AVX512 static void coarse_avx512(const struct coarse *c) { make_coarse(c); }
 
 AVX2 static inline __m256 floats_avx2(const char *row, Py_ssize_t place, int width) {
@@ -834,6 +864,12 @@ static int (*const UNITS[PATHS])(const struct features *) = {
     unit_avx2, unit_avx512,
 #endif
 };
+static double (*const TWO_BYTES[PATHS])(const struct two_bytes *) = {
+    two_bytes_plain,
+#if X86
+    two_bytes_avx2, two_bytes_avx512,
+#endif
+};
 static void (*const COARSE[PATHS])(const struct coarse *) = {
     coarse_plain,
 #if X86
@@ -888,7 +924,7 @@ static void replace_least(float *heap, Py_ssize_t count, float value) {
 
 /* The searches of some queries, among rows that are all read. */
 struct search {
-    const char *const *rows;      /* of each block: (size, dim) float32 or float16 */
+    const char *const *rows;      /* of each block: (size, dim) float32, float16, or the second byte of two */
     const int64_t *const *ids;    /* of each block: (size,) */
     const char *const *bytes;     /* of each block: (size, dim) int8, which are read first; NULL if there are none */
     const float *const *scales;   /* of each block: (size,): the value of one unit of a byte */
@@ -1014,13 +1050,22 @@ static inline const char *row_in(const struct search *s, int64_t slot) {
     return s->rows[slot / s->size] + slot % s->size * s->dim * s->width;
 }
 
+static double similarity_of(const struct search *s, int path, int64_t slot) {
+    if (s->width == 1) {
+        const Py_ssize_t block = slot / s->size, row = slot % s->size;
+        const struct two_bytes both = {(const int8_t *)s->bytes[block] + row * s->dim, (const int8_t *)row_in(s, slot),
+                                       s->scales[block][row], s->precise, s->dim};
+        return TWO_BYTES[path](&both);
+    }
+    const struct score pair = {row_in(s, slot), s->precise, s->dim};
+    return s->width == 2 ? HALVES[path](&pair) : SINGLES[path](&pair);
+}
+
 static void score_candidates(const struct search *s, int path, Py_ssize_t count) {
-    double (*const score)(const struct score *) = s->width == 2 ? HALVES[path] : SINGLES[path];
     for (Py_ssize_t number = 0; number < count; number++) {
         struct candidate *c = s->candidates + number;
         if (number + AHEAD < count) ask_ahead(row_in(s, c[AHEAD].slot), s->dim * s->width);
-        const struct score pair = {row_in(s, c->slot), s->precise, s->dim};
-        c->similarity = score(&pair);
+        c->similarity = similarity_of(s, path, c->slot);
         c->id = s->ids[c->slot / s->size][c->slot % s->size];
     }
     qsort(s->candidates, count, sizeof *s->candidates, in_order_of_rank);
@@ -1045,8 +1090,8 @@ static int find_nearest(const struct search *s, int path, Py_ssize_t query, cons
     return 1;
 }
 
-/* Reads the bytes of all rows once for SIDE queries; where there are none, or they leave too many candidates, reads the
-   rows themselves for each query. Returns how many queries are settled. */
+/* Reads the bytes of all rows once for SIDE queries; where there are none, or they leave too many candidates, reads
+   float rows themselves for each query. Returns how many queries are settled. */
 static Py_ssize_t search_all(const struct search *s, int path) {
     Py_ssize_t settled_ones = 0;
     for (Py_ssize_t first = 0; first < s->count; first += SIDE) {
@@ -1066,7 +1111,7 @@ static Py_ssize_t search_all(const struct search *s, int path) {
                 bound_by_bytes(s, number, queries, left_out[number]);
                 settled = find_nearest(s, path, first + number, s->lower, 0);
             }
-            if (!settled) {
+            if (!settled && s->width > 1) {
                 multiply_all(s, path, query, NULL, 1, s->upper);
                 settled = find_nearest(s, path, first + number, s->upper, s->slack);
             }
@@ -1859,7 +1904,7 @@ static char *prepare_search(struct search *s, Py_buffer *const lists[LISTS], int
 static int search_fits(const struct search *s, const Py_buffer *queries, const Py_buffer *groups, const Py_buffer *wanted,
                        const Py_buffer *slots) {
     if (!fits(s->size > 0 && s->size % TILE == 0 && s->slots > 0, "the slots")) return 0;
-    if (!fits(s->dim > 0 && (s->width == 2 || s->width == 4), "the rows")) return 0;
+    if (!fits(s->dim > 0 && (s->width == 1 || s->width == 2 || s->width == 4), "the rows")) return 0;
     if (!fits(s->count > 0 && queries->len == 4 * s->dim * s->count, "the queries")) return 0;
     if (!fits(groups->len == 0 || groups->len >= s->slots, "the groups")) return 0;
     if (!fits(s->searches > 0 && s->most > 0 && s->crowd >= s->most, "what is wanted")) return 0;
@@ -1884,7 +1929,7 @@ static PyObject *nearest_rows(PyObject *self, PyObject *args) {
     const Py_ssize_t given = PySequence_Size(objects);
     char *memory = NULL;
     s.count = settled.len, s.searches = wanted.len / 16;
-    int right = path >= 0 && fits(given == BYTE_BLOCKS || (given == LISTS && s.dim <= LONGEST), "the lists")
+    int right = path >= 0 && fits((given == BYTE_BLOCKS && s.width > 1) || (given == LISTS && s.dim <= LONGEST), "the lists")
         && search_fits(&s, &queries, &groups, &wanted, &slots)
         && fits(ids.len == slots.len && similarity.len == slots.len, "what is written");
     for (int list = 0; right && list < given; list++) {

@@ -16,6 +16,7 @@ from adanpc.index import batch, single
 from adanpc.index.blocks import TILE, Blocks, Kind
 from adanpc.index.counting import rounded_up
 from adanpc.index.grid import (
+    COARSE,
     LARGEST_BYTE,
     STORAGE,
     Array,
@@ -79,11 +80,15 @@ class ExactIndex:
         if storage == "int8":
             kinds |= {"fine": ((dim,), torch.int8), "scale": ((1,), torch.float32), "residual": ((1,), torch.float32)}
         self.encoded = [name for name in kinds if name not in ("id", "hash")]
+        self.scanned: tuple[str, ...] = ()  # columns of bytes that a search may read before it scores rows
+        if storage == "int8" and in_memory and dim <= LONGEST:
+            self.scanned = ("row", "scale", "residual")
         if self.coarse:
+            self.scanned = COARSE
             kinds |= {"coarse": ((dim,), torch.int8), "scale": ((1,), torch.float32), "residual": ((1,), torch.float32)}
-        self._rounded = 0  # how many rows were ever rounded to bytes
-        self._left_out = 0.0  # the sum of the lengths of what that left out of them
-        self._scales = 0.0  # the sum of the values of one unit of their bytes
+        self._rounded = 0  # how many rows with such bytes were ever added
+        self._left_out = 0.0  # the sum of the lengths of what the bytes leave out of them
+        self._scales = 0.0  # the sum of the values of one unit of the bytes
         folders = {}
         if folder is not None:
             folders["row"] = folder
@@ -155,10 +160,10 @@ class ExactIndex:
             return self
         used = max(self._used, max(places) + 1)
         self.blocks.reserve(used)
-        derived = {"id": ids, "hash": self._hash(columns)}
+        written = {**columns, "id": ids, "hash": self._hash(columns)}
         if self.coarse:
-            derived |= coarse(columns["row"].numpy())
-        self.blocks.write(slots, columns | derived)
+            written |= coarse(columns["row"].numpy())
+        self.blocks.write(slots, written)
         groups = self._grown_groups(used)
         all_new = min(places) >= self._used
         if not all_new:
@@ -170,10 +175,10 @@ class ExactIndex:
         if not all_new:
             found_before = _count(array_if_on_cpu(groups)[array_if_on_cpu(slots)])
         changed = self._regrouped(groups, used, slots, group, found_before)
-        if self.coarse:
+        if self.scanned:
             changed._rounded = self._rounded + len(places)
-            changed._left_out = self._left_out + float(derived["residual"].sum())
-            changed._scales = self._scales + float(derived["scale"].sum())
+            changed._left_out = self._left_out + _sum(written["residual"])
+            changed._scales = self._scales + _sum(written["scale"])
         if "residual" in columns:
             changed.residual = max(self.residual, float(columns["residual"].max()))
         return changed
@@ -415,6 +420,12 @@ class ExactIndex:
 def _count(groups: Any) -> int:
     """Returns how many of these groups (n,) are not hidden."""
     return int(numpy.count_nonzero(to_main_memory(groups)))
+
+
+def _sum(numbers: Any) -> float:
+    """Returns the sum of numbers (n, 1); of a single one, in a fifth of the time that an array takes for it."""
+    total: float = sum(numbers.ravel().tolist())
+    return total
 
 
 def _copied(groups: Tensor, room: int = 0) -> Tensor:

@@ -297,7 +297,7 @@ def hunt_tiles(
 class Rows(NamedTuple):
     """The rows of an index, in the form that ``nearest_rows`` takes."""
 
-    lists: list[list[Array]]  # blocks of rows (m, D) in float16 or float32, of ids (m,), and of bytes if there are any
+    lists: list[list[Array]]  # blocks of rows (m, D), of ids (m,), and of bytes if there are any; see ``nearest_rows``
     size: int  # how many rows each block has, a multiple of 64; a single one may have fewer
     slots: int  # how many slots are in use
 
@@ -336,14 +336,15 @@ def nearest_rows(
     """Returns the rows nearest to each query, in order.
 
     Bounds on the similarities of all rows come from their bytes, if there are any, read once for eight queries. If
-    these leave too many candidates, or if there are none, they come from float32 products of the rows themselves. Rows
-    that may be among the k best are scored exactly. If even the products leave too many candidates, the query is not
-    settled: then copies of equal rows should be left out first.
+    these leave too many candidates, or if there are none, they come from float32 products of the rows themselves,
+    except for int8 rows. Rows that may be among the k best are scored exactly. If there are still too many candidates,
+    the query is not settled: then copies of equal rows should be left out first.
 
     Args:
         path: one of ``paths()``, except numpy.
-        rows: the rows on the grid, with their ids. Bytes are those of ``coarse_rows``: lists of blocks of bytes
-            (m, D), scales (m, 1) and residuals (m, 1).
+        rows: the rows on the grid, in float16 or float32, with their ids. Bytes are those of ``coarse_rows``: lists of
+            blocks of bytes (m, D), scales (m, 1) and residuals (m, 1). Of int8 rows, these are the first byte, and the
+            second one is given as the row.
         queries: (B, D) float32.
         wanted: how many rows to find, at least 1, and in which group; 0 for all rows that are not hidden.
         groups: (n,) uint8, the groups of the slots; empty if all rows may be found.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adanpc.index.blocks import TILE
-from adanpc.index.grid import COARSE, Array, decode, fine_weight, hidden_from_both
+from adanpc.index.grid import Array, decode, fine_weight, hidden_from_both
 from adanpc.index.kernels import Nearest, Rows, chosen, nearest_rows, score_rows
 from adanpc.index.protocol import Found, Wanted, one_after_another
 from adanpc.index.scan import COORDINATES, kernel_error, multiplying_path, scan
@@ -34,8 +34,8 @@ def nearest(index: ExactIndex, queries: Tensor, wanted: Sequence[Wanted], exclud
     by_bytes = reads_bytes(index)
     float32 = index.storage == "float32" and not by_bytes
     path = multiplying_path(index.padded * index.dim, float32=float32)
-    worthwhile = by_bytes or len(queries) == len(wanted) == 1
-    if path is None or index.storage == "int8" or exclude is not None or not worthwhile:
+    worthwhile = by_bytes or (index.storage != "int8" and len(queries) == len(wanted) == 1)
+    if path is None or exclude is not None or not worthwhile:
         return _nearest_in_numpy(index, queries, wanted, exclude)
     answers = _nearest_by_kernel(index, path, queries.numpy(), wanted, by_bytes=by_bytes)
     found = []
@@ -57,9 +57,10 @@ def _settle_in_numpy(
 
 
 def reads_bytes(index: ExactIndex) -> bool:
-    """Returns whether searches read a byte of each coordinate before the rows of this index."""
+    """Returns whether a kernel reads a byte of each coordinate of all rows, and more of those that it scores."""
     coordinates = index.padded * index.dim
-    if not index.bytes_tell or coordinates < LEAST_BYTES:
+    few = coordinates < LEAST_BYTES and index.storage != "int8"
+    if few or not index.bytes_tell:
         return False
     return multiplying_path(coordinates, float32=False) is not None
 
@@ -82,8 +83,10 @@ def _nearest_by_kernel(
             groups = index.groups
     arrays = index.blocks.arrays()
     columns = ["row", "id"]
+    if index.storage == "int8":
+        columns = ["fine", "id"]
     if by_bytes:
-        columns += COARSE
+        columns += index.scanned
     rows = Rows([arrays[name] for name in columns], index.blocks.block, index.slots)
     crowd = _crowd(max(k for k, _ in wanted)) + index.slots // SLOTS_PER_SCORED
     slack = 2 * (kernel_error(index.dim) + 1e-6)

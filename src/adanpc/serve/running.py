@@ -44,6 +44,17 @@ class WholeAnswers(H11Protocol):
         gathered: Any = Gathered(transport, self.loop)  # stands in for the transport
         super().connection_made(gathered)
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn always closes the connection
+        """Keeps the connection open for a response if its client, such as nc, sends nothing after a whole request.
+
+        A response that has begun, such as the events, may have no end, and most likely its reader has left.
+        """
+        cycle = self.cycle
+        is_due = cycle is not None and not cycle.more_body and not cycle.response_started
+        if is_due:
+            cycle.keep_alive = False  # no other request can come
+        return is_due
+
     def send_400_response(self, msg: str) -> None:
         """Refuses what is not HTTP in the format of all errors."""
         cycle = self.cycle

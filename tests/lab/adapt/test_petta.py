@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,13 +10,12 @@ from sources import images, source
 
 from adanpc.errors import AdaNPCError
 from adanpc.lab.adapt.petta import PeTTA
-from adanpc.testing import ADAPTER_CHECKS
+from adanpc.testing import check_adapter
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda check: check.__name__)
-def test_contract_while_it_learns(check: Callable[..., None]) -> None:
-    check(PeTTA, every=4, capacity=8)
+def test_contract_while_it_learns() -> None:
+    check_adapter(PeTTA, every=4, capacity=8)
 
 
 def test_divergence_is_that_of_loops_and_means_follow() -> None:

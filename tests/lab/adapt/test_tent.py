@@ -213,8 +213,7 @@ def test_tent_pre_bn_is_adam_on_a_new_layer() -> None:
 @pytest.mark.parametrize(
     ("kind", "chosen"),
     [
-        (Tent, {"alpha": 10.0, "steps": 3}),
-        (Tent, {"optimizer": "sgd"}),
+        (Tent, {"alpha": 10.0, "steps": 3, "optimizer": "sgd"}),
         (Tent, {"episodic": True}),
         (Tent, {"episodic": True, "steps": 3, "optimizer": "sgd"}),
         (TentClf, {"alpha": 10.0, "steps": 3}),

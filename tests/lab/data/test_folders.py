@@ -66,7 +66,7 @@ def test_other_files_are_skipped_and_counted(tmp_path: Path) -> None:
     lay(tmp_path, ".cache/x/1.png", "b/dog/1.jpg", "b/dog/.old/1.jpg")
     data = read("folder", tmp_path)
     assert listed(data) == {"a": [("dog", "1.jpg")], "b": [("dog", "1.jpg")]}
-    assert data.notice == "5 files were skipped because they are hidden or are not images"
+    assert data.notice == "files that are hidden or are not images were skipped: 5"
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ def test_it_has_as_many_parameters_as_published(name: str) -> None:
     assert f"{count / 1e6:.{len(millions.split('.')[1])}f}" == millions
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", ENCODERS)
 def test_features_and_logits_have_their_shapes(name: str) -> None:
     with torch.device("meta"):
@@ -97,6 +98,7 @@ def test_answers_are_finite_repeatable_and_those_of_each_image_alone(name: str) 
     assert not torch.allclose(features[0], features[1])
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", LIGHT)
 def test_the_gradient_goes_through_every_parameter_to_the_first(name: str) -> None:
     model = built(name)
@@ -104,6 +106,7 @@ def test_the_gradient_goes_through_every_parameter_to_the_first(name: str) -> No
     assert gradients[0].any()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", LIGHT)
 def test_a_saved_state_builds_the_same_model(name: str, tmp_path: Path) -> None:
     torch.save(built(name).state_dict(), tmp_path / "state.pt")

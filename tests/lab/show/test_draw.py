@@ -114,6 +114,7 @@ def test_a_gallery_of_photographs_is_small() -> None:
     assert len(draw.image(Gallery("PACS, target photo", (question,) * 8), "jpg")) < 1_000_000
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", PARTS)
 def test_everything_written_is_inside_the_figure(name: str) -> None:
     figure = draw.figure(PARTS[name])
@@ -125,6 +126,7 @@ def test_everything_written_is_inside_the_figure(name: str) -> None:
         assert text in ticks or (inside.contains(box.x0, box.y0) and inside.contains(box.x1, box.y1)), text.get_text()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", [name for name in PARTS if name != "gallery"])
 def test_the_legend_hides_no_data(name: str) -> None:
     figure = draw.figure(PARTS[name])
@@ -229,6 +231,7 @@ def test_images_keep_their_shape() -> None:
         assert (right - left) / (bottom - top) == pytest.approx(ratio)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("rows", [1, 30])
 def test_long_captions_overlap_nothing(rows: int) -> None:
     question = Question(picture(LONG), (picture(LONG),) * 8, f"{LONG}; " * 4)

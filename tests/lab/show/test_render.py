@@ -123,6 +123,7 @@ def inline(token: Token) -> str:
     return "".join(child.content for child in token.children or [] if child.type == "text")
 
 
+@pytest.mark.no_cover
 @given(sheets())
 def test_markdown_is_read_back_by_a_markdown_parser(sheet: Sheet) -> None:
     tokens = MarkdownIt("commonmark").enable("table").parse(render.markdown(sheet))

@@ -201,6 +201,7 @@ def test_writes_these_files_and_no_other(tmp_path: Path) -> None:
     assert set(folder.iterdir()) == set(paths)
 
 
+@pytest.mark.no_cover
 def test_the_same_exhibit_gives_the_same_files(tmp_path: Path) -> None:
     for folder in ("one", "other"):
         report.write(exhibit(), tmp_path / folder)

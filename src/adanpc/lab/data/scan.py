@@ -108,7 +108,7 @@ def build_data_set(
     skipped = sum(scan.skipped for scan in scans.values())
     skipped_clause = ""
     if skipped:
-        skipped_clause = f"{skipped:,} files were skipped because they are hidden or are not images"
+        skipped_clause = f"files that are hidden or are not images were skipped: {skipped:,}"
     return DataSet(name, domains, classes, join_clauses(skipped_clause, *clauses))
 
 

@@ -62,7 +62,7 @@ NOTE = (
 )
 
 
-class Question(NamedTuple):
+class Setup(NamedTuple):
     """What is run on every target: an encoder, a way to answer, and the share of the source that is available."""
 
     encoder: str
@@ -70,33 +70,35 @@ class Question(NamedTuple):
     share: float = 1.0
 
 
-def task_for(benchmark: Benchmark, scale: Scale, question: Question, target: str, seed: int) -> Adapt:
+def task_for(benchmark: Benchmark, scale: Scale, setup: Setup, target: str, seed: int) -> Adapt:
     """The task of one way to answer on one target."""
-    answerer = question.answerer
-    subject = Frozen(benchmark.data, (target,), question.encoder, head=answerer.head, share=question.share, seed=seed)
+    answerer = setup.answerer
+    subject = Frozen(benchmark.data, (target,), setup.encoder, head=answerer.head, share=setup.share, seed=seed)
     extent = Extent(scale.images, scale.images, RECALLED)
     return Adapt(subject, answerer.method, settings=answerer.settings, extent=extent, seed=seed)
 
 
-def by_seed(benchmark: Benchmark, scale: Scale, question: Question) -> list[list[Adapt]]:
+def by_seed(benchmark: Benchmark, scale: Scale, setup: Setup) -> list[list[Adapt]]:
     """For each seed, the tasks of one way to answer on every target."""
     tasks = []
     for seed in range(scale.seeds):
-        tasks.append([task_for(benchmark, scale, question, target, seed) for target in benchmark.domains])
+        tasks.append([task_for(benchmark, scale, setup, target, seed) for target in benchmark.domains])
     return tasks
 
 
-def _mean(results: Results, benchmark: Benchmark, question: Question) -> Cell:
-    _, mean = averages(results, by_seed(benchmark, results.scale, question))
+def _mean(results: Results, benchmark: Benchmark, setup: Setup) -> Cell:
+    """The accuracy with a setup, averaged over targets."""
+    _, mean = averages(results, by_seed(benchmark, results.scale, setup))
     return Cell(mean)
 
 
-def _on_every_target(benchmark: Benchmark, scale: Scale, questions: Sequence[Question]) -> list[Task]:
+def _on_every_target(benchmark: Benchmark, scale: Scale, setups: Sequence[Setup]) -> list[Task]:
+    """The tasks of several setups, those on the same target beside each other, since they share a scene."""
     return [
-        task_for(benchmark, scale, question, target, seed)
+        task_for(benchmark, scale, setup, target, seed)
         for target in benchmark.domains
         for seed in range(scale.seeds)
-        for question in questions
+        for setup in setups
     ]
 
 
@@ -104,8 +106,8 @@ def encoders_plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
     """Every requested encoder with every way to answer."""
     wanted = [encoder for encoder in ENCODERS if scale.wants(encoder)]
     # Encoders change faster than answerers, so that several processes begin with several encoders.
-    questions = [Question(encoder, answerer) for answerer in ANSWERERS.values() for encoder in wanted]
-    return _on_every_target(benchmark, scale, questions)
+    setups = [Setup(encoder, answerer) for answerer in ANSWERERS.values() for encoder in wanted]
+    return _on_every_target(benchmark, scale, setups)
 
 
 def encoders(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
@@ -117,7 +119,7 @@ def encoders(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
         row = []
         for name, answerer in ANSWERERS.items():
             label = f"{encoder}, {name}"
-            tasks = by_seed(benchmark, results.scale, Question(encoder, answerer))
+            tasks = by_seed(benchmark, results.scale, Setup(encoder, answerer))
             by_label[label] = tasks
             each, mean = averages(results, tasks)
             row.append(Cell(mean))
@@ -133,17 +135,17 @@ def encoders(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
     ), [NOTE, HIDDEN_NOTE]
 
 
-def _vote_of(scale: Scale, name: str, k: int) -> Question:
+def _vote_of(scale: Scale, name: str, k: int) -> Setup:
     """A vote of k rows with the single encoder of the table."""
     answerer = ANSWERERS[name]
     settings = {**answerer.settings, "k": k}
-    return Question(scale.encoder or FIRST, answerer._replace(settings=settings))
+    return Setup(scale.encoder or FIRST, answerer._replace(settings=settings))
 
 
 def ks_plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
     """Every vote with every number of neighbors."""
-    questions = [_vote_of(scale, name, k) for name in VOTES for k in KS]
-    return _on_every_target(benchmark, scale, questions)
+    setups = [_vote_of(scale, name, k) for name in VOTES for k in KS]
+    return _on_every_target(benchmark, scale, setups)
 
 
 def ks(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
@@ -157,18 +159,19 @@ def ks(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:
 
 
 def _title(benchmark: Benchmark, scale: Scale) -> str:
+    """The title of a table with a single encoder."""
     return f"{benchmark.title}, {scale.encoder or FIRST} without fine-tuning"
 
 
-def _with_share(scale: Scale, name: str, share: float) -> Question:
+def _with_share(scale: Scale, name: str, share: float) -> Setup:
     """A way to answer with the single encoder of the table and a share of the source."""
-    return Question(scale.encoder or FIRST, ANSWERERS[name], share)
+    return Setup(scale.encoder or FIRST, ANSWERERS[name], share)
 
 
 def shares_plan(benchmark: Benchmark, scale: Scale) -> list[Task]:
     """Heads and votes with every share of the source."""
-    questions = [_with_share(scale, name, share) for name in SHARED for share in SHARES]
-    return _on_every_target(benchmark, scale, questions)
+    setups = [_with_share(scale, name, share) for name in SHARED for share in SHARES]
+    return _on_every_target(benchmark, scale, setups)
 
 
 def shares(benchmark: Benchmark, results: Results) -> tuple[Parts, list[str]]:

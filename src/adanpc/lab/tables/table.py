@@ -174,7 +174,7 @@ class Table:
             notes.append(f"{len(pending)} of {len(tasks)} tasks have no record yet.")
         damaged = results.records.damaged
         if damaged:
-            notes.append(f"{damaged} lines of {results.records.path.name} are damaged and skipped.")
+            notes.append(f"Damaged lines of {results.records.path.name} were skipped: {damaged}.")
         return notes + _refusals(results, tasks.values())
 
     def _notes_on_data(self, results: Results, pending: Sequence[Task]) -> list[str]:

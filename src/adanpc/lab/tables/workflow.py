@@ -70,6 +70,9 @@ def make(
     Every finished task is recorded at once, so the same call continues after an interruption and runs nothing twice.
     ``adanpc.lab.show.report.write`` writes the result to files.
 
+    Call it below ``if __name__ == "__main__":``. With several workers, each of them imports the program that calls it,
+    and would otherwise run all of it.
+
     Args:
         name: one of ``TABLES``.
         data_dir: the folder of the data sets.
