@@ -22,14 +22,18 @@ def similarities(rows: list[Row], query: np.ndarray) -> list[tuple[float, Row]]:
     return sorted(scored, key=lambda pair: (-pair[0], pair[1].number))
 
 
-def vote(near: list[tuple[float, int]], classes: int, rule: str, temperature: float) -> list[float]:
+def vote(
+    near: list[tuple[float, int]], classes: int, rule: str, temperature: float, per_class: int = 15
+) -> list[float]:
     """Class probabilities from (similarity, label) pairs."""
     totals = [0.0] * classes
     if rule == "classwise":
         farthest = min(similarity for similarity, _ in near)
         for label in range(classes):
-            best = sorted((similarity for similarity, other in near if other == label), reverse=True)[:15]
-            totals[label] = math.exp((sum(best) + (15 - len(best)) * farthest) / 15 / temperature)
+            best = sorted((similarity for similarity, other in near if other == label), reverse=True)
+            best = best[:per_class]
+            mean = (sum(best) + (per_class - len(best)) * farthest) / per_class
+            totals[label] = math.exp(mean / temperature)
         return [total / sum(totals) for total in totals]
     if rule == "paper":
         for similarity, label in near:

@@ -136,7 +136,7 @@ def test_many_rows_answer_like_a_bank_that_was_fitted_to_all(few_at_once: None, 
     assert known[1].rows > 100
     assert abs(known[0].accuracy - known[1].accuracy) <= 0.1
     foreign = [classifier.bank.contents.transform().foreign.mean() for classifier in (whole, parts)]
-    assert abs(foreign[0] - foreign[1]) <= 0.02, "all rows are compared, not only those of the sample"
+    assert abs(foreign[0] - foreign[1]) <= 0.03, "all rows are compared, not only those of the sample"
 
 
 def test_a_rare_class_is_in_the_sample(few_at_once: None) -> None:

@@ -23,8 +23,8 @@ from adanpc.core.codec import _packed, _unpacked, canonical, decode, encode
 from adanpc.core.guard import ADVANTAGE, ERROR, LEAD, Stream, packed_length, with_more_classes
 from adanpc.core.safe import as_given, factors_of
 from adanpc.core.table import TableError
-from adanpc.core.transform import Parts, Transform, amplification, fit, strongest
-from adanpc.core.tryout import _root_suits, suitable_parts
+from adanpc.core.transform import Parts, Transform, amplification, domain_centers, fit, strongest
+from adanpc.core.tryout import _left_out, _root_suits_domains, _root_suits_rows, suitable_parts
 from adanpc.errors import AdaNPCError, ChangeError, EmptyBankError, LabelError
 from adanpc.index.products import ExactProducts
 from adanpc.store import BankFileError
@@ -51,6 +51,13 @@ def made(bank: dict[str, Any] | None = None, domains: int = 2, **options: Any) -
     classifier = AdaNPC(MemoryBank(DIM, CLASSES, soft=True, **(bank or {})), preset="safe", **options)
     features, labels = samples(60, 0)
     classifier.learn(features, labels, domain=torch.arange(60) % domains)
+    return classifier
+
+
+def made_of(features: Tensor, labels: Tensor, domains: Tensor) -> AdaNPC:
+    """The preset, which has learned these rows."""
+    classifier = AdaNPC(MemoryBank(DIM, CLASSES, soft=True), preset="safe")
+    classifier.learn(features, labels, domain=domains)
     return classifier
 
 
@@ -201,7 +208,8 @@ class Loop:
         similarity = self.rows @ query
         nearest = np.argsort(-similarity)[:100]
         near = [(float(similarity[row]), self.labels[row]) for row in nearest]
-        return np.array(oracles.vote(near, CLASSES, "classwise", 0.06)), float(similarity[nearest[:10]].mean())
+        probs = oracles.vote(near, CLASSES, "classwise", 0.06, self.transform.per_class)
+        return np.array(probs), float(similarity[nearest[:10]].mean())
 
     def with_stream(
         self, moved: Array, evidence: Array, from_source: float, mixed: float, rate: float
@@ -490,7 +498,7 @@ def far_from_its_source() -> tuple[AdaNPC, Tensor]:
     centers[:, :5] = torch.randn(12, 5, generator=generator)
     labels = torch.arange(600) % 12
     features = centers[labels] + 0.1 * torch.randn(600, 40, generator=generator)
-    classifier = AdaNPC(MemoryBank(40, 12, soft=True), preset="safe")
+    classifier = AdaNPC(MemoryBank(40, 12, soft=True), preset="safe", transform=False)
     classifier.learn(features[:200], labels[:200])
     stream = features[200:].clone()
     stream[:, 5:] += 0.6 * torch.randn(400, 35, generator=generator)
@@ -865,14 +873,35 @@ class TestTransform:
             return [torch.arange(size) >= count for size, count in zip(sizes, wrong, strict=True)]
 
         without_root = marks([50, 20, 20])
-        assert _root_suits(marks([150, 20, 20]), without_root, 1400)  # the large domain alone loses
-        assert _root_suits(marks([0, 40, 40]), without_root, 1400)  # the small ones do, but all together gain
-        assert not _root_suits(marks([150, 40, 20]), without_root, 1400)
-        assert not _root_suits(marks([60, 40, 40]), without_root, 1400)
+        assert _root_suits_domains(marks([150, 20, 20]), without_root, 1400)  # the large domain alone loses
+        assert _root_suits_domains(marks([0, 40, 40]), without_root, 1400)  # the small ones do, but all together gain
+        assert not _root_suits_domains(marks([150, 40, 20]), without_root, 1400)
+        assert not _root_suits_domains(marks([60, 40, 40]), without_root, 1400)
 
-    def test_domains_that_share_no_class_tell_nothing_about_the_root(self) -> None:
-        features, labels = samples(60, 0)
-        assert suitable_parts(features, labels, labels, CLASSES).root
+    def test_with_one_domain_the_root_is_left_out_only_if_it_loses_probably_and_notably(self) -> None:
+        def marks(right: int) -> Tensor:
+            return torch.arange(1000) < right
+
+        assert _root_suits_rows(marks(900), marks(907))  # probably, but by too little
+        assert not _root_suits_rows(marks(900), marks(908))
+        assert _root_suits_rows(marks(9)[:10], marks(10)[:10])  # by much, but perhaps by chance
+        assert _root_suits_rows(marks(908), marks(900))
+
+    def test_domains_that_share_no_class_are_tried_as_one(self) -> None:
+        digits = load_digits()
+        features = torch.tensor(digits.data[:1000]).float()
+        labels = torch.tensor(digits.target[:1000])
+        assert suitable_parts(features, labels, labels, 10) == suitable_parts(features, labels, labels * 0, 10)
+        assert not suitable_parts(features, labels, labels, 10).root
+
+    def test_without_queries_the_root_is_used(self) -> None:
+        """Every class has a single row, so none of them can be left out and asked."""
+        assert suitable_parts(torch.eye(4), torch.arange(4), torch.zeros(4).long(), 4).root
+
+    def test_rows_of_each_class_in_turn_leave_no_class_out(self) -> None:
+        labels = torch.arange(90) % 3
+        for out in _left_out(labels, torch.zeros(90, dtype=torch.int64)):
+            assert labels[~out].unique().tolist() == [0, 1, 2]
 
     def test_several_domains_are_amplified_unless_that_clearly_loses(self) -> None:
         """Noise without classes: nothing is gained or lost clearly, and that is enough with several domains alone."""
@@ -914,16 +943,44 @@ class TestTransform:
         features[:, 1] = features[:, 1] * (1 - 2 * domains)
         assert len(fitted(features, labels, domains, 2).telling) == 0
 
-    def test_domains_of_different_classes_leave_nothing_to_compare(self) -> None:
-        features, labels = told_apart_by_one(30, 1.5)
-        assert len(fitted(features, labels, labels, 2).telling) == 0
-
-    def test_classes_are_compared_by_as_many_rows_as_the_smallest_has(self) -> None:
-        features, labels = samples(60, 0)
-        smallest = torch.cat([(labels != 2).nonzero()[:, 0], (labels == 2).nonzero()[:7, 0]])
-        for rows, expected in ((smallest, 7), (smallest[:-6], 3), (torch.arange(60), 15)):
+    def test_classes_are_compared_by_half_of_the_rows_that_the_smallest_has(self) -> None:
+        features, labels = samples(150, 0)
+        smallest = torch.cat([(labels != 2).nonzero()[:, 0], (labels == 2).nonzero()[:12, 0]])
+        for rows, expected in ((smallest, 6), (smallest[:-11], 3), (torch.arange(150), 15)):
             transform = fitted(features[rows], labels[rows], labels[rows] * 0, CLASSES)
             assert transform.per_class == expected
+
+    def test_domains_are_centered_where_they_share_classes(self) -> None:
+        """In a complete layout a domain has moved by the mean of its class means, less that of all domains."""
+        features, labels = samples(120, 0)
+        domains = torch.arange(120) % 2
+        centers = domain_centers(features.double(), labels, domains)
+        for domain in range(2):
+            means = [features[(labels == label) & (domains == domain)].double().mean(0) for label in range(CLASSES)]
+            assert torch.allclose(centers[domain], torch.stack(means).mean(0), atol=1e-6)
+
+    def test_a_domain_that_has_moved_is_known_by_the_classes_that_it_shares(self) -> None:
+        """Classes 0 and 1 in one domain, 1 and 2 in another, which is moved: it is known from class 1 alone."""
+        means = torch.eye(4, dtype=torch.float64)[:3]
+        shift = torch.eye(4, dtype=torch.float64)[3]
+        labels = torch.tensor([0, 1, 1, 2])
+        domains = torch.tensor([0, 0, 1, 1])
+        centers = domain_centers(means[labels] + domains[:, None] * shift, labels, domains)
+        assert torch.allclose(centers[1] - centers[0], shift, atol=0.05)
+
+    def test_domains_of_different_classes_are_centered_together(self) -> None:
+        """What tells such domains apart is what tells their classes apart."""
+        features, labels = samples(120, 0)
+        domains = (labels == 2).long()
+        centers = domain_centers(features.double(), labels, domains)
+        together = domain_centers(features.double(), labels, domains * 0)
+        assert torch.equal(centers[0], centers[1])
+        assert torch.equal(centers[0], together[0])
+        divided = made_of(features, labels, labels)
+        undivided = made_of(features, labels, labels * 0)
+        queries, truth = samples(100, 1)
+        right = (divided.predict(queries).labels == truth).sum()
+        assert right == (undivided.predict(queries).labels == truth).sum()
 
     def test_fewer_rows_are_compared_where_the_nearest_say_more(self) -> None:
         """Digits are of many shapes; round classes are told apart best by the mean of many rows."""

@@ -38,6 +38,7 @@ from adanpc.index.grid import snap
 
 RANK = 64  # directions that are damped
 SHRINKAGE = 0.9  # the share of the mean variance in the covariance that is inverted
+ROUNDS_OF_CENTERS = 10  # in which means of classes and of domains settle, where domains have different classes
 ROUNDS = 12  # of subspace iteration, enough for directions that matter: their eigenvalues stand out
 TINY = 1e-12  # eigenvalues and lengths below this share of the largest are rounding
 RIDGE = 10.0  # how many rows the assumption that classes do not differ counts for
@@ -86,7 +87,7 @@ class Transform:
 
     @property
     def per_class(self) -> int:
-        """How many rows of each class are compared in a vote: no more than the smallest class of the source has."""
+        """How many rows of each class are compared in a vote, see ``per_class``."""
         return int(self.voters)
 
     def novelty(self, similarity: float) -> float:
@@ -154,13 +155,31 @@ def fit(features: Tensor, labels: Tensor, domains: Tensor, classes: int, parts: 
 
 
 def domain_centers(transformed: Tensor, labels: Tensor, domains: Tensor) -> dict[int, Tensor]:
-    """Returns the center (D,) of each domain: the mean of its class means, so that frequent classes do not pull it."""
-    centers = {}
-    for domain in domains.unique().tolist():
-        inside = domains == domain
-        means = [transformed[inside & (labels == label)].mean(0) for label in labels[inside].unique()]
-        centers[domain] = snap(torch.stack(means).mean(0))
-    return centers
+    """Returns the center (D,) of each domain: that of the source, moved as far as the domain is known to have moved.
+
+    The center of the source is the mean of its class means, so that frequent classes do not pull it. How far a domain
+    has moved is seen from classes that other domains have, too: if each class is in a domain of its own, what tells
+    domains apart is what tells classes apart, and nothing of it may be taken away.
+    """
+    names, places = domains.unique(return_inverse=True)
+    kinds, classes = labels.unique(return_inverse=True)
+    cells, members = (places * len(kinds) + classes).unique(return_inverse=True)
+    means = torch.stack([transformed[members == cell].mean(0) for cell in range(len(cells))])  # (M, D)
+    domain_of = cells // len(kinds)
+    class_of = cells % len(kinds)
+    moved = means.new_zeros(len(names), means.shape[1])
+    class_means = _means_by(class_of, means)
+    for _ in range(ROUNDS_OF_CENTERS):
+        moved = _means_by(domain_of, means - class_means[class_of])
+        class_means = _means_by(class_of, means - moved[domain_of])
+    center = class_means.mean(0)
+    return dict(zip(names.tolist(), snap(center + moved), strict=True))
+
+
+def _means_by(group: Tensor, rows: Tensor) -> Tensor:
+    """Returns the mean (G, D) of the rows (n, D) in each group (n,)."""
+    sums = rows.new_zeros(int(group.max()) + 1, rows.shape[1]).index_add_(0, group, rows)
+    return sums / group.bincount()[:, None]
 
 
 def centered(transformed: Tensor, labels: Tensor, domains: Tensor) -> Tensor:
@@ -177,9 +196,12 @@ def less_centers(transformed: Tensor, domains: Tensor, centers: Mapping[int, Ten
 
 
 def per_class(labels: Tensor) -> int:
-    """Returns how many rows of each class are compared, so that no class has too few: missing rows count against it."""
-    smallest = int(labels.bincount().where(labels.bincount() > 0, PER_CLASS).min())
-    return max(FEWEST, min(PER_CLASS, smallest))
+    """Returns how many rows of each class are compared at most: half of those that the smallest class has.
+
+    Missing rows count against a class. And if all of its rows are compared, so are those that look like no other.
+    """
+    smallest = int(labels.bincount().where(labels.bincount() > 0, 2 * PER_CLASS).min())
+    return max(FEWEST, min(PER_CLASS, smallest // 2))
 
 
 def start(features: Tensor, power: float) -> Tensor:

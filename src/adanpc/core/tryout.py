@@ -9,9 +9,9 @@ disturbed and used as queries.
 Nor does any number of rows suit every vote. Of handwritten digits, the three nearest rows of each class say more than
 the mean of fifteen; where classes are round clouds, all fifteen help. Left-out rows show that, too.
 
-The queries should differ from the learned rows as a stream may differ from the source. If there are several domains,
-each is left out in turn. A single domain is cut in two along the directions in which samples of a class differ most,
-and its rows are disturbed more.
+The queries should differ from the learned rows as a stream may differ from the source. If there are several domains
+that share classes, each is left out in turn, and its rows are disturbed a little. Otherwise, a third of the rows is
+left out in turn, and they are asked both as they are and disturbed more.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from adanpc.core.transform import (
     fit,
     more_along,
     per_class,
-    strongest,
 )
 from adanpc.core.types import Neighbors
 from adanpc.core.vote import PER_CLASS, vote
 
 TRIED = 2000  # the most source rows that are used, as learned rows or as queries
 MOST_PROBLEMS = 4  # the most ways of leaving some of them out
-FOLDS = 3  # how many parts of a single domain are left out, to see whether amplification suits it
+FOLDS = 3  # how many parts of a single domain are left out in turn
 VOTERS = 100  # how many rows vote on a query
 # The length of the noise added to queries, relative to how much samples of a class differ. Another domain is a
 # disturbance by itself, so it gets less noise.
 NOISE_OF_SEVERAL_DOMAINS = 0.5
 NOISE_OF_ONE_DOMAIN = 1.0
-CLEARLY = 0.02  # the loss of accuracy at which the root is left out: two standard errors with TRIED rows
+PROBABLY = 1  # with a single domain the root is left out if its loss is larger than this, in standard deviations,
+NOTABLY = 0.0075  # and larger than this, in accuracy
+CLEARLY = 0.02  # the loss of accuracy at which it is left out with several domains: two standard errors with TRIED rows
 ENOUGH = 1000  # rows from which on that loss is required; with fewer, a smaller loss is enough
 SURELY = 2  # the loss, in standard deviations, at which damping is left out
 COUNTS = (3, 5, 7, 10)  # how many rows of each class may be compared in a vote, instead of PER_CLASS
@@ -59,15 +60,19 @@ def suitable_parts(features: Tensor, labels: Tensor, domains: Tensor, classes: i
     problem = _problem(features, labels, domains, classes)
     with_root = problem.answered_right(Parts(root=True, damped=True))
     without_root = problem.answered_right(Parts(damped=True))
-    root = _root_suits(with_root, without_root, len(problem.features))
+    if problem.several_domains:
+        root = _root_suits_domains(with_root, without_root, len(problem.features))
+    else:
+        root = _root_suits_rows(_together(with_root), _together(without_root))
     damped = without_root
     if root:
         damped = with_root
     undamped = problem.answered_right(Parts(root=root))
     parts = Parts(root=root, damped=_lead(_together(damped), _together(undamped)) >= -SURELY)
     transformed = fit(features, labels, domains, classes, parts)(features)
-    plain, amplified = _asked_of_others(centered(transformed, labels, domains), labels, domains, classes)
-    if _amplification_suits(plain, amplified, several_domains=len(domains.unique()) > 1):
+    offsets = centered(transformed, labels, domains)
+    plain, amplified = _asked_of_others(offsets, labels, _left_out(labels, domains), classes)
+    if _amplification_suits(plain, amplified, several_domains=problem.several_domains):
         return parts._replace(amplified=True, voters=_suitable_count(amplified))
     return parts._replace(voters=_suitable_count(plain))
 
@@ -76,26 +81,30 @@ class _Problem(NamedTuple):
     """Source rows, and several ways to leave some of them out and use them as queries."""
 
     features: Tensor  # (n, D)
-    disturbed: Tensor  # (n, D), the same rows as queries
+    asked: list[Tensor]  # (n, D) each: the same rows as queries, in one or two states
     labels: Tensor  # (n,)
     domains: Tensor  # (n,)
     classes: int
+    several_domains: bool  # whether each of several domains is left out
     left_out: list[Tensor]  # (n,) bool each: one way of leaving rows out
 
     def answered_right(self, parts: Parts) -> list[Tensor]:
         """Returns, for each way of leaving rows out, which queries (q,) are answered correctly with these parts."""
         marks = []
-        for asked in self.left_out:
-            known = ~asked
+        for out in self.left_out:
+            known = ~out
             labels = self.labels[known]
-            answerable = asked & torch.isin(self.labels, labels)
+            answerable = out & torch.isin(self.labels, labels)
             if not answerable.any():
                 continue
             transform = fit(self.features[known], labels, self.domains[known], self.classes, parts)
             rows = centered(transform(self.features[known]), labels, self.domains[known])
-            queries = transform.still(transform(self.disturbed[answerable]))
-            answers = _answers(_nearest(queries, rows, labels), self.classes, per_class(labels))
-            marks.append(answers == self.labels[answerable])
+            right = []
+            for state in self.asked:
+                queries = transform.still(transform(state[answerable]))
+                answers = _answers(_nearest(queries, rows, labels), self.classes, per_class(labels))
+                right.append(answers == self.labels[answerable])
+            marks.append(torch.cat(right))
         return marks
 
 
@@ -108,21 +117,32 @@ def _problem(features: Tensor, labels: Tensor, domains: Tensor, classes: int) ->
     domains = domains[tried]
     noise = torch.randn(features.shape, generator=generator).to(features.device)
     deviation = _residuals(features.float(), labels).norm(dim=1).mean()
-    strength = NOISE_OF_SEVERAL_DOMAINS
-    if len(domains.unique()) == 1:
-        strength = NOISE_OF_ONE_DOMAIN
-    disturbed = features + strength * deviation * normalize(noise)
-    return _Problem(features, disturbed, labels, domains, classes, _left_out(features, labels, domains))
+    several_domains = _can_answer_each_other(labels, domains)
+    if several_domains:
+        asked = [features + NOISE_OF_SEVERAL_DOMAINS * deviation * normalize(noise)]
+    else:
+        asked = [features, features + NOISE_OF_ONE_DOMAIN * deviation * normalize(noise)]
+    return _Problem(features, asked, labels, domains, classes, several_domains, _left_out(labels, domains))
 
 
-def _root_suits(with_root: list[Tensor], without_root: list[Tensor], rows: int) -> bool:
-    """Returns whether the root may be used, given which answers are right with and without it.
+def _root_suits_rows(with_root: Tensor, without_root: Tensor) -> bool:
+    """Returns whether the root may be used with one domain, given which answers (m,) are right with and without it.
 
-    Both have a tensor for each way of leaving rows out. The root is left out only if it loses on all rows together and
-    in most of these ways: otherwise one domain that is unlike all others would decide for them, if it has most rows.
+    Where nearly all answers are right, as on the rows that a network was trained with, a few that differ say little.
     """
-    if not with_root:
+    if not len(with_root):
         return True  # there were no queries
+    probably = _lead(with_root, without_root) < -PROBABLY
+    notably = _lost(with_root, without_root) > NOTABLY
+    return not (probably and notably)
+
+
+def _root_suits_domains(with_root: list[Tensor], without_root: list[Tensor], rows: int) -> bool:
+    """Returns whether the root may be used with several domains, given which answers are right with and without it.
+
+    Both have a tensor for each domain that was left out. The root is left out only if it loses on all rows together and
+    in most domains: otherwise one domain that is unlike all others would decide for them, if it has most rows.
+    """
     lost = []
     for right, otherwise in zip(with_root, without_root, strict=True):
         lost.append(_lost(right, otherwise))
@@ -166,20 +186,26 @@ class _Asked(NamedTuple):
 
 
 def _asked_of_others(
-    offsets: Tensor, labels: Tensor, domains: Tensor, classes: int
+    offsets: Tensor, labels: Tensor, left_out: list[Tensor], classes: int
 ) -> tuple[list[_Asked], list[_Asked]]:
     """Returns what is found near left-out rows among centered ones (n, D), without and with amplification.
 
     These rows are not disturbed: the question is not how robust a choice is, but whether it helps at all.
+
+    Args:
+        offsets: the centered rows.
+        labels: (n,) their classes.
+        left_out: (n,) bool each: one way of leaving rows out.
+        classes: the number of classes.
     """
     generator = torch.Generator().manual_seed(0)
     asked = torch.zeros_like(labels, dtype=torch.bool)
     asked[torch.randperm(len(labels), generator=generator)[:TRIED].to(labels.device)] = True
     plain: list[_Asked] = []
     amplified: list[_Asked] = []
-    for group in _groups(domains):
-        known = ~group
-        queries = asked & group & torch.isin(labels, labels[known])
+    for out in left_out:
+        known = ~out
+        queries = asked & out & torch.isin(labels, labels[known])
         if not queries.any():
             continue
         telling, added = amplification(offsets[known], labels[known])
@@ -223,34 +249,24 @@ def _suitable_count(asked: list[_Asked]) -> int:
     return best
 
 
-def _groups(domains: Tensor) -> list[Tensor]:
-    """Returns masks (n,) of rows that are left out together: each domain, or every third row of a single one."""
-    names = domains.unique().tolist()
-    if len(names) > 1:
-        return [domains == name for name in names[:MOST_PROBLEMS]]
-    places = torch.arange(len(domains), device=domains.device) % FOLDS
-    return [places == fold for fold in range(FOLDS)]
+def _left_out(labels: Tensor, domains: Tensor) -> list[Tensor]:
+    """Returns masks (n,) of rows that are left out together: each domain, or a third of all rows.
 
-
-def _left_out(features: Tensor, labels: Tensor, domains: Tensor) -> list[Tensor]:
-    """Returns masks (n,) of rows that become queries while all others are learned.
-
-    With several domains, each is one mask. A single domain is cut in two along the directions in which samples of one
-    class differ most, each class at its median, and either half is a mask.
+    The latter if there is a single domain, or if domains have hardly any classes in common.
     """
-    names = domains.unique().tolist()
-    if len(names) > 1:
-        return [domains == name for name in names[:MOST_PROBLEMS]]
-    residuals = _residuals(normalize(features.double()), labels)
-    _, directions = strongest(residuals, min(MOST_PROBLEMS // 2, features.shape[1]))
-    halves = []
-    for along in (residuals @ directions.T).unbind(1):
-        upper = torch.zeros_like(labels, dtype=torch.bool)
-        for label in labels.unique():
-            members = labels == label
-            upper[members] = along[members] > along[members].median()
-        halves += [upper, ~upper]
-    return halves
+    if _can_answer_each_other(labels, domains):
+        return [domains == name for name in domains.unique()[:MOST_PROBLEMS]]
+    # By chance, since rows may come in an order that repeats, such as one of each class in turn.
+    places = torch.randperm(len(domains), generator=torch.Generator().manual_seed(0)).to(domains.device)
+    return [places % FOLDS == fold for fold in range(FOLDS)]
+
+
+def _can_answer_each_other(labels: Tensor, domains: Tensor) -> bool:
+    """Returns whether most rows have a class (n,) that occurs in other domains (n,) than their own."""
+    pairs = torch.stack([labels, domains]).unique(dim=1)  # (2, M)
+    domains_with = pairs[0].bincount()  # by class
+    shared = domains_with[labels] > 1
+    return bool(shared.double().mean() > 0.5)
 
 
 def _residuals(features: Tensor, labels: Tensor) -> Tensor:
