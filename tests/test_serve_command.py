@@ -174,6 +174,9 @@ def test_serve_refuses_in_one_sentence(folder: Path, tmp_path: Path, made: sampl
     assert "cannot be read" in refusal("serve", folder, "--tokens", tmp_path / "none")
     assert "nowhere" in refusal("serve", tmp_path / "nowhere", "--port", 0)
     assert "both make features" in refusal("serve", folder, "--model", made.run, "--encoder", "convnet", "--port", 0)
+    for unused in (("--weights", made.run), ("--pretrained",)):
+        assert "are for an --encoder: name it, or omit them" in refusal("serve", folder, *unused, "--port", 0)
+    assert "--which last is for a --model" in refusal("serve", folder, "--which", "last", "--port", 0)
     assert "64 numbers, but the bank has 4" in refusal("serve", folder, "--model", made.run, "--port", 0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -223,3 +226,5 @@ def test_tokens_are_added_listed_and_removed(tmp_path: Path) -> None:
     assert "has no token of 'Ann'" in refusal("token", "remove", file, "Ann")
     assert "role must be one of predict, expert, admin" in refusal("token", "add", file, "Eve", "--role", "boss")
     assert "cannot be read" in refusal("token", "list", tmp_path / "none")
+    elsewhere = tmp_path / "none" / "tokens"
+    assert f"{elsewhere} was not written (No such file or directory)" in refusal("token", "add", elsewhere, "Ann")

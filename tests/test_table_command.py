@@ -129,6 +129,8 @@ def test_a_full_disk_is_one_sentence_and_the_same_command_continues(
 
 # The command, whose fourth task takes an hour and says that it has begun.
 UNTIL_THE_FOURTH = """
+import time
+
 from adanpc.cli import main
 from adanpc.lab.theory.tasks import Simulate
 

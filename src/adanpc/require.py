@@ -122,17 +122,17 @@ def known_arguments(what: str, given: Collection[str], known: Collection[str]) -
             raise ArgumentError(f"{what} has no argument {name!r}; it has: {', '.join(known)}{hint}")
 
 
-def known_attribute(what: str, thing: Any, name: str, own: str, settings: Collection[str]) -> None:
+def known_attribute(what: str, thing: Any, name: str, own: Collection[str], settings: Collection[str]) -> None:
     """Raises an error if a public attribute that an object does not have is about to be set: it may be misspelled.
 
     Args:
         what: the object in words, such as "a bank".
         thing: the object itself.
         name: the name of the attribute.
-        own: the name of the one public attribute that objects of this class have.
+        own: the names of the public attributes that are set on objects of this class.
         settings: names of settings, one of which was probably meant.
     """
-    if not name.startswith("_") and name != own and not hasattr(type(thing), name):
+    if not name.startswith("_") and name not in own and not hasattr(type(thing), name):
         raise ArgumentError(f"{what} has no setting {name!r}{did_you_mean(name, settings)}")
 
 

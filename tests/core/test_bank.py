@@ -22,6 +22,7 @@ from adanpc.core.contents import Pool
 from adanpc.core.eviction import random_rank
 from adanpc.errors import AdaNPCError, ChangeError, EmptyBankError, FeatureError, LabelError, RowError
 from adanpc.index import ExactIndex, ProgressiveIndex, unit
+from adanpc.index.protocol import Multiplying
 
 
 def bank(rows: int = 4, **options: Any) -> MemoryBank:
@@ -436,16 +437,23 @@ def test_bytes_per_row(storage: str) -> None:
         (Append(torch.full((1, 3), float("nan")), torch.tensor([0])), FeatureError, "NaN"),
         (Veto((9,)), RowError, "row 9 is not in the bank: it never existed"),
         (Restore((-1,)), RowError, "row -1 is not in the bank"),
+        (Relabel((0,), 2), LabelError, "labels must be between 0 and 1, got 2"),
     ],
 )
 def test_a_refused_change_says_why_and_changes_nothing(
-    change: Append | Veto | Restore, error: type[ValueError], message: str
+    change: Append | Veto | Restore | Relabel, error: type[ValueError], message: str
 ) -> None:
     made = bank()
     before = made.digest()
     with pytest.raises(error, match=message):
         made.apply(change)
     assert made.digest() == before
+
+
+def test_an_index_of_codes_has_no_products() -> None:
+    contents = MemoryBank(3, 2, storage="progressive").contents
+    assert not isinstance(contents.index, Multiplying)
+    assert contents.products(torch.eye(3)) is None
 
 
 def test_soft_labels_must_fit() -> None:

@@ -13,7 +13,7 @@ from adanpc import AdaNPC, Append, Delete, Feedback, MemoryBank, Origin, Relabel
 from adanpc.core.changes import Change, Observed
 from adanpc.core.codec import MAGIC, PREFIX, canonical, decode, encode
 from adanpc.core.table import TableError
-from adanpc.errors import ChangeError
+from adanpc.errors import AdaNPCError, ChangeError
 
 CHANGES: list[Change] = [
     Append(torch.rand(2, 3), torch.tensor([0, 1])),
@@ -208,6 +208,13 @@ def test_a_change_keeps_its_own_numbers() -> None:
     assert encode(Veto((np.int64(1),), when=np.float32(1.5))) == encode(Veto((1,), when=1.5))  # type: ignore[arg-type]
     with pytest.raises(ChangeError, match="labels of a change cannot be torch.float32"):
         encode(Append(torch.rand(1, 3), torch.tensor([0.2])))
+
+
+@pytest.mark.parametrize("earlier", ["yesterday", 3, None])
+def test_a_rollback_needs_earlier_contents(earlier: Any) -> None:
+    made = AdaNPC(MemoryBank(2, 2))
+    with pytest.raises(AdaNPCError, match=f"saved as classifier.bank.contents, got {earlier!r}"):
+        made.rollback(earlier)
 
 
 def test_a_rollback_that_does_not_fit_is_refused() -> None:

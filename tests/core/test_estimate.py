@@ -95,25 +95,52 @@ def test_a_source_that_says_nothing_leaves_disagreement_as_it_is() -> None:
     assert found.chance(0.7) == 0.7
 
 
-@pytest.mark.parametrize("noise", [0.2, 0.35, 0.5, 0.7])
-def test_the_estimate_follows_the_accuracy_of_streams_with_more_noise_than_the_source(noise: float) -> None:
-    rows, labels, domains = made(900, 0.3, 3)
-    calibration = calibrated(rows, labels, domains)
-    queries, truth, _ = made(400, noise, seed=1)
-    answers = torch.zeros(4).expand(400, 4).clone()
+def met(rows: Tensor, labels: Tensor, noise: float, seed: int, *, ordered: bool = False) -> tuple[Agreements, float]:
+    """What is known of a stream of 400 queries at its end, and the accuracy of its last answers."""
+    queries, truth, _ = made(400, noise, seed=seed)
+    if ordered:
+        by_class = truth.argsort(stable=True)
+        queries = queries[by_class]
+        truth = truth[by_class]
+    means = torch.zeros(400, 4)
     for label in range(4):
-        answers[:, label] = (queries @ rows[labels == label].T).topk(15).values.mean(1)
-    answered = answers.argmax(1)
+        means[:, label] = (queries @ rows[labels == label].T).topk(15).values.mean(1)
+    answered = means.argmax(1)
     seen = Agreements()
     for query in range(20, 400):
         nearest, places = (queries[:query] @ queries[query]).topk(10)
         votes = (nearest.double() / 0.1).softmax(0)
         agreed = agreement(votes.numpy(), answered[places].numpy(), int(answered[query]), int(answered[query]))
         seen = seen.after(agreed, agreed)
-    found = calibration.interval(seen.adapted, seen.remembered)
-    accuracy = float((answered == truth)[-estimate.HORIZON :].double().mean())
+    return seen, float((answered == truth)[-estimate.HORIZON :].double().mean())
+
+
+@pytest.mark.parametrize("noise", [0.2, 0.35, 0.5, 0.7])
+def test_the_estimate_follows_the_accuracy_of_streams_with_more_noise_than_the_source(noise: float) -> None:
+    rows, labels, domains = made(900, 0.3, 3)
+    calibration = calibrated(rows, labels, domains)
+    seen, accuracy = met(rows, labels, noise, seed=1)
+    found = calibration.interval(seen.adapted, seen.remembered, mixed=1.0)
     assert found.low <= accuracy <= found.high
     assert found.estimate == pytest.approx(accuracy, abs=0.1)
+
+
+@pytest.mark.parametrize("domains", [1, 3])
+def test_intervals_hold_on_made_streams_and_are_narrow_where_most_answers_are_right(domains: int) -> None:
+    rows, labels, belongs = made(600, 0.3, domains)
+    calibration = calibrated(rows, labels, belongs)
+    held = []
+    narrow = []
+    for noise in (0.2, 0.3, 0.4, 0.55, 0.7):
+        for ordered in (False, True):
+            seen, accuracy = met(rows, labels, noise, seed=2, ordered=ordered)
+            found = calibration.interval(seen.adapted, seen.remembered, mixed=1.0 - ordered)
+            held.append(found.low <= accuracy <= found.high)
+            if accuracy > 0.9:
+                narrow.append(found.high - found.low)
+    assert sum(held) >= 0.9 * len(held)
+    assert narrow
+    assert max(narrow) < 0.25
 
 
 def test_agreement_is_the_share_of_votes_and_half_of_it_for_an_answer_that_moving_changed() -> None:
@@ -131,28 +158,85 @@ def test_a_query_far_from_the_stream_is_not_compared_with_it() -> None:
     assert not comparable(0.1, 0.31)
 
 
-@given(SHARES, st.integers(1, 1000), st.integers(0, 100), st.floats(0, 100))
+@given(SHARES, SHARES, st.integers(1, 1000), st.integers(0, 100), st.floats(0, 100))
 def test_an_interval_holds_its_estimate_and_narrows_with_queries(
-    mean: float, count: int, errors: int, disagreement: float
+    mean: float, mixed: float, count: int, errors: int, disagreement: float
 ) -> None:
     calibration = Calibration(100, errors, disagreement, 0.1)
-    found = calibration.interval(mean, count)
-    later = calibration.interval(mean, 2 * count)
+    found = calibration.interval(mean, count, mixed)
+    later = calibration.interval(mean, 2 * count, mixed)
     assert 0 <= found.low <= later.low <= later.estimate <= later.high <= found.high <= 1
-    assert later.estimate == found.estimate == calibration.chance(mean)
+    assert later.estimate == found.estimate == calibration.estimate(mean)
 
 
 def test_before_the_first_query_the_interval_says_nothing() -> None:
-    assert Calibration(100, 20, 10, 0.1).interval(0.0, 0) == (0.8, 0, 1)
+    assert Calibration(100, 20, 10, 0.1).interval(0.0, 0, 1.0) == (0.8, 0, 1)
 
 
-def test_the_interval_holds_nine_times_out_of_ten_where_chance_is_all_there_is() -> None:
-    exact = Calibration(0, 0, 0, 0.0)
+def test_without_a_calibration_the_interval_says_nothing() -> None:
+    found = Calibration(*estimate.UNKNOWN).interval(0.9, 500, 1.0)
+    assert (found.low, found.high) == (0, 1)
+    assert 0.9 < found.estimate < 1
+
+
+def by_odds(chance: float) -> float:
+    """The estimate that belongs to a chance, computed by odds."""
+    odds = estimate.ODDS * math.pow(chance / (1 - chance), estimate.SPREAD)
+    return odds / (1 + odds)
+
+
+@pytest.mark.parametrize("mean", [0.1, 0.4, 0.68, 0.9, 0.99])
+def test_the_estimate_stretches_the_odds_of_a_right_answer(mean: float) -> None:
+    calibration = Calibration(1000, 90, 60, 0.1)
+    assert calibration.estimate(mean) == pytest.approx(by_odds(calibration.chance(mean)))
+    assert (calibration.estimate(0.0), calibration.estimate(1.0)) == (0, 1)
+
+
+@pytest.mark.parametrize(("mixed", "scale"), [(1.0, 0.9), (0.5, 1.1), (0.0, 1.3)])
+@pytest.mark.parametrize("mean", [0.2, 0.5, 0.8, 0.95])
+def test_an_interval_is_made_of_the_error_of_the_estimate_and_of_chance(
+    mean: float, mixed: float, scale: float
+) -> None:
+    calibration = Calibration(1000, 90, 60, 0.1)
+    count = 50
+    right = calibration.estimate(mean)
+    below = scale * (0.04 + min(right / 2, (1 - right) ** 2))
+    above = scale * (0.04 + 0.6 * (1 - right))
+    smoothed = (mean * count + 0.5) / (count + 1)
+    by_chance = 1.645 * math.sqrt(smoothed * (1 - smoothed) / count)
+    fall = right - calibration.estimate(max(0, mean - by_chance))
+    rise = calibration.estimate(min(1, mean + by_chance)) - right
+    found = calibration.interval(mean, count, mixed)
+    assert found.low == pytest.approx(max(0, right - math.sqrt(below**2 + fall**2)))
+    assert found.high == pytest.approx(min(1, right + math.sqrt(above**2 + rise**2)))
+
+
+def test_the_more_is_right_the_narrower_the_interval() -> None:
+    calibration = Calibration(1000, 90, 60, 0.1)
+    widths = []
+    for mean in (0.5, 0.6, 0.7, 0.8, 0.9, 0.99):
+        found = calibration.interval(mean, estimate.HORIZON, mixed=1.0)
+        widths.append(found.high - found.low)
+    assert widths == sorted(widths, reverse=True)
+    assert widths[-1] < 0.1 < 0.5 < widths[0]
+
+
+def test_a_few_queries_that_all_agree_prove_little() -> None:
+    calibration = Calibration(1000, 90, 60, 0.1)
+    assert calibration.interval(1.0, 2, mixed=1.0).low < 0.8
+    assert calibration.interval(1.0, 200, mixed=1.0).low > 0.94
+
+
+def test_the_margin_of_chance_holds_nine_times_out_of_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LEAST_ERROR", "RISE", "FALL"):
+        monkeypatch.setattr(estimate, name, 0.0)
+    exact = Calibration(1, 0, 0, 0.0)
+    monkeypatch.setattr(estimate, "_stretched", lambda chance: chance)
     draw = random.Random(0)
     held = 0
     for _ in range(2000):
         mean = sum(draw.random() < 0.7 for _ in range(200)) / 200
-        found = exact.interval(mean, 200)
+        found = exact.interval(mean, 200, mixed=1.0)
         held += found.low <= 0.7 <= found.high
     assert 0.88 < held / 2000 < 0.92
 

@@ -80,4 +80,5 @@ def test_answers_are_shown_in_one_line() -> None:
     assert repr(append) == "<Append of features (9, 4), origin <Origin.SOURCE: 0>, who='me', when=1.5>"
     assert repr(contents).startswith("<Contents at position 3: 7 rows, 2 admitted, 1 vetoed>")
     assert repr(answer).startswith("<Prediction of 9 queries, 2 classes: labels [")
+    assert repr(classifier.predict(torch.randn(1, 4))).startswith("<Prediction of 1 query, 2 classes: labels [")
     assert repr(classifier.predict(torch.zeros(0, 4))) == "<Prediction of 0 queries, 2 classes>"

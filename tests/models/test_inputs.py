@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import adanpc
 from adanpc.errors import AdaNPCError, LabelError
-from adanpc.models.extract import extract, find_head
+from adanpc.models.extract import extract, find_head, run
 from adanpc.models.inputs import InputError
 from adanpc.models.loading import LoaderError
 
@@ -208,7 +208,7 @@ def test_a_whole_batch_of_a_loader_is_answered_by_what_to_pass() -> None:
     for given in (batch, tuple(batch)):
         with pytest.raises(InputError, match=r"leave out the labels, as in step\(batch\[0\]\)"):
             wrapped.step(given)
-    whole: list[Any] = [loader, data, iter(loader), (inputs for inputs, _ in loader)]
+    whole: list[Any] = [loader, data, iter(loader), (inputs for inputs, _ in loader), [tuple(batch), tuple(batch)]]
     for given in whole:
         with pytest.raises(InputError, match=r"must be one batch, got a \w+: call it for each batch of a loader"):
             wrapped.step(given)
@@ -219,6 +219,35 @@ def test_a_whole_batch_of_a_loader_is_answered_by_what_to_pass() -> None:
     reader = adanpc.wrap(Reader(), [(sentences(9), torch.arange(9) % 3)])
     with pytest.raises(InputError, match=r"leave out 'label'"):
         reader.step({**sentences(2), "label": torch.zeros(2)})
+
+
+class Pairs(nn.Module):
+    """Takes a list of pairs, which is none of labeled batches, or empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, pairs: list[Any]) -> Tensor:
+        total = torch.zeros(len(pairs), 3)
+        for number, pair in enumerate(pairs):
+            total[number] = pair[0]
+        logits: Tensor = self.head(total)
+        return logits
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [],
+        [(torch.ones(3), torch.ones(3))],
+        [(torch.ones(1, 3), torch.ones(3))],
+        [(torch.ones(3), "a text")],
+        [(torch.ones(3),)],
+    ],
+)
+def test_other_lists_of_pairs_reach_the_model(pairs: list[Any]) -> None:
+    assert run(Pairs(), pairs).shape == (len(pairs), 2)
 
 
 def test_an_error_inside_a_model_is_its_own() -> None:

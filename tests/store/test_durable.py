@@ -314,6 +314,17 @@ def test_what_cannot_be_asked(tmp_path: Path, arguments: dict[str, Any], error: 
         assert bank.position == 1
 
 
+def test_what_is_no_classifier_or_no_list_of_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LogWriteError, match="bank was not created: expected an AdaNPC or a wrapped model, got Linear"):
+        DurableBank.create(tmp_path / "bank", nn.Linear(2, 2))  # type: ignore[arg-type]
+    assert not (tmp_path / "bank").exists()
+    with DurableBank.create(tmp_path / "bank", classifier()) as bank:
+        for wrong in ("a", [None], 3):
+            with pytest.raises(AdaNPCError, match="without must be the ids of rows, such as"):
+                bank.predict(features(1, 2), without=wrong)  # type: ignore[arg-type]
+        assert repr(bank).startswith("<DurableBank at position 1: <AdaNPC with ")
+
+
 def test_an_empty_bank_says_so(tmp_path: Path) -> None:
     with DurableBank.create(tmp_path / "bank", KINDS["paper"]()) as bank:
         with pytest.raises(EmptyBankError):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from adanpc.store import DurableBank
 
 PORT = 8080
+BEST = "best"  # the model of a run that is used unless another is named
 ROLES = ("predict", "expert", "admin")  # as in adanpc.serve.tokens, which is slow to import
 
 token = typer.Typer(no_args_is_help=True, help="Manage the tokens that decide who may use a service.")
@@ -33,7 +34,7 @@ TokenName = Annotated[str, typer.Argument(help="The owner of the token; changes 
 def serve(
     folder: Annotated[Path, typer.Argument(help="The folder of a durable bank; see adanpc bank create.")],
     model: Annotated[Path | None, typer.Option(help="The run whose model turns images into features.")] = None,
-    which: Annotated[str, typer.Option(help="Which model of the run to use: best or last.")] = "best",
+    which: Annotated[str, typer.Option(help="Which model of the run to use: best or last.")] = BEST,
     encoder: Annotated[
         str,
         typer.Option(
@@ -74,6 +75,10 @@ def serve(
         from adanpc.serve.security import LOOPBACK
         from adanpc.store import Thumbnails
 
+        if not encoder and (weights is not None or pretrained):
+            raise AdaNPCError("--weights and --pretrained are for an --encoder: name it, or omit them")
+        if model is None and which != BEST:
+            raise AdaNPCError(f"--which {which} is for a --model: pass its run, or omit --which")
         known = None
         if tokens is not None:
             known = Tokens(tokens)
@@ -131,7 +136,7 @@ def sample(
 
         def complete(bank: DurableBank) -> dict[str, Any]:
             """The options of the service for this bank."""
-            network = encoder_of_run(made.run, "best")
+            network = encoder_of_run(made.run, BEST)
             return {
                 "encoder": image_encoder(network, bank.recipe, bank.contents.settings.dim),
                 "image_of_key": image_finder(made.run),

@@ -120,7 +120,7 @@ def train(
 
         with process_group(device) as group:
             targets = tuple(target or ())
-            name = algorithm or Spec.algorithm
+            name = Spec.algorithm if algorithm is None else algorithm
             folder = resume or out or _default_folder(data, name, targets, seed, trial, steps)
             prepared: Prepared | None = None
             if resume is None and group.rank == 0:

@@ -746,7 +746,7 @@ class MemoryBank:
             return
         if name in BankSettings.__dataclass_fields__:
             raise AdaNPCError(f"{name} of a bank cannot be changed to {brief(value)}: {_remedy(name)}")
-        require.known_attribute("a bank", self, name, "device", BankSettings.__dataclass_fields__)
+        require.known_attribute("a bank", self, name, ["device"], BankSettings.__dataclass_fields__)
         super().__setattr__(name, value)
 
 

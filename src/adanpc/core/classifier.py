@@ -94,7 +94,7 @@ class AdaNPC:
                 f"{name} of a classifier cannot be changed to {brief(value)}: "
                 "make another one over the same bank, AdaNPC(classifier.bank, …)"
             )
-        require.known_attribute("a classifier", self, name, "bank", options)
+        require.known_attribute("a classifier", self, name, ["bank"], options)
         super().__setattr__(name, value)
 
     # Answering
@@ -258,6 +258,8 @@ class AdaNPC:
 
         It is not applied here.
         """
+        if not isinstance(earlier, Contents):
+            raise AdaNPCError(f"earlier must be contents saved as classifier.bank.contents, got {brief(earlier)}")
         now = self.bank.contents
         before = earlier.table()
         if now.deleted:  # what was deleted stays deleted

@@ -5,10 +5,17 @@ class. Meaningful answers agree: of two queries that lie close together but were
 wrong. The source shows how many errors a disagreement stands for: its rows have labels, can be answered by rows of
 other domains, and have neighbors in their own domain, just like the queries of a stream.
 
-    accuracy = (mean agreement) ** exponent
+    chance   = (mean agreement) ** exponent
     exponent = errors of source rows / their disagreement, and at least 1
+    accuracy : 1 - accuracy = 0.82 * (chance : 1 - chance) ** 1.3
 
-Near 1 this is one minus the exponent times the disagreement. It is computed for frozen and for adapted answers.
+Near 1 the chance is one minus the exponent times the disagreement. But a wrong answer also makes right ones near it
+disagree, and wrong ones near it may agree with it, so chances are too close to each other: too low where nearly all
+answers are right, and too high where most are wrong. The third line, which was fitted to many streams with known
+labels, stretches them apart. All of this is computed for frozen and for adapted answers.
+
+The less of the answers is right, the more the estimate may be off, so its interval widens as the estimate falls, and
+reaches farther up than down. It is wider where classes do not arrive mixed.
 
 Agreement alone misses a stream whose queries have all moved to where another class is, since they still agree with each
 other. Where classes arrive mixed, removing the whole mean undoes such a move, and the number of answers that this
@@ -23,7 +30,7 @@ on how a stream is split into batches.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import pow, sqrt
+from math import hypot, pow, sqrt
 from typing import NamedTuple
 
 import torch
@@ -41,7 +48,16 @@ HORIZON = 200  # queries that the running means remember
 DEVIATIONS = 1.645  # to each side, for an interval that holds nine times out of ten
 TOLERANCE = 0.1  # how far accuracy may fall below that on the source before the alarm counts it
 
-# The error of the estimate on problems made of source domains alone; see docs/safety-study.md.
+# How the next seven were chosen is logged in docs/safety-study.md.
+ODDS = 0.82  # what the odds of a right answer are multiplied by after they have been raised to SPREAD
+SPREAD = 1.3
+LEAST_ERROR = 0.04  # by which an estimate may be wrong, however high it is
+RISE = 0.6  # how much of what is missing to 1 the accuracy may be above the estimate
+FALL = 0.5  # how much of the estimate the accuracy may be below it, at most
+SCALE_OF_MIXED = 0.9  # what these three are multiplied by where classes arrive mixed
+SCALE_OF_ORDERED = 1.3  # the same where they do not
+
+# The error of the chance on problems made of source domains alone; see docs/safety-study.md.
 ERROR_OF_SEVERAL_DOMAINS = 0.14
 ERROR_OF_ONE_DOMAIN = 0.18
 
@@ -65,7 +81,7 @@ class Calibration:
     rows: float  # how many source rows were used as queries
     errors: float  # how many of them got a wrong answer
     disagreement: float  # the sum over them of one minus their agreement
-    own_error: float  # the standard error of the estimate itself, however many queries there are
+    own_error: float  # the error of the chance on problems made of source domains; higher if there was only one domain
 
     def packed(self) -> Tensor:
         """Returns the calibration as one vector (PACKED,) of float64, for changes and files."""
@@ -102,19 +118,51 @@ class Calibration:
         # Not a power of a tensor, whose last bits depend on where a number stands among the others.
         return pow(agreement, self.exponent)
 
-    def interval(self, agreement: float, count: int) -> Accuracy:
+    def interval(self, agreement: float, count: int, mixed: float) -> Accuracy:
         """Returns the estimated share of right answers among ``count`` that have this mean agreement, with an interval.
 
         The interval allows for chance, since other queries might have come, and for the error of the estimate itself.
+
+        Args:
+            agreement: their mean agreement.
+            count: how many queries there are.
+            mixed: how far classes seem to arrive mixed, from 0 to 1. Where they do not, the estimate errs more.
         """
         if count == 0:
             return Accuracy(self.accuracy, 0.0, 1.0)
-        estimate = self.chance(agreement)
-        slope = self.exponent * pow(agreement, self.exponent - 1)
-        # The largest variance that numbers between 0 and 1 with this mean can have.
-        variance = agreement * (1 - agreement) / count
-        margin = DEVIATIONS * sqrt(slope**2 * variance + self.own_error**2)
-        return Accuracy(estimate, max(0.0, estimate - margin), min(1.0, estimate + margin))
+        estimate = self.estimate(agreement)
+        if not self.rows:
+            return Accuracy(estimate, 0.0, 1.0)  # no source row was asked, so nothing limits the error
+        scale = SCALE_OF_MIXED * mixed + SCALE_OF_ORDERED * (1 - mixed)
+        below = scale * (LEAST_ERROR + min(FALL * estimate, (1 - estimate) ** 2))
+        above = scale * (LEAST_ERROR + RISE * (1 - estimate))
+        by_chance = _margin_of_chance(agreement, count)
+        lowest = self.estimate(max(0.0, agreement - by_chance))
+        highest = self.estimate(min(1.0, agreement + by_chance))
+        return Accuracy(
+            estimate,
+            max(0.0, estimate - hypot(below, estimate - lowest)),
+            min(1.0, estimate + hypot(above, highest - estimate)),
+        )
+
+    def estimate(self, agreement: float) -> float:
+        """Returns the estimated share of right answers among many with this mean agreement."""
+        return _stretched(self.chance(agreement))
+
+
+def _stretched(chance: float) -> float:
+    """Returns a probability of a right answer, given one that is too close to others: see ODDS and SPREAD."""
+    right = ODDS * pow(chance, SPREAD)
+    return right / (right + pow(1 - chance, SPREAD))
+
+
+def _margin_of_chance(agreement: float, count: int) -> float:
+    """Returns how far a mean agreement of ``count`` queries may be off because other queries might have come."""
+    # As if one more query had half agreed: even after a few that all agree, others may not.
+    mean = (agreement * count + 0.5) / (count + 1)
+    # The largest variance that numbers between 0 and 1 with this mean can have.
+    variance = mean * (1 - mean) / count
+    return DEVIATIONS * sqrt(variance)
 
 
 @dataclass(frozen=True)

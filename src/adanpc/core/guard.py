@@ -384,8 +384,8 @@ class Stream:
             since = f"Answers were last trusted {untrusted} queries ago"
             sentences.append(f"{since}: a rollback to there would forget what was learned from these.")
         known = self.agreements.remembered
-        frozen = calibration.interval(self.agreements.frozen, known)
-        given = calibration.interval(self.agreements.adapted, known)
+        frozen = calibration.interval(self.agreements.frozen, known, mixed)
+        given = calibration.interval(self.agreements.adapted, known, mixed)
         alarm = self.alarm.raised(ALARM_RATE)
         if known:
             shares = f"{_percent(given)} of the answers given and {_percent(frozen)} of the frozen ones"

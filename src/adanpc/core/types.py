@@ -56,9 +56,9 @@ class Prediction:
     novelty: Tensor | None = None  # (B,) float32, how unlike the source the query is, from 0 to 1
 
     def __repr__(self) -> str:
-        queries, classes = self.probs.shape
-        summary = f"<Prediction of {queries} queries, {classes} classes"
-        if not queries:
+        count, classes = self.probs.shape
+        summary = f"<Prediction of {_queries(count)}, {classes} classes"
+        if not count:
             return summary + ">"
         confidence = f"confidence {self.confidence.min():.2f} … {self.confidence.max():.2f}"
         joined = int((self.joined >= 0).sum())
@@ -121,8 +121,8 @@ class Neighbors:
     soft: Tensor | None = None  # (B, K, C) float32, in banks with soft labels
 
     def __repr__(self) -> str:
-        queries, width = self.ids.shape
-        return f"<Neighbors of {queries} queries, {width} each: ids {_first_few(self.ids)}>"
+        count, width = self.ids.shape
+        return f"<Neighbors of {_queries(count)}, {width} each: ids {_first_few(self.ids)}>"
 
     @property
     def missing_for_some(self) -> bool:
@@ -259,6 +259,13 @@ def _concatenated_or_none(parts: Sequence[Tensor | None], dim: int = 0) -> Tenso
 def _final_ids(ids: Tensor, provisional: int, first: int) -> Tensor:
     """The ids, with those from ``provisional`` upward moved to begin at ``first``."""
     return torch.where(ids >= provisional, ids + (first - provisional), ids)
+
+
+def _queries(count: int) -> str:
+    """A number of queries in words."""
+    if count == 1:
+        return "1 query"
+    return f"{count} queries"
 
 
 def _first_few(values: Tensor) -> str:

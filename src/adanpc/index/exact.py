@@ -177,8 +177,8 @@ class ExactIndex:
         changed = self._regrouped(groups, used, slots, group, found_before)
         if self.scanned:
             changed._rounded = self._rounded + len(places)
-            changed._left_out = self._left_out + float(written["residual"].sum())
-            changed._scales = self._scales + float(written["scale"].sum())
+            changed._left_out = self._left_out + _sum(written["residual"])
+            changed._scales = self._scales + _sum(written["scale"])
         if "residual" in columns:
             changed.residual = max(self.residual, float(columns["residual"].max()))
         return changed
@@ -420,6 +420,12 @@ class ExactIndex:
 def _count(groups: Any) -> int:
     """Returns how many of these groups (n,) are not hidden."""
     return int(numpy.count_nonzero(to_main_memory(groups)))
+
+
+def _sum(numbers: Any) -> float:
+    """Returns the sum of numbers (n, 1); of a single one, in a fifth of the time that an array takes for it."""
+    total: float = sum(numbers.ravel().tolist())
+    return total
 
 
 def _copied(groups: Tensor, room: int = 0) -> Tensor:

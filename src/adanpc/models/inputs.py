@@ -82,7 +82,7 @@ def inputs_for(model: nn.Module, given: Any) -> ModelInputs:
     inputs, as in ``model(*inputs)``. Anything else is one input. Arrays and lists of numbers become tensors, with
     floating-point numbers in the precision of the model's weights; tensors keep their type.
     """
-    if isinstance(given, DataLoader | Dataset | Iterator):
+    if isinstance(given, DataLoader | Dataset | Iterator) or _are_labeled_batches(given):
         kind = type(given).__name__
         raise InputError(
             f"the inputs must be one batch, got a {kind}: call it for each batch of a loader, "
@@ -180,6 +180,21 @@ def _are_several(given: Any) -> bool:
     if not isinstance(given, tuple | list):
         return False
     return any(isinstance(value, Tensor | numpy.ndarray | Mapping) for value in given)
+
+
+def _are_labeled_batches(given: Any) -> bool:
+    """Whether the value is a list of batches (inputs, labels), which ``wrap`` takes for a loader."""
+    if not isinstance(given, list) or not given:
+        return False
+    for batch in given:
+        if not isinstance(batch, tuple) or len(batch) != 2:
+            return False
+        inputs, labels = batch
+        if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
+            return False
+        if inputs.ndim < 2 or labels.shape != inputs.shape[:1]:
+            return False
+    return True
 
 
 def _as_tensor(model: nn.Module, value: Any) -> Any:

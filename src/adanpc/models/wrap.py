@@ -79,8 +79,7 @@ class Wrapped:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses to set a public attribute that does not exist: it may be misspelled."""
-        if name not in PUBLIC:
-            require.known_attribute("a wrapped model", self, name, PUBLIC[0], PUBLIC)
+        require.known_attribute("a wrapped model", self, name, PUBLIC, PUBLIC)
         super().__setattr__(name, value)
 
     # Answering

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from adanpc.core import Contents
 from adanpc.core.table import VETOED
+from adanpc.index.counting import ceil_div
 from adanpc.serve.answers import names_of
 
 FITTED = 5000  # the most rows that the plane is fitted to
@@ -57,7 +58,7 @@ class Plane:
 def _fit(contents: Contents) -> tuple[Tensor, Tensor]:
     """Returns the mean (D,) and two directions (D, 2) of rows sampled evenly from the bank."""
     slots = contents.held_slots()
-    step = -(-len(slots) // FITTED)
+    step = ceil_div(len(slots), FITTED)
     rows = contents.index.rows(slots[::step]).cpu().double()
     mean = rows.mean(0)
     _, vectors = torch.linalg.eigh((rows - mean).T @ (rows - mean))  # in ascending order of importance

@@ -143,7 +143,12 @@ def _check(path: Path, entry: Any) -> None:
 def _write(path: Path, entries: Sequence[Entry]) -> None:
     document = {"tokens": [asdict(entry) for entry in entries]}
     text = json.dumps(document, indent=1) + "\n"
-    replace(path, lambda file: _fill(file, text))
+    try:
+        replace(path, lambda file: _fill(file, text))
+    except OSError as error:
+        raise TokenError(
+            f"{path} was not written ({error.strerror}): check the path, its rights and the disk"
+        ) from None
 
 
 def _fill(file: Path, text: str) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from reprlib import repr as brief
 from threading import Condition, Lock, Thread
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -144,6 +145,9 @@ class DurableBank:
         require.whole("snapshot_every", snapshot_every, least=1)  # checked before the folder is created
         if isinstance(thing, Wrapped):
             return cls.create(folder, thing.classifier, thing.recipe, snapshot_every=snapshot_every)
+        if not isinstance(thing, AdaNPC):
+            kind = type(thing).__name__
+            raise LogWriteError(f"{folder} was not created: expected an AdaNPC or a wrapped model, got {kind}")
         try:
             check_keepable(thing)
         except ContentsError as flaw:
@@ -160,6 +164,9 @@ class DurableBank:
         except BaseException:
             log.close()
             raise
+
+    def __repr__(self) -> str:
+        return f"<DurableBank at position {self.position}: {self._classifier!r}>"
 
     def __enter__(self) -> DurableBank:
         return self
@@ -252,7 +259,10 @@ class DurableBank:
             without: ids of rows that may not vote, to preview the effect of vetoing them.
         """
         checked = check_features(features, self.contents.settings.dim)
-        rows = torch.tensor(list(without), dtype=torch.int64)
+        try:
+            rows = torch.tensor(list(without), dtype=torch.int64)
+        except (TypeError, ValueError, RuntimeError):
+            raise AdaNPCError(f"without must be the ids of rows, such as [3, 7], got {brief(without)}") from None
         exclude = None
         if len(rows):
             exclude = rows.repeat(len(checked), 1)

@@ -92,7 +92,8 @@ def write_onnx(classifier: AdaNPC, path: Path) -> None:
     else:
         queries = _centered(graph, features, contents, settings.centering)
         pools = settings.pools
-        rule, temperature = settings.rule, settings.temperature
+        rule = settings.rule
+        temperature = settings.temperature
         per_class = PER_CLASS
     voters = [_voters(contents, pool) for pool in pools]
     similarity, places = _nearest(graph, queries, pools, voters)

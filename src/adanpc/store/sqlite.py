@@ -331,7 +331,8 @@ class SqliteLog:
 
     def entries(self, after: int) -> Iterator[tuple[int, bytes]]:
         """Yields the position and the bytes of each change after a position, once its seal has been checked."""
-        start, end = self.start, self.position
+        start = self.start
+        end = self.position
         if not start <= after <= end:
             raise LogError(f"{self.folder} holds changes from {start} to {end}, so none can be read from {after} on")
         with self._one_sentence(), closing(self._connected()) as connection:

@@ -635,14 +635,14 @@ def test_what_a_method_costs_decides_how_many_images_it_meets() -> None:
         "ttaug": 50,
         "memo": 10,
         "ttt": 10,
-        "ttt-online": 10,
+        "ttt-online": 16,
     }
 
 
 def test_a_large_scale_gives_every_method_a_tenth_of_its_images() -> None:
     scale = replace(SCALES["small"], images=40_000)
     images = {method: methods.limited(method, scale).images for method in ("tent", "cotta", "memo")}
-    assert images == {"tent": 4000, "cotta": 1000, "memo": 200}
+    assert images == {"tent": 4000, "cotta": 1000, "memo": 165}
     assert methods.limited("tent", replace(scale, images=100)).images == 100  # there are no more
 
 
