@@ -68,7 +68,7 @@ def test_torch_may_be_any_that_is_new_enough() -> None:
 
 
 def test_importing_the_package_imports_nothing_large() -> None:
-    large = "torch numpy sklearn scipy pandas matplotlib rich PIL"
+    large = "torch numpy sklearn scipy pandas matplotlib mlxtend torchvision timm faiss typer rich PIL"
     code = (
         f"import sys, adanpc; adanpc.__version__, adanpc.AdaNPCError; print({{*'{large}'.split()}} & {{*sys.modules}})"
     )

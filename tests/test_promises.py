@@ -24,21 +24,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "adanpc"
 
 
-def run(*command: str) -> str:
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_no_module_is_named_for_nothing() -> None:
     names = {path.stem for path in PACKAGE.rglob("*.py")}
     assert not names & {"utils", "util", "misc", "common", "helpers"}
-
-
-def test_importing_adanpc_loads_torch_and_nothing_heavier() -> None:
-    heavy = ("sklearn", "scipy", "pandas", "matplotlib", "mlxtend", "torchvision", "timm", "faiss", "typer")
-    loaded = run("-c", f"import sys, adanpc; print([name for name in {heavy} if name in sys.modules])")
-    assert loaded.strip() == "[]"
 
 
 def test_every_public_name_is_used_by_a_test() -> None:

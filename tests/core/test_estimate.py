@@ -68,11 +68,24 @@ def test_the_calibration_matches_loops(domains: int) -> None:
     assert errors > 5
 
 
-def test_the_source_is_sampled_evenly_and_always_in_the_same_way() -> None:
+def test_the_source_is_sampled_always_in_the_same_way() -> None:
     rows, labels, domains = made(4 * estimate.SAMPLE, 0.4, 2)
     found = calibrated(rows, labels, domains)
     assert found.rows == estimate.SAMPLE
     assert found == calibrated(rows, labels, domains)
+
+
+def test_all_classes_and_domains_are_sampled_though_they_come_in_turn() -> None:
+    number = torch.arange(4 * estimate.SAMPLE)
+    labels = number % 4
+    domains = number // 4 % 2
+    asked = estimate.rows_to_ask(labels, domains)
+    assert asked.tolist() == sorted(set(asked.tolist()))
+    for kinds in (labels, domains):
+        counts = kinds[asked].bincount()
+        even = estimate.SAMPLE / len(kinds.unique())
+        assert counts.min() > 0.8 * even
+        assert counts.max() < 1.2 * even
 
 
 def test_rows_that_no_other_domain_could_answer_are_not_asked() -> None:

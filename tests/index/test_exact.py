@@ -339,9 +339,10 @@ def test_many_blocks_and_small_chunks_change_nothing(storage: str, monkeypatch: 
         assert torch.equal(expected.similarity, found.similarity)
     monkeypatch.setattr(single, "COORDINATES", 50)  # three candidates at once
     for number, query in enumerate(queries):
-        alone = cut.search(query[None], 9)
-        assert torch.equal(alone.slots[0], expected.slots[number])
-        assert torch.equal(alone.similarity[0], expected.similarity[number])
+        for exclude in (None, torch.tensor([[-1]])):  # with an id to exclude, which nobody has, no kernel is asked
+            alone = cut.search(query[None], 9, exclude=exclude)
+            assert torch.equal(alone.slots[0], expected.slots[number])
+            assert torch.equal(alone.similarity[0], expected.similarity[number])
 
 
 def test_rows_are_kept_on_the_device_that_was_asked_for() -> None:

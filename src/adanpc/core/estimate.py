@@ -319,16 +319,17 @@ def calibration_of(
 
 
 def rows_to_ask(labels: Tensor, groups: Tensor) -> Tensor:
-    """Returns at most SAMPLE rows (m,), evenly spaced, among those whose label occurs in another group, too."""
+    """Returns at most SAMPLE rows (m,), in rising order, among those whose label occurs in another group, too."""
     answerable = torch.zeros_like(labels, dtype=torch.bool)
     for label in labels.unique():
         members = labels == label
         if len(groups[members].unique()) > 1:
             answerable |= members
     rows = answerable.nonzero()[:, 0]
-    size = min(SAMPLE, len(rows))
-    places = torch.arange(size, device=labels.device) * len(rows) // max(size, 1)
-    return rows[places]
+    # By chance, since rows may come in an order that repeats, such as one of each class or domain in turn.
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randperm(len(rows), generator=generator)[:SAMPLE].sort().values
+    return rows[places.to(rows.device)]
 
 
 def _answers(
