@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
@@ -221,7 +222,8 @@ class Spec:
         return cls(**values)
 
 
-def _default_settings(algorithm: type[Algorithm]) -> dict[str, Any]:
+@cache  # the plan of a large table completes a hundred thousand specs of a few algorithms
+def _default_settings(algorithm: type[Algorithm]) -> Mapping[str, Any]:
     """Returns the defaults of an algorithm's settings, except those that JSON cannot hold."""
     parameters = signature(algorithm).parameters
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
