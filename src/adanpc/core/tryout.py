@@ -257,7 +257,8 @@ def _left_out(labels: Tensor, domains: Tensor) -> list[Tensor]:
     if _can_answer_each_other(labels, domains):
         return [domains == name for name in domains.unique()[:MOST_PROBLEMS]]
     # By chance, since rows may come in an order that repeats, such as one of each class in turn.
-    places = torch.randperm(len(domains), generator=torch.Generator().manual_seed(0)).to(domains.device)
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randperm(len(domains), generator=generator).to(domains.device)
     return [places % FOLDS == fold for fold in range(FOLDS)]
 
 

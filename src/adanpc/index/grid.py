@@ -223,7 +223,8 @@ def _coarse_array(rows: Array) -> dict[str, Array]:
     whole, scale = _rounded_to_bytes(rows)
     hidden = rows - whole * scale.astype(numpy.float64)
     length = numpy.sqrt(numpy.vecdot(hidden, hidden))[:, None]
-    return {"coarse": whole, "scale": scale, "residual": (length * ROUNDED_UP).astype(numpy.float32)}
+    residual = (length * ROUNDED_UP).astype(numpy.float32)
+    return {"coarse": whole, "scale": scale, "residual": residual}
 
 
 def _rounded_to_bytes(rows: Array) -> tuple[Array, Array]:
